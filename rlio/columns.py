@@ -1,0 +1,56 @@
+"""The standard column names: the field's own, so that logs travel between libraries.
+
+A batch may hold any other column; these are the ones that rlio gives a meaning to.
+"""
+
+from typing import Final
+
+
+class Columns:
+    """Names of the columns that rlio understands; each constant is the string itself."""
+
+    OBS: Final = "obs"
+    NEXT_OBS: Final = "new_obs"
+    #: bool; written only where a final observation is missing (then ``new_obs`` holds zeros there).
+    NEXT_OBS_VALID: Final = "new_obs_valid"
+    ACTIONS: Final = "actions"
+    REWARDS: Final = "rewards"
+    TERMINATEDS: Final = "terminateds"
+    TRUNCATEDS: Final = "truncateds"
+    #: Read-only: terminated OR truncated. Never stored.
+    DONES: Final = "dones"
+    INFOS: Final = "infos"
+    EPS_ID: Final = "eps_id"
+    UNROLL_ID: Final = "unroll_id"
+    AGENT_INDEX: Final = "agent_index"
+    #: Step number within the episode, from 0.
+    T: Final = "t"
+    ENV_ID: Final = "env_id"
+    SEQ_LENS: Final = "seq_lens"
+    PREV_ACTIONS: Final = "prev_actions"
+    PREV_REWARDS: Final = "prev_rewards"
+    ACTION_DIST_INPUTS: Final = "action_dist_inputs"
+    ACTION_LOGP: Final = "action_logp"
+    ACTION_PROB: Final = "action_prob"
+    VF_PREDS: Final = "vf_preds"
+    ADVANTAGES: Final = "advantages"
+    VALUE_TARGETS: Final = "value_targets"
+    WEIGHTS: Final = "weights"
+    #: Version number of the policy weights that chose the action.
+    WEIGHTS_SEQ_NO: Final = "weights_seq_no"
+    BATCH_INDEXES: Final = "batch_indexes"
+    #: Name of the mixture's source that a row came from.
+    SOURCE: Final = "source"
+
+
+#: Recurrent state columns are ``state_in_0, state_in_1, ...``: one row per sequence, not per step.
+STATE_IN_PREFIX: Final = "state_in_"
+STATE_OUT_PREFIX: Final = "state_out_"
+
+#: The policy of a batch that names none.
+DEFAULT_POLICY_ID: Final = "default_policy"
+
+
+def is_per_sequence(column: str) -> bool:
+    """Whether ``column`` has one row per sequence (``seq_lens``, ``state_in_k``) rather than per step."""
+    return column == Columns.SEQ_LENS or column.startswith(STATE_IN_PREFIX)

@@ -1,0 +1,135 @@
+"""Every error that rlio raises on purpose, as one tree.
+
+::
+
+    RlioError
+    |- EndOfData                     a finite reader has no more batches
+    |- OptionError (ValueError)      an argument is illegal, or two contradict each other
+    |  |- UnknownName                no registered reader, writer or filesystem has that name
+    |- SchemaError (ValueError)      data does not fit the schema: dtype, shape, length
+    |  |- SchemaConflict             two schemas give one column different types
+    |  |- MissingColumn (KeyError)   a column that is needed is absent
+    |- CorruptData (ValueError)      stored bytes are damaged: torn, truncated, flipped, malformed
+    |  |- UnsafeData                 stored bytes ask for more than data may: code, memory, other files
+    |- DataNotFound (FileNotFoundError)   nothing is stored there
+    |- StateError (ValueError)       a saved state does not fit this reader
+    |- ClosedError (ValueError)      the reader or writer was used after close()
+    |- PublishError (OSError)        a shard could not be stored
+    |- MissingExtra (ImportError)    an optional dependency is not installed
+
+A message says what was found, what was expected, where, and what to do.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ClosedError",
+    "CorruptData",
+    "DataNotFound",
+    "EndOfData",
+    "MissingColumn",
+    "MissingExtra",
+    "OptionError",
+    "PublishError",
+    "RlioError",
+    "SchemaConflict",
+    "SchemaError",
+    "StateError",
+    "UnknownName",
+    "UnsafeData",
+    "excerpt",
+]
+
+
+class RlioError(Exception):
+    """Base of all errors raised by rlio.
+
+    Args:
+        message: What was found, what was expected, and what to do.
+        uri: The file or folder concerned; appended to the message.
+        record: Record (line, row group or batch) number within ``uri``, from 0; appended likewise.
+        column: Column concerned; appended likewise.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        uri: str | None = None,
+        record: int | None = None,
+        column: str | None = None,
+    ) -> None:
+        self.uri = uri
+        self.record = record
+        self.column = column
+        places = [
+            f"{label} {value}"
+            for label, value in (("in", uri), ("record", record), ("column", column))
+            if value is not None
+        ]
+        super().__init__(f"{message} [{', '.join(places)}]" if places else message)
+
+    def __str__(self) -> str:
+        # KeyError's own __str__ would show the repr, with escaped quotes.
+        return str(self.args[0]) if self.args else ""
+
+
+class EndOfData(RlioError):
+    """A finite reader has no more batches. Iteration turns it into a plain stop."""
+
+
+class OptionError(RlioError, ValueError):
+    """An argument is illegal, or two arguments contradict each other."""
+
+
+class UnknownName(OptionError):
+    """No reader, writer or filesystem is known under the given name."""
+
+
+class SchemaError(RlioError, ValueError):
+    """Data does not fit its schema: wrong dtype, shape or length."""
+
+
+class SchemaConflict(SchemaError):
+    """Two schemas of one data set give the same column different dtypes or shapes."""
+
+
+class MissingColumn(SchemaError, KeyError):
+    """A column that is needed is absent."""
+
+
+class CorruptData(RlioError, ValueError):
+    """Stored bytes are damaged: torn, truncated, flipped or malformed."""
+
+
+class UnsafeData(CorruptData):
+    """Stored bytes ask for more than data may: to import code, to inflate memory, to leave the root."""
+
+
+class DataNotFound(RlioError, FileNotFoundError):
+    """Nothing is stored under the given path, glob or URI."""
+
+
+class StateError(RlioError, ValueError):
+    """A saved state does not fit the reader that should load it."""
+
+
+class ClosedError(RlioError, ValueError):
+    """A reader or writer was used after ``close()``."""
+
+
+class PublishError(RlioError, OSError):
+    """A shard could not be stored; the rows are still with the writer."""
+
+
+class MissingExtra(RlioError, ImportError):
+    """An optional dependency is not installed; the message holds the pip line."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"{package} is not installed: run  pip install 'rlio[{extra}]'")
+
+
+def excerpt(data: object, limit: int = 200) -> str:
+    """Escaped, shortened text of untrusted ``data``, safe to put into a message or a log."""
+    text = ascii(data)
+    return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
