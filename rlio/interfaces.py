@@ -1,0 +1,422 @@
+"""The contracts: `InputReader` gives batches, `OutputWriter` takes them, and nothing else is needed.
+
+Authors of a reader or writer write one or two hooks (the underscored methods); the bases own checks,
+counters, iteration, left-over rows, state and context management. `rlio.testing` ships the conformance
+suites that prove an implementation.
+
+Example:
+    >>> import rlio
+    >>> class Ones(rlio.InputReader):
+    ...     def _next(self):
+    ...         return rlio.SampleBatch(obs=[[1.0], [1.0], [1.0]], rewards=[1.0, 1.0, 1.0])
+    >>> reader = Ones()
+    >>> len(reader.sample()), len(reader.sample(5))
+    (3, 5)
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias, TypedDict, runtime_checkable
+
+from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples, copy_into, count_units, split_units
+from rlio.errors import ClosedError, EndOfData, OptionError, StateError
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+    from rlio.episode import Episode
+
+__all__ = [
+    "Batch",
+    "IOContext",
+    "InputReader",
+    "JsonState",
+    "OutputWriter",
+    "ReadKeywords",
+    "ReadOptions",
+    "Runner",
+    "Unit",
+]
+
+logger = logging.getLogger("rlio")
+
+Batch: TypeAlias = SampleBatch | MultiAgentBatch
+Unit: TypeAlias = Literal["steps", "sequences", "episodes"]
+#: What `json.dumps` takes; `Any` because JSON's recursion gains nothing in practice.
+JsonState: TypeAlias = dict[str, Any]
+
+_STATE_VERSION = 1
+
+
+class InputReader(ABC):
+    """A source of experience: `sample()` gives the next batch.
+
+    To write one, implement `_next`, and, where there is a position, `_position` and `_seek`.
+    Exact sizes, iteration, saved state and closing are done here.
+    """
+
+    #: Whether the law of resuming holds: restore a state into a fresh reader and the remainder is identical.
+    replayable: bool = True
+    #: What ``n`` of `sample` counts. A step of a MultiAgentBatch is all rows of one (eps_id, t).
+    unit: Unit = "steps"
+    #: Whether a last batch shorter than asked for is dropped instead of served.
+    drop_last: bool = False
+
+    # Class-level defaults, so that authors need not call super().__init__().
+    _carry: Batch | None = None
+    _carry_origin: JsonState | None = None
+    _carry_skip: int = 0
+    _closed: bool = False
+
+    # ---- hooks for authors ----
+
+    @abstractmethod
+    def _next(self) -> Batch:
+        """Return the source's next batch, in its own size; raise `EndOfData` at the end."""
+
+    def _position(self) -> JsonState:
+        """Return, as JSON, what `_seek` needs to make `_next` continue from here."""
+        return {}
+
+    def _seek(self, position: JsonState) -> None:
+        """Continue from ``position``, as `_position` gave it."""
+
+    def _close(self) -> None:
+        """Release files and threads. Called once."""
+
+    def _take(self, n: int) -> Batch:
+        """Return exactly ``n`` units, or fewer before the end of the data.
+
+        Readers that can cut to size on their own override this; the default joins and splits the batches of
+        `_next` and remembers where the left-over came from, so that a saved state needs no data.
+        """
+        parts: list[Batch] = []
+        missing = n
+        while missing:
+            try:
+                batch = self._pull()
+            except EndOfData:
+                if not parts or self.drop_last:
+                    raise
+                break
+            size = count_units(batch, self.unit)
+            if size > missing:
+                batch, self._carry = split_units(batch, missing, self.unit)
+                self._carry_skip += missing
+                size = missing
+            if size:
+                parts.append(batch)
+            missing -= size
+        return parts[0] if len(parts) == 1 else concat_samples(parts)
+
+    def _pull(self) -> Batch:
+        """The left-over of the last `_take`, else the next batch."""
+        if self._carry is not None:
+            batch, self._carry = self._carry, None
+            return batch
+        self._carry_origin = self._position()
+        self._carry_skip = 0
+        return self._next()
+
+    # ---- the contract ----
+
+    def sample(self, n: int | None = None, *, out: SampleBatch | None = None) -> Batch:
+        """Return the next batch.
+
+        Args:
+            n: Units (see `unit`) to return, exactly; what is left over is kept for the next call. None
+                gives the source's own size: a record, a fragment, its ``batch_size``, or what is left over.
+            out: A batch whose arrays are overwritten and returned instead of fresh ones. It must have the
+                columns, shapes and dtypes of the result.
+
+        Returns:
+            A batch that the caller owns. Only the last one before `EndOfData` may be shorter than ``n``
+            (``drop_last`` drops it).
+
+        Raises:
+            EndOfData: A finite reader is exhausted.
+            ClosedError: After `close`.
+        """
+        if self._closed:
+            raise ClosedError(f"{type(self).__name__} is closed: open a new one, or sample before close()")
+        if n is None:
+            batch = self._pull() if self._carry is not None else self._next()
+        elif n < 1:
+            raise OptionError(f"sample(n={n}): n is a number of {self.unit} and at least 1, or None")
+        else:
+            batch = self._take(n)
+        return batch if out is None else copy_into(out, batch)
+
+    def next(self) -> Batch:
+        """Same as `sample()`: the name that RLlib's users know."""
+        return self.sample()
+
+    def __iter__(self) -> Iterator[Batch]:
+        while True:
+            try:
+                batch = self.sample()
+            except EndOfData:
+                return
+            yield batch
+
+    def state_dict(self) -> JsonState:
+        """Return the position as JSON: never options, buffers or data.
+
+        A fresh reader with the same arguments that loads it gives the same remainder. States are not
+        promised to load in other versions of rlio.
+        """
+        if self._carry is None:
+            position, skip = self._position(), 0
+        else:
+            assert self._carry_origin is not None
+            position, skip = self._carry_origin, self._carry_skip
+        return {"version": _STATE_VERSION, "reader": type(self).__name__, "position": position, "skip": skip}
+
+    def load_state_dict(self, state: JsonState) -> None:
+        """Continue from a state of `state_dict`.
+
+        Raises:
+            StateError: ``state`` is of another version or class of reader, or does not fit the data; the
+                message says which key.
+        """
+        expected = {"version": _STATE_VERSION, "reader": type(self).__name__}
+        for key, value in expected.items():
+            if state.get(key) != value:
+                raise StateError(
+                    f"state[{key!r}] is {state.get(key)!r} but this reader needs {value!r}: "
+                    "load it into the reader and version that saved it"
+                )
+        self._carry = None
+        self._seek(state["position"])
+        skip = int(state["skip"])
+        if skip:
+            origin = self._position()
+            batch = self._next()
+            if count_units(batch, self.unit) <= skip:
+                raise StateError(
+                    f"state['skip'] is {skip} but the batch there has {count_units(batch, self.unit)} "
+                    f"{self.unit}: the data changed since the state was saved"
+                )
+            self._carry = split_units(batch, skip, self.unit)[1]
+            self._carry_origin, self._carry_skip = origin, skip
+
+    def close(self) -> None:
+        """Release what the reader holds. May be called again."""
+        if not self._closed:
+            self._closed = True
+            self._carry = None
+            self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+class OutputWriter(ABC):
+    """A sink for experience. To write one, implement `_write`, and `_flush` and `_close` as needed.
+
+    An exception inside ``with`` still publishes what `write` accepted, and is never replaced.
+    """
+
+    #: Whether rows survive ``kill -9`` once `write` has returned.
+    durable: bool = False
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._closed = False
+        #: Rows that `write` has accepted.
+        self.rows_received = 0
+        _open_writers.add(self)
+
+    # ---- hooks for authors: called under the lock ----
+
+    @abstractmethod
+    def _write(self, batch: Batch) -> None:
+        """Take ``batch``. It is the caller's: copy what is kept after returning."""
+
+    def _flush(self) -> None:
+        """Make every row taken so far visible to readers."""
+
+    def _close(self) -> None:
+        """Release files and threads; called once, after a last `_flush`."""
+
+    # ---- the contract ----
+
+    def write(self, batch: Batch) -> None:
+        """Take a batch; thread-safe. The writer keeps no reference to it.
+
+        Raises:
+            SchemaError: A column's dtype or shape is not that of the rows before; nothing is taken.
+            ClosedError: After `close`.
+        """
+        with self._lock:
+            if self._closed:
+                raise ClosedError(f"{type(self).__name__} is closed: write before close(), or open a new one")
+            self._write(batch)
+            self.rows_received += batch.agent_steps()
+
+    def flush(self) -> None:
+        """Return once every row taken so far is visible to every reader."""
+        with self._lock:
+            if not self._closed:
+                self._flush()
+
+    def close(self) -> None:
+        """Flush and release; may be called again. Also called when the interpreter exits."""
+        with self._lock:
+            if self._closed:
+                return
+            try:
+                self._flush()
+            finally:
+                self._closed = True
+                _open_writers.discard(self)
+                self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except Exception as failure:
+            if error is None:
+                raise
+            # The caller's exception is the cause that matters; ours travels with it as a note.
+            error.add_note(f"closing {type(self).__name__} failed too: {failure!r}")
+            logger.error("closing %s failed: %r", type(self).__name__, failure)
+
+
+_open_writers: weakref.WeakSet[OutputWriter] = weakref.WeakSet()
+
+
+def _close_open_writers() -> None:
+    """Publish what is still buffered when the interpreter exits, the log being the only place for errors."""
+    for writer in list(_open_writers):
+        try:
+            writer.close()
+        except Exception:
+            logger.exception("closing %s at exit failed", type(writer).__name__)
+
+
+atexit.register(_close_open_writers)
+
+
+@runtime_checkable
+class Runner(Protocol):
+    """What steps environments: an EnvRunner. `SamplerInput` turns one into an `InputReader`."""
+
+    def sample(
+        self, *, num_timesteps: int | None = None, num_episodes: int | None = None
+    ) -> list[Episode]:
+        """Step the environments and return the episodes, or chunks of episodes, that it took."""
+
+    def stop(self) -> None:
+        """Close the environments."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IOContext:
+    """What an input or output creator gets: small and frozen, never a config object.
+
+    Attributes:
+        worker_index: 0 for a local worker, 1..num_workers for remote ones.
+        num_workers: Remote workers in all; 0 when there is only the local one.
+        log_dir: Folder for ``output="logdir"``; None if the worker has none.
+        seed: The worker's seed; None if it draws its own.
+        spaces: Policy id -> (observation space, action space).
+        options: What the user gave as ``input_options`` or ``output_options``.
+        default_sampler_input: Makes the worker's own sampler, for inputs that mix live experience in.
+    """
+
+    worker_index: int = 0
+    num_workers: int = 0
+    log_dir: str | None = None
+    seed: int | None = None
+    spaces: Mapping[str, tuple[gym.Space[Any], gym.Space[Any]]] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+    options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    default_sampler_input: Callable[[], InputReader] | None = None
+
+    @property
+    def rank(self) -> int:
+        """Index of this worker among those that read: worker_index - 1, or 0 for a local worker."""
+        return max(self.worker_index - 1, 0)
+
+    @property
+    def world(self) -> int:
+        """Number of workers that read; at least 1."""
+        return max(self.num_workers, 1)
+
+
+class ReadKeywords(TypedDict, total=False):
+    """The keyword options that every reader of stored data takes; see `ReadOptions`."""
+
+    batch_size: int | None
+    epochs: int | None
+    shuffle: bool
+    seed: int | None
+    shard: tuple[int, int]
+    columns: list[str] | None
+    on_error: Literal["raise", "skip"]
+    drop_last: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions:
+    """How stored data is read.
+
+    Attributes:
+        batch_size: Rows per `sample()`. None: the reader's own size.
+        epochs: Passes over the data; None: endless.
+        shuffle: Whether the order is a seeded permutation, another one each epoch; else as recorded.
+        seed: Seed of the order; None draws one from the OS, logs it and keeps it in the state.
+        shard: (rank, world): read the part of the data that is ``rank``'s out of ``world``.
+        columns: Columns to read; None: all.
+        on_error: What to do with a damaged record: ``"raise"``, or ``"skip"`` it, count it and log it.
+        drop_last: Drop the last batch if it is shorter than asked for.
+    """
+
+    batch_size: int | None = None
+    epochs: int | None = None
+    shuffle: bool = False
+    seed: int | None = None
+    shard: tuple[int, int] = (0, 1)
+    columns: list[str] | None = None
+    on_error: Literal["raise", "skip"] = "raise"
+    drop_last: bool = False
+
+    @classmethod
+    def of(cls, keywords: ReadKeywords, *, reader: str) -> ReadOptions:
+        """Check ``keywords`` of the class named ``reader`` and give the options."""
+        known = [f.name for f in fields(cls)]
+        for name in keywords:
+            if name not in known:
+                raise OptionError(f"{reader} has no option {name!r}; it takes {', '.join(known)}")
+        return cls(**keywords)
+
+    def __post_init__(self) -> None:
+        if self.batch_size is not None and self.batch_size < 1:
+            raise OptionError(f"batch_size={self.batch_size}: a number of rows, at least 1, or None")
+        if self.epochs is not None and self.epochs < 1:
+            raise OptionError(f"epochs={self.epochs}: at least 1, or None for endless")
+        rank, world = self.shard
+        if not 0 <= rank < world:
+            raise OptionError(f"shard={self.shard}: (rank, world) with 0 <= rank < world")
+        if self.on_error not in ("raise", "skip"):
+            raise OptionError(f"on_error={self.on_error!r}: 'raise' or 'skip'")
+        if self.drop_last and self.batch_size is None:
+            raise OptionError("drop_last=True needs batch_size: without one, no batch is short")
