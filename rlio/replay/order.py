@@ -1,0 +1,385 @@
+"""In which order stored rows are served: pure functions of (seed, epoch, position), nothing to save.
+
+`Permutation` shuffles ``range(n)`` and computes any stretch of the result on its own; `WindowOrder` is
+the named order ``windows`` over row groups; `deal` gives each rank its part of a global step. A reader's
+state is therefore one position, and the number of ranks may change in the middle of an epoch.
+
+Orders are part of what a seed means: they change only together with `ORDER_VERSION`, and the tests hold
+golden vectors of every version.
+
+Example:
+    >>> from rlio.replay.order import Permutation
+    >>> order = Permutation(10, seed=7, epoch=0)
+    >>> sorted(order.take(0, 10).tolist())
+    [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    >>> order.take(4, 6).tolist() == order.take(0, 10)[4:6].tolist()
+    True
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isqrt
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from rlio.errors import OptionError
+
+__all__ = ["ORDER_VERSION", "Permutation", "WindowOrder", "WindowRef", "deal"]
+
+#: Version of the orders in this file; readers keep it in their state.
+ORDER_VERSION = 1
+
+IntArray: TypeAlias = npt.NDArray[np.int64]
+
+# Up to here a permutation is a table of sorted random keys: exactly uniform, where a Feistel network over so
+# few values is not. Building one of this size takes some 60 us.
+_TABLE_MAX = 1024
+# Positions at a time: three scratch arrays of uint32 stay in the second-level cache.
+_BLOCK = 16_384
+_ROUNDS = 4
+_MAX = 2**63 - 1
+
+_scratch = threading.local()
+
+
+class Permutation:
+    """A pseudo-random permutation of ``range(n)``, a pure function of (n, seed, epoch, key).
+
+    Above 1024 values it is a balanced Feistel network: a position is split into two digits of base
+    ceil(sqrt(n)), each round adds a keyed hash of one digit to the other, modulo the base, and the few
+    results that fall beyond ``n`` are sent through again (cycle walking). Below, it is a table.
+
+    Args:
+        n: Number of values; below 2**63.
+        seed: Any integer.
+        epoch: Another permutation for each.
+        key: Further integers that tell permutations of one seed and epoch apart.
+
+    Raises:
+        OptionError: ``n`` is negative or too large.
+
+    Source:
+        Luby and Rackoff, "How to construct pseudorandom permutations" (1988); Black and Rogaway, "Ciphers
+        with arbitrary finite domains" (2002), the generalised Feistel construction.
+    """
+
+    __slots__ = ("_base", "_keys", "_table", "n")
+
+    def __init__(self, n: int, *, seed: int, epoch: int, key: tuple[int, ...] = ()) -> None:
+        self.n = operator.index(n)
+        if not 0 <= self.n <= _MAX:
+            raise OptionError(f"Permutation(n={n}): n is a number of values, 0 to 2**63 - 1")
+        self._base = isqrt(self.n - 1) + 1 if self.n else 1
+        self._keys = _derive(self.n, seed, epoch, key)
+        self._table = _sorted_keys(self.n, self._keys[0]) if self.n <= _TABLE_MAX else None
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __repr__(self) -> str:
+        return f"Permutation(n={self.n})"
+
+    def take(self, start: int, stop: int) -> IntArray:
+        """Return what stands at positions ``start`` to ``stop - 1``: int64, fresh.
+
+        Raises:
+            OptionError: Not ``0 <= start <= stop <= n``.
+        """
+        if not 0 <= start <= stop <= self.n:
+            raise OptionError(f"take({start}, {stop}): positions run from 0 to {self.n}")
+        if self._table is not None:
+            return self._table[start:stop].copy()
+        out = np.empty(stop - start, np.int64)
+        scratch = _Scratch.of(self.n)
+        for low in range(0, len(out), _BLOCK):
+            part = out[low : low + _BLOCK]
+            x = scratch.x[: len(part)]
+            np.add(scratch.steps[: len(part)], scratch.word(start + low), out=x)
+            self._encrypt(scratch, len(part))
+            part[:] = x
+            self._walk(scratch, part)
+        return out
+
+    def at(self, positions: npt.ArrayLike) -> IntArray:
+        """Return what stands at ``positions``: int64 of the same shape, fresh.
+
+        Raises:
+            OptionError: A position is not in ``range(n)``.
+        """
+        wanted = np.asarray(positions, np.int64)
+        flat = wanted.ravel()
+        if flat.size and (int(flat.min()) < 0 or int(flat.max()) >= self.n):
+            raise OptionError(f"at({flat.min()}..{flat.max()}): positions run from 0 to {self.n - 1}")
+        if self._table is not None:
+            return self._table[wanted]
+        out = flat.copy()
+        scratch = _Scratch.of(self.n)
+        for low in range(0, flat.size, _BLOCK):
+            part = out[low : low + _BLOCK]
+            self._apply(scratch, part)
+            self._walk(scratch, part)
+        return out.reshape(wanted.shape)
+
+    def _apply(self, scratch: _Scratch, values: IntArray) -> None:
+        """Send up to `_BLOCK` values through the network, in place."""
+        x = scratch.x[: len(values)]
+        x[:] = values
+        self._encrypt(scratch, len(values))
+        values[:] = x
+
+    def _walk(self, scratch: _Scratch, values: IntArray) -> None:
+        """Send values beyond ``n`` through again until none is left: one in sqrt(n), roughly."""
+        beyond = np.flatnonzero(values >= self.n)
+        while beyond.size:
+            again = values[beyond]
+            self._apply(scratch, again)
+            values[beyond] = again
+            beyond = beyond[again >= self.n]
+
+    def _encrypt(self, scratch: _Scratch, size: int) -> None:
+        """Send the first ``size`` values of ``scratch.x`` once through the network, in place."""
+        word, half, base = scratch.word, scratch.half, scratch.word(self._base)
+        x, left = scratch.x[:size], scratch.left[:size]
+        hash_, folded = scratch.hash[:size], scratch.folded[:size]
+        np.floor_divide(x, base, out=left)
+        np.multiply(left, base, out=hash_)
+        right = np.subtract(x, hash_, out=x)
+        target, source = left, right
+        for number in range(_ROUNDS):
+            add, odd = self._keys[2 * number + 1], self._keys[2 * number + 2] | 1
+            np.add(source, word(add & scratch.mask), out=hash_)
+            np.multiply(hash_, scratch.multiplier, out=hash_)
+            np.right_shift(hash_, half, out=folded)
+            np.bitwise_xor(hash_, folded, out=hash_)
+            np.multiply(hash_, word(odd & scratch.mask), out=hash_)
+            # Upper half of the word, scaled to the base: the product fits, as the base is at most 2**half.
+            np.right_shift(hash_, half, out=hash_)
+            np.multiply(hash_, base, out=hash_)
+            np.right_shift(hash_, half, out=hash_)
+            np.add(target, hash_, out=target)
+            # target mod base without a division: below the base the subtraction wraps to a huge number.
+            np.subtract(target, base, out=hash_)
+            np.minimum(target, hash_, out=target)
+            target, source = source, target
+        np.multiply(left, base, out=left)
+        np.add(right, left, out=x)
+
+
+class _Scratch:
+    """Arrays of one block that every permutation of a thread writes its intermediate values into."""
+
+    def __init__(self, word: type[np.unsignedinteger[Any]], multiplier: int) -> None:
+        self.word = word
+        bits = np.iinfo(word).bits
+        self.half = word(bits // 2)
+        self.mask = 2**bits - 1
+        self.multiplier = word(multiplier)
+        self.x, self.left, self.hash, self.folded = np.empty((4, _BLOCK), word)
+        self.steps = np.arange(_BLOCK, dtype=word)
+
+    @staticmethod
+    def of(n: int) -> _Scratch:
+        """The arrays of this thread for permutations of ``n`` values: narrow words are faster."""
+        narrow = n <= 2**32
+        name = "narrow" if narrow else "wide"
+        found: _Scratch | None = getattr(_scratch, name, None)
+        if found is None:
+            found = _Scratch(np.uint32, 0x9E3779B1) if narrow else _Scratch(np.uint64, 0x9E3779B97F4A7C15)
+            setattr(_scratch, name, found)
+        return found
+
+
+def _derive(n: int, seed: int, epoch: int, key: tuple[int, ...]) -> tuple[int, ...]:
+    """Nine 64-bit keys; through a hash function, so that near seeds have nothing in common."""
+    numbers = ",".join(str(operator.index(k)) for k in (ORDER_VERSION, n, seed, epoch, *key))
+    words: list[int] = []
+    for part in range(2):
+        digest = hashlib.blake2b(f"{part}:{numbers}".encode("ascii"), digest_size=64).digest()
+        words += (int.from_bytes(digest[i : i + 8], "little") for i in range(0, 64, 8))
+    return tuple(words[: 2 * _ROUNDS + 1])
+
+
+def _sorted_keys(n: int, key: int) -> IntArray:
+    """The order of ``n`` random keys: every permutation equally likely."""
+    # SplitMix64, written out: NumPy promises no stream of its own generators across versions.
+    z = np.arange(1, n + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.argsort(z ^ (z >> np.uint64(31)), kind="stable").astype(np.int64, copy=False)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowRef:
+    """One window of a `WindowOrder`, as it stands in one epoch.
+
+    Attributes:
+        index: Number of the window in recorded order.
+        groups: Row groups that it holds, consecutive in recorded order.
+        first_row: Number of its first row in recorded order.
+        start_position: Position in the epoch at which its first row is served.
+        rows: Rows in it.
+    """
+
+    index: int
+    groups: range
+    first_row: int
+    start_position: int
+    rows: int
+
+    @property
+    def stop_position(self) -> int:
+        """Position in the epoch at which the next window begins."""
+        return self.start_position + self.rows
+
+
+class WindowOrder:
+    """The order ``windows``: windows of row groups permuted each epoch, rows permuted within a window.
+
+    A reader needs one window in memory at a time, whatever the size of the data set, and any tier of the
+    replay engine serves the same batches. It is a pure function of (group_rows, window_rows, seed, epoch,
+    position).
+
+    Args:
+        group_rows: Rows of each row group, in recorded order.
+        seed: Any integer.
+        window_rows: Rows that a window holds at most, at least one group though. None: as many as the
+            four largest groups would hold, the budget of a reader's memory.
+
+    Raises:
+        OptionError: A group has a negative number of rows, or ``window_rows`` is below 1.
+    """
+
+    def __init__(
+        self, group_rows: Sequence[int] | IntArray, *, seed: int, window_rows: int | None = None
+    ) -> None:
+        sizes = np.asarray(group_rows, np.int64).reshape(-1)
+        if sizes.size and int(sizes.min()) < 0:
+            raise OptionError(f"group_rows holds {sizes.min()}: rows of a row group are 0 or more")
+        if window_rows is None:
+            window_rows = max(4 * int(sizes.max(initial=0)), 1)
+        if window_rows < 1:
+            raise OptionError(f"window_rows={window_rows}: rows of a window, at least 1")
+        self.seed = operator.index(seed)
+        self.window_rows = window_rows
+        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+        self._first_group = _gather(ends, window_rows)
+        self._first_row = ends[self._first_group]
+        self._rows = np.diff(self._first_row)
+        self._total = int(ends[-1])
+        # One epoch's permutation and prefix sums; a reader crosses to the next now and then.
+        self._cached: tuple[int, IntArray, IntArray] | None = None
+
+    def __len__(self) -> int:
+        return self._total
+
+    @property
+    def num_windows(self) -> int:
+        """Number of windows; each holds at least one row."""
+        return len(self._rows)
+
+    def window_at(self, epoch: int, position: int) -> WindowRef:
+        """Return the window that serves ``position`` of ``epoch``, in O(log windows).
+
+        Raises:
+            OptionError: ``position`` is not in ``range(len(self))``.
+        """
+        if not 0 <= position < self._total:
+            raise OptionError(f"position {position}: an epoch has positions 0 to {self._total - 1}")
+        served, starts = self._epoch(epoch)
+        place = int(np.searchsorted(starts, position, side="right")) - 1
+        index = int(served[place])
+        return WindowRef(
+            index=index,
+            groups=range(int(self._first_group[index]), int(self._first_group[index + 1])),
+            first_row=int(self._first_row[index]),
+            start_position=int(starts[place]),
+            rows=int(self._rows[index]),
+        )
+
+    def rows_in(self, epoch: int, window: WindowRef | int) -> IntArray:
+        """Return the rows of ``window`` in serving order: int64, counted from the window's first row."""
+        index = window.index if isinstance(window, WindowRef) else operator.index(window)
+        if not 0 <= index < self.num_windows:
+            raise OptionError(f"window {index}: there are windows 0 to {self.num_windows - 1}")
+        rows = int(self._rows[index])
+        return Permutation(rows, seed=self.seed, epoch=epoch, key=(1, index)).take(0, rows)
+
+    def take(self, epoch: int, start: int, stop: int) -> IntArray:
+        """Return the rows, numbered over all groups, at positions ``start`` to ``stop - 1`` of ``epoch``."""
+        if not 0 <= start <= stop <= self._total:
+            raise OptionError(f"take({start}, {stop}): positions run from 0 to {self._total}")
+        out = np.empty(stop - start, np.int64)
+        position = start
+        while position < stop:
+            window = self.window_at(epoch, position)
+            end = min(stop, window.stop_position)
+            rows = self.rows_in(epoch, window)
+            rows = rows[position - window.start_position : end - window.start_position]
+            np.add(rows, window.first_row, out=out[position - start : end - start])
+            position = end
+        return out
+
+    def _epoch(self, epoch: int) -> tuple[IntArray, IntArray]:
+        """Windows in serving order, and the position at which each begins."""
+        cached = self._cached
+        if cached is None or cached[0] != epoch:
+            count = self.num_windows
+            served = Permutation(count, seed=self.seed, epoch=epoch, key=(0,)).take(0, count)
+            rows = self._rows[served]
+            # One assignment of a whole tuple: threads that share an order never see half of it.
+            self._cached = cached = (epoch, served, np.cumsum(rows) - rows)
+        return cached[1], cached[2]
+
+
+def _gather(ends: IntArray, window_rows: int) -> IntArray:
+    """First group of each window, and the number of groups; ``ends`` are the groups' prefix sums from 0."""
+    if ends[-1] == 0:
+        return np.zeros(1, np.int64)
+    # The window that begins at group g ends where its rows would exceed the limit, but not before it has
+    # one row; groups without rows join the window before. Following the jumps is O(windows).
+    first_row_in = np.minimum(np.searchsorted(ends, ends, side="right"), len(ends) - 1)
+    limit = np.maximum(ends + window_rows, ends[first_row_in])
+    hops = (np.searchsorted(ends, limit, side="right") - 1).tolist()
+    last = len(ends) - 1
+    first = [0]
+    while first[-1] < last:
+        first.append(hops[first[-1]])
+    return np.asarray(first, np.int64)
+
+
+def deal(position: int, batch_size: int, rank: int, world: int, total: int) -> tuple[int, int, int]:
+    """Return the positions that ``rank`` serves in the global step that begins at ``position``.
+
+    A step covers ``world * batch_size`` positions and rank r takes slice r of them. What is left at the end
+    of an epoch is dealt evenly: parts differ by at most one position, and some may be empty.
+
+    Args:
+        position: Global position, the same on all ranks; at most ``total``.
+        batch_size: Positions of one rank in one step.
+        rank: This rank, from 0.
+        world: Number of ranks.
+        total: Positions in the epoch.
+
+    Returns:
+        (start, stop, next_position): serve ``start`` to ``stop - 1``, then go on at ``next_position``.
+
+    Raises:
+        OptionError: A number is out of range.
+    """
+    if batch_size < 1 or not 0 <= rank < world:
+        raise OptionError(
+            f"batch_size={batch_size}, rank={rank}, world={world}: at least 1, 0 <= rank < world"
+        )
+    if not 0 <= position <= total:
+        raise OptionError(f"position {position}: an epoch has positions 0 to {total}")
+    covered = min(world * batch_size, total - position)
+    start = position + covered * rank // world
+    stop = position + covered * (rank + 1) // world
+    return start, stop, position + covered
