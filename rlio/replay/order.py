@@ -43,7 +43,9 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 _TABLE_MAX = 1024
 # Positions at a time: three scratch arrays of uint32 stay in the second-level cache.
 _BLOCK = 16_384
-_ROUNDS = 4
+# With four rounds, positions one base apart keep a constant distance too often: chi-square 27,000 instead of
+# 64 over 64 bins, 2,000 seeds, n=1025. With six it looks like NumPy's shuffle, at 3/4 of the speed.
+_ROUNDS = 6
 _MAX = 2**63 - 1
 
 _scratch = threading.local()
@@ -197,7 +199,7 @@ class _Scratch:
 
 
 def _derive(n: int, seed: int, epoch: int, key: tuple[int, ...]) -> tuple[int, ...]:
-    """Nine 64-bit keys; through a hash function, so that near seeds have nothing in common."""
+    """64-bit keys, one for the table and two a round; hashed, so that near seeds have nothing in common."""
     numbers = ",".join(str(operator.index(k)) for k in (ORDER_VERSION, n, seed, epoch, *key))
     words: list[int] = []
     for part in range(2):
