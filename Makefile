@@ -1,0 +1,54 @@
+# Two commands do everything, from nothing but Python >= 3.11, make and a network:
+#   make demo    sets up .venv and runs the main job: record, train offline, mix with live
+#   make test    sets up .venv, then lint and all tests
+#
+# On Linux, PyPI's torch brings gigabytes of CUDA. Where no GPU is used:
+#   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test
+
+# The Python that .venv is made from; once .venv exists, it stays as it is.
+PYTHON ?= python3
+# Passed on: make demo ARGS="--seed 1", make test ARGS="-k mixed".
+ARGS ?=
+# Test processes: more than 4 spend their time importing torch.
+JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); [ $$n -lt 4 ] && echo $$n || echo 4)
+
+BIN := .venv/bin
+# Newer than what it depends on: the environment holds what pyproject.toml and constraints.txt ask for.
+STAMP := .venv/.rlio-is-installed
+
+.PHONY: help setup demo test lint format
+
+help:
+	@echo "make demo     set up, then record CartPole, train from the record, mix it with live experience"
+	@echo "make test     set up, then lint and all tests"
+	@echo "make lint     ruff and mypy"
+	@echo "make format   put the code into its one format"
+	@echo "make setup    only create .venv and install rlio into it, editable"
+
+setup: $(STAMP)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "rlio needs Python >= 3.11, and $(PYTHON) is $$($(PYTHON) --version 2>&1);" \
+	       "name another one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+
+$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing rlio and its development tools into .venv: some minutes, once."
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/rlio demo $(ARGS)
+
+test: lint
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .

@@ -1,0 +1,115 @@
+"""rlio records reinforcement-learning experience, replays it, and mixes logged with live experience.
+
+Workers, files, mixtures and shuffles are all `InputReader`s: `sample()` gives the next batch. `OutputWriter`s
+take batches and nothing else. Every name below is imported on first use, so that `import rlio` is quick.
+
+Example:
+    >>> import rlio
+    >>> batch = rlio.SampleBatch(obs=[[0.0], [1.0]], rewards=[1.0, 0.5])
+    >>> len(batch), batch["rewards"].dtype
+    (2, dtype('float64'))
+"""
+
+from typing import TYPE_CHECKING
+
+from rlio._lazy import lazy_exports
+
+__all__ = [
+    "ClosedError",
+    "Columns",
+    "CorruptData",
+    "DataNotFound",
+    "EndOfData",
+    "IOContext",
+    "InputReader",
+    "MissingColumn",
+    "MissingExtra",
+    "OptionError",
+    "OutputWriter",
+    "PublishError",
+    "RlioError",
+    "SchemaConflict",
+    "SchemaError",
+    "StateError",
+    "UnknownName",
+    "UnsafeData",
+    "__version__",
+]
+
+__version__ = "0.1.0.dev0"
+
+if TYPE_CHECKING:
+    from rlio.columns import Columns
+    from rlio.errors import (
+        ClosedError,
+        CorruptData,
+        DataNotFound,
+        EndOfData,
+        MissingColumn,
+        MissingExtra,
+        OptionError,
+        PublishError,
+        RlioError,
+        SchemaConflict,
+        SchemaError,
+        StateError,
+        UnknownName,
+        UnsafeData,
+    )
+    from rlio.interfaces import InputReader, IOContext, OutputWriter
+else:
+    # Hidden from type checkers: to them a module with __getattr__ has every attribute.
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "BehaviourCloning": "rlio.policies.behaviour_cloning",
+            "ClosedError": "rlio.errors",
+            "Columns": "rlio.columns",
+            "CorruptData": "rlio.errors",
+            "D4RLReader": "rlio.readers.d4rl_reader",
+            "DQN": "rlio.policies.dqn",
+            "DataNotFound": "rlio.errors",
+            "Dataset": "rlio.dataset",
+            "DatasetReader": "rlio.readers.dataset_reader",
+            "EndOfData": "rlio.errors",
+            "EnvRunner": "rlio.rollout.env_runner",
+            "Episode": "rlio.episode",
+            "ForeignParquetReader": "rlio.readers.foreign_parquet",
+            "IOContext": "rlio.interfaces",
+            "InputReader": "rlio.interfaces",
+            "JsonReader": "rlio.readers.json_reader",
+            "JsonWriter": "rlio.writers.json_writer",
+            "MappedInput": "rlio.readers.mapped_input",
+            "MissingColumn": "rlio.errors",
+            "MissingExtra": "rlio.errors",
+            "MixedInput": "rlio.readers.mixed_input",
+            "MultiAgentBatch": "rlio.batch",
+            "NoopOutput": "rlio.writers.noop_output",
+            "OptionError": "rlio.errors",
+            "OutputWriter": "rlio.interfaces",
+            "ParquetWriter": "rlio.writers.parquet_writer",
+            "Policy": "rlio.policies.policy",
+            "PublishError": "rlio.errors",
+            "RandomPolicy": "rlio.policies.random_policy",
+            "RecordingInput": "rlio.readers.recording_input",
+            "RlioError": "rlio.errors",
+            "Roll": "rlio.writers.roll",
+            "RolloutConfig": "rlio.rollout.config",
+            "RolloutWorker": "rlio.worker",
+            "SampleBatch": "rlio.batch",
+            "SamplerInput": "rlio.readers.sampler_input",
+            "SchemaConflict": "rlio.errors",
+            "SchemaError": "rlio.errors",
+            "ShuffledInput": "rlio.readers.shuffled_input",
+            "StateError": "rlio.errors",
+            "TeeWriter": "rlio.writers.tee_writer",
+            "TorchPolicy": "rlio.policies.torch_policy",
+            "UnknownName": "rlio.errors",
+            "UnsafeData": "rlio.errors",
+            "concat_samples": "rlio.batch",
+            "open_dataset": "rlio.dataset",
+            "read": "rlio.resolve",
+            "register_input": "rlio.resolve",
+            "register_output": "rlio.resolve",
+        },
+    )

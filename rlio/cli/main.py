@@ -1,0 +1,64 @@
+"""`rlio`, the command: the app, and the list of its commands.
+
+A command lives in a module of its own and is registered at the foot of this one. Modules of commands import
+what is slow inside their functions, so that `rlio --help` is quick.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
+
+import typer
+
+import rlio
+from rlio.errors import RlioError
+
+__all__ = ["app", "main"]
+
+#: Shown by `rlio version`: what a bug report needs.
+_REPORTED = ("numpy", "pyarrow", "gymnasium", "torch", "fsspec", "zstandard", "ray")
+
+app = typer.Typer(
+    name="rlio",
+    help="Record reinforcement-learning experience, replay it, and mix logged with live experience.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def _options() -> None:
+    """Keep commands named even while there is only one of them."""
+
+
+@app.command("version")
+def show_version(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Print the versions of rlio, Python and the libraries that rlio stands on."""
+    versions = {"rlio": rlio.__version__, "python": platform.python_version()}
+    for name in _REPORTED:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue  # an extra that is not installed is not part of this installation
+    if as_json:
+        typer.echo(json.dumps(versions))
+    else:
+        width = max(map(len, versions))
+        for name, text in versions.items():
+            typer.echo(f"{name:<{width}}  {text}")
+
+
+def main() -> None:
+    """Run the command line; an `RlioError` becomes its message and exit code 1, not a traceback."""
+    try:
+        app()
+    except RlioError as error:
+        typer.echo(f"rlio: {type(error).__name__}: {error}", err=True)
+        sys.exit(1)
