@@ -1,0 +1,186 @@
+"""Imports point one way: each module imports from its own layer and those below, also inside functions."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Lowest first. A package stands for all of its modules.
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("rlio.columns", "rlio.errors", "rlio._lazy"),
+    (  # the data model
+        "rlio.arrays",
+        "rlio.batch",
+        "rlio.compressed_rows",
+        "rlio.episode",
+        "rlio.multi_agent",
+        "rlio.nested",
+        "rlio.policy_inputs",
+        "rlio.sample_batch",
+        "rlio.sequences",
+        "rlio.tensors",
+    ),
+    ("rlio.actions",),
+    ("rlio.interfaces",),
+    ("rlio.schemas",),
+    ("rlio.storage",),
+    ("rlio.dataset", "rlio.replay"),
+    ("rlio.readers", "rlio.writers"),
+    ("rlio.resolve",),
+    ("rlio.envs", "rlio.policies", "rlio.rollout", "rlio.evaluation"),
+    ("rlio.worker",),
+    ("rlio.distributed", "rlio.torch", "rlio.testing"),
+    ("rlio.cli", "rlio.report"),
+)
+RANKS = {module: rank for rank, modules in enumerate(LAYERS) for module in modules}
+# The version is a literal at the top of rlio/__init__.py: reading it is no step back.
+VERSION = "rlio.__version__"
+
+
+def modules_of(root: Path) -> dict[str, Path]:
+    """Module name -> file, of a checkout; the symlinks in rlio/ are left out, their targets are in."""
+    found = {}
+    for folder, package in (
+        ("rlio", "rlio"),
+        ("readers", "rlio.readers"),
+        ("writers", "rlio.writers"),
+        ("schemas", "rlio.schemas"),
+    ):
+        for file in sorted((root / folder).rglob("*.py")):
+            relative = file.relative_to(root / folder)
+            if any(parent.is_symlink() for parent in file.parents if parent != root):
+                continue
+            parts = [package, *relative.with_suffix("").parts]
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    return found
+
+
+def imports_of(source: str, known: set[str]) -> Iterator[tuple[int, str]]:
+    """Line and name of each rlio module that ``source`` imports at run time."""
+    for node in runtime_nodes(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: a relative import"
+            for alias in node.names:
+                member = f"{node.module}.{alias.name}"
+                yield node.lineno, member if member in known or member == VERSION else str(node.module)
+
+
+def runtime_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """All nodes below ``tree``, those under ``if TYPE_CHECKING:`` excepted."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            for statement in node.orelse:
+                yield statement
+                yield from runtime_nodes(statement)
+        else:
+            yield node
+            yield from runtime_nodes(node)
+
+
+def rank_of(module: str) -> int | None:
+    """Layer of ``module`` or of the package around it."""
+    while module:
+        if module in RANKS:
+            return RANKS[module]
+        module = module.rpartition(".")[0]
+    return None
+
+
+def steps_back(root: Path) -> list[str]:
+    """Every import in the checkout that leads to a higher layer, or from or to a module that has no layer."""
+    modules = modules_of(root)
+    wrong = []
+    for module, file in modules.items():
+        own = rank_of(module)
+        if module == "rlio":
+            continue  # the facade imports nothing but names from everywhere, on use
+        if own is None:
+            wrong.append(f"{module} is in no layer: give it one in LAYERS")
+            continue
+        for line, target in imports_of(file.read_text(encoding="utf-8"), set(modules)):
+            if target.split(".")[0] != "rlio" or target == VERSION:
+                continue
+            # `import rlio` reaches every layer, so only the top may.
+            rank = len(LAYERS) - 1 if target == "rlio" else rank_of(target)
+            if rank is None or rank > own:
+                wrong.append(f"{file.relative_to(root)}:{line}: {module} imports {target}")
+    return wrong
+
+
+def test_no_module_imports_from_a_layer_above_its_own(checkout: Path) -> None:
+    assert steps_back(checkout) == []
+
+
+def test_every_module_is_looked_at(checkout: Path) -> None:
+    modules = modules_of(checkout)
+    assert {"rlio", "rlio.columns", "rlio.readers", "rlio.schemas", "rlio.cli.main"} <= set(modules)
+    assert len(set(modules.values())) == len(modules)
+
+
+PLANTED = {
+    "at the top of a module": "from rlio.worker import RolloutWorker\n",
+    "as a module": "import rlio.worker\n",
+    "by the package's name": "from rlio import worker\n",
+    "inside a function": "def f():\n    from rlio.worker import RolloutWorker\n",
+    "inside a method under a condition": (
+        "class A:\n    def f(self):\n        if self:\n            import rlio.worker as w\n"
+    ),
+    "through the facade": "import rlio\n",
+    "where types are not checked": (
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    x = 1\nelse:\n    import rlio.worker\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("source", PLANTED.values(), ids=PLANTED.keys())
+def test_a_planted_step_back_is_caught(tmp_path: Path, source: str) -> None:
+    for folder in ("rlio", "readers"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "rlio" / "worker.py").write_text("from rlio.readers import planted\n")
+    (tmp_path / "readers" / "planted.py").write_text(source)
+    (found,) = steps_back(tmp_path)
+    assert found.startswith("readers/planted.py:")
+
+
+def test_an_import_for_type_checkers_only_is_no_step_back(tmp_path: Path) -> None:
+    (tmp_path / "readers").mkdir()
+    (tmp_path / "readers" / "planted.py").write_text(
+        "from typing import TYPE_CHECKING\n"
+        "from rlio import __version__\n"
+        "if TYPE_CHECKING:\n    from rlio.worker import RolloutWorker\n"
+    )
+    assert steps_back(tmp_path) == []
+
+
+def test_a_module_without_a_layer_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "rlio").mkdir()
+    (tmp_path / "rlio" / "novelty.py").write_text("")
+    assert steps_back(tmp_path) == ["rlio.novelty is in no layer: give it one in LAYERS"]
+
+
+def load_time_imports(source: str, known: set[str]) -> set[str]:
+    """The rlio modules that ``source`` imports when it is loaded: not those that wait inside functions."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            node.body = [ast.Pass()]
+    return {name for _, name in imports_of(ast.unparse(tree), known) if name in known}
+
+
+def test_no_two_modules_wait_for_each_other_at_load_time(checkout: Path) -> None:
+    modules = modules_of(checkout)
+    graph = {
+        module: load_time_imports(file.read_text(encoding="utf-8"), set(modules)) - {"rlio"}
+        for module, file in modules.items()
+        if module != "rlio"
+    }
+    settled: set[str] = set()
+    while ready := {module for module, needs in graph.items() if module not in settled and needs <= settled}:
+        settled |= ready
+    assert set(graph) - settled == set()

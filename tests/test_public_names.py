@@ -1,0 +1,164 @@
+"""The public names: literal in four `__init__` files, resolvable, documented, and changed only on purpose."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rlio
+from rlio import errors
+
+INITS = {
+    "rlio": "rlio/__init__.py",
+    "rlio.readers": "readers/__init__.py",
+    "rlio.schemas": "schemas/__init__.py",
+    "rlio.writers": "writers/__init__.py",
+}
+
+# A name that leaves this list breaks somebody's program: the changelog says so, and what to do.
+PUBLIC = [
+    "BehaviourCloning",
+    "ClosedError",
+    "Columns",
+    "CorruptData",
+    "D4RLReader",
+    "DQN",
+    "DataNotFound",
+    "Dataset",
+    "DatasetReader",
+    "EndOfData",
+    "EnvRunner",
+    "Episode",
+    "ForeignParquetReader",
+    "IOContext",
+    "InputReader",
+    "JsonReader",
+    "JsonWriter",
+    "MappedInput",
+    "MissingColumn",
+    "MissingExtra",
+    "MixedInput",
+    "MultiAgentBatch",
+    "NoopOutput",
+    "OptionError",
+    "OutputWriter",
+    "ParquetWriter",
+    "Policy",
+    "PublishError",
+    "RandomPolicy",
+    "RecordingInput",
+    "RlioError",
+    "Roll",
+    "RolloutConfig",
+    "RolloutWorker",
+    "SampleBatch",
+    "SamplerInput",
+    "SchemaConflict",
+    "SchemaError",
+    "ShuffledInput",
+    "StateError",
+    "TeeWriter",
+    "TorchPolicy",
+    "UnknownName",
+    "UnsafeData",
+    "__version__",
+    "concat_samples",
+    "open_dataset",
+    "read",
+    "register_input",
+    "register_output",
+]
+
+
+def literal_all(tree: ast.Module) -> list[str]:
+    """The value of the module's `__all__`, which must be a literal."""
+    (value,) = [
+        node.value
+        for node in tree.body
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and "__all__" in ast.unparse(node).split("=")[0]
+    ]
+    assert value is not None
+    return list(ast.literal_eval(value))
+
+
+def typed_imports(tree: ast.Module) -> dict[str, str]:
+    """Name -> home module, of the imports that type checkers see."""
+    (block,) = [
+        node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    return {
+        alias.asname or alias.name: str(node.module)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+def lazy_table(tree: ast.Module) -> dict[str, str]:
+    """Name -> home module, of the table that is used at run time."""
+    (table,) = [
+        node.args[1]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "lazy_exports"
+    ]
+    return dict(ast.literal_eval(table))
+
+
+@pytest.mark.parametrize("package", INITS)
+def test_all_imports_and_table_of_an_init_agree(checkout: Path, package: str) -> None:
+    tree = ast.parse((checkout / INITS[package]).read_text(encoding="utf-8"))
+    table = lazy_table(tree)
+    assert typed_imports(tree) == table
+    assert set(literal_all(tree)) - {"__version__"} == set(table)
+    assert importlib.import_module(package).__all__ == literal_all(tree)
+
+
+@pytest.mark.parametrize("package", INITS)
+def test_every_public_name_resolves_to_a_documented_object(package: str) -> None:
+    module = importlib.import_module(package)
+    for name in module.__all__:
+        value = getattr(module, name)
+        assert name in dir(module)
+        if inspect.isclass(value) or inspect.isfunction(value):
+            assert value.__module__.split(".")[0] == "rlio", f"{name} comes from {value.__module__}"
+            assert (value.__doc__ or "").strip(), f"{package}.{name} has no docstring"
+
+
+def test_the_public_surface_changes_only_on_purpose() -> None:
+    assert sorted(rlio.__all__) == sorted(PUBLIC)
+
+
+def test_every_reader_and_writer_of_a_plug_in_folder_is_public_at_the_top() -> None:
+    shipped = {*rlio.readers.__all__, *rlio.writers.__all__}
+    assert shipped <= set(rlio.__all__)
+    for name in shipped:
+        home = rlio.readers if name in rlio.readers.__all__ else rlio.writers
+        assert getattr(home, name) is getattr(rlio, name)
+
+
+def test_every_error_is_public_and_has_a_line_in_the_tree() -> None:
+    tree = {
+        name
+        for name, value in vars(errors).items()
+        if inspect.isclass(value) and issubclass(value, Exception)
+    }
+    assert tree <= set(rlio.__all__)
+    assert all(name in str(errors.__doc__) for name in tree)
+
+
+@pytest.mark.parametrize("package", INITS)
+def test_an_unknown_name_is_an_attribute_error_that_names_the_package(package: str) -> None:
+    with pytest.raises(AttributeError, match=rf"module '{package}' has no attribute 'Nonsense'"):
+        _ = importlib.import_module(package).Nonsense
+
+
+@pytest.mark.parametrize("package", INITS)
+def test_a_star_import_gives_all_public_names_in_a_fresh_interpreter(package: str, tmp_path: Path) -> None:
+    code = f"import {package} as p\nfrom {package} import *\nassert set(p.__all__) <= set(globals())"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
