@@ -1,0 +1,51 @@
+"""The storage layer: a folder on any filesystem, names that certify their content, commit and listing.
+
+`filesystem` puts, reads and lists whole objects; `names` says what a shard is called; `publish` commits one;
+`listing` finds what is committed and which rows serve. What the bytes of a shard mean is not known here.
+
+Example:
+    >>> from rlio.storage import Storage, list_shards, publish_shard
+    >>> storage = Storage.open("memory://package-example")
+    >>> ref = publish_shard(storage, "w0", b"rows", first=0, rows=4, suffix="jsonl", footer_crc32=0)
+    >>> list_shards(storage).shards == {"w0": [ref]}
+    True
+"""
+
+from rlio.storage.filesystem import Entry, InputFile, Retry, Storage, expand_inputs, open_input
+from rlio.storage.listing import (
+    Coverage,
+    Listing,
+    Segment,
+    ShardRef,
+    cover_rows,
+    find_holes,
+    list_shards,
+    live_shards,
+    load_shard,
+)
+from rlio.storage.names import ShardName, check_writer_id, make_writer_id
+from rlio.storage.publish import publish_shard, put_header, read_header
+
+__all__ = [
+    "Coverage",
+    "Entry",
+    "InputFile",
+    "Listing",
+    "Retry",
+    "Segment",
+    "ShardName",
+    "ShardRef",
+    "Storage",
+    "check_writer_id",
+    "cover_rows",
+    "expand_inputs",
+    "find_holes",
+    "list_shards",
+    "live_shards",
+    "load_shard",
+    "make_writer_id",
+    "open_input",
+    "publish_shard",
+    "put_header",
+    "read_header",
+]

@@ -1,0 +1,324 @@
+"""`Storage`: a folder on any filesystem, as the few operations that the format is built on.
+
+Read a range, put a whole object, list, exists, remove: nothing here knows what a shard is. `expand_inputs`
+finds the files of others (globs, folders, URIs), which need not be in a folder of ours.
+
+Example:
+    >>> storage = Storage.open("memory://storage-example")
+    >>> storage.put("data/a.bin", b"0123456789")
+    >>> storage.read_range("data/a.bin", 2, 5)
+    b'234'
+    >>> storage.list("data")
+    [Entry(path='data/a.bin', size=10)]
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, Self, TypeVar
+
+from rlio.errors import DataNotFound, OptionError, PublishError, RlioError, UnsafeData, excerpt
+from rlio.storage.inputs import InputFile, expand_inputs, open_input
+from rlio.storage.local import LocalFolder
+from rlio.storage.paths import Entry, Location, StrPath, check_path, is_uri, locate, mask_secrets
+from rlio.storage.remote import RemoteFolder
+
+__all__ = [
+    "MAX_ENTRIES",
+    "Entry",
+    "InputFile",
+    "Retry",
+    "Storage",
+    "StrPath",
+    "expand_inputs",
+    "is_uri",
+    "open_input",
+]
+
+logger = logging.getLogger("rlio")
+
+T = TypeVar("T")
+
+#: Names that one listing may return: 10 times the shards of the largest data set that we plan for.
+MAX_ENTRIES = 1_000_000
+
+# Trying again changes nothing about these.
+_PERMANENT = (
+    FileNotFoundError,
+    IsADirectoryError,
+    NotADirectoryError,
+    NotImplementedError,
+    PermissionError,
+    RlioError,
+    TypeError,
+)
+_PERMANENT_CODES = frozenset(
+    {errno.ENOSPC, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, getattr(errno, "EDQUOT", errno.ENOSPC)}
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retry:
+    """How often, and how long apart, a failed operation is tried again.
+
+    Attributes:
+        attempts: Attempts in all. Five over 1.5 s outlast a burst of 503s and a failover; whoever must
+            outlast more keeps the data and calls again.
+        first_delay: Seconds before the second attempt; doubled for each one after, spread by +-50 %.
+        max_delay: Bound of the delay in seconds.
+        sleep: Waits that many seconds; replaced in tests.
+    """
+
+    attempts: int = 5
+    first_delay: float = 0.1
+    max_delay: float = 5.0
+    sleep: Callable[[float], object] = time.sleep
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1 or self.first_delay < 0 or self.max_delay < 0:
+            raise OptionError(f"{self}: expected attempts >= 1 and delays >= 0")
+
+    def wait(self, attempt: int, path: str) -> None:
+        """Wait after the failed ``attempt`` (from 0). Paths differ, so writers that failed together part."""
+        spread = 0.5 + zlib.crc32(f"{path} {attempt}".encode("utf-8", "surrogateescape")) / 2**32
+        self.sleep(min(self.first_delay * 2**attempt * spread, self.max_delay))
+
+
+class _Backend(Protocol):
+    """What `Storage` needs of a folder: one attempt each, on paths that are already checked."""
+
+    def read(self, path: str, start: int, stop: int | None) -> bytes: ...
+
+    def put(self, path: str, data: memoryview) -> None: ...
+
+    def landed(self, path: str, data: memoryview) -> bool: ...
+
+    def entries(self, folder: str, limit: int) -> list[Entry]: ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def remove(self, path: str) -> None: ...
+
+
+class Storage:
+    """A folder on any filesystem. Thread-safe; travels to other processes by pickle and by fork.
+
+    Args:
+        location: Where the folder is; see `Storage.open` and `Storage.on`.
+        sync: Local folders: whether `put` returns only once the object survives a power failure.
+        retry: How failures are tried again.
+    """
+
+    def __init__(self, location: Location, *, sync: bool = True, retry: Retry | None = None) -> None:
+        self._location = location
+        self._retry = Retry() if retry is None else retry
+        self._backend: _Backend = (
+            LocalFolder(location.path, sync=sync)
+            if location.fs is None
+            else RemoteFolder(location.fs, location.path)
+        )
+
+    @classmethod
+    def open(
+        cls,
+        uri: StrPath,
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        sync: bool = True,
+        retry: Retry | None = None,
+    ) -> Self:
+        """Open the folder at ``uri``, which need not exist; nothing is read or created.
+
+        Args:
+            uri: A local path (``~`` is expanded, a relative one made absolute) or a URI, which goes to fsspec
+                untouched. A path is a path, whatever letters it contains; an `os.PathLike` always is one.
+            storage_options: Keywords of the fsspec filesystem (credentials, endpoints).
+            sync: Local folders: whether `put` returns only once the object survives a power failure.
+            retry: How failures are tried again; None for the default.
+
+        Raises:
+            UnknownName: No filesystem is known for the URI's scheme.
+            MissingExtra: Its client is not installed.
+            OptionError: ``uri`` is empty, a URI that went through pathlib, or the options do not fit.
+        """
+        return cls(locate(uri, storage_options), sync=sync, retry=retry)
+
+    @classmethod
+    def on(cls, fs: Any, root: str, *, uri: str | None = None, retry: Retry | None = None) -> Self:
+        """The folder ``root`` of an fsspec filesystem object; ``uri`` is what messages call it."""
+        name = mask_secrets(str(fs.unstrip_protocol(root)) if uri is None else uri)
+        return cls(Location(fs, root.rstrip("/"), name.rstrip("/")), retry=retry)
+
+    @property
+    def uri(self) -> str:
+        """The absolute local path, or the URI with secrets masked: for messages, not for opening again."""
+        return self._location.uri
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the folder is on this machine's own filesystem, with real files to map."""
+        return self._location.fs is None
+
+    @property
+    def root(self) -> str:
+        """The absolute local path, or the path within `fs`."""
+        return self._location.path
+
+    @property
+    def fs(self) -> Any:
+        """The fsspec filesystem; for a local folder, a `LocalFileSystem` made on demand."""
+        if isinstance(self._backend, RemoteFolder):
+            return self._backend.fs
+        from fsspec.implementations.local import LocalFileSystem
+
+        return LocalFileSystem()
+
+    def __repr__(self) -> str:
+        return f"Storage({self.uri!r})"
+
+    def uri_of(self, path: str) -> str:
+        """What messages call the object at ``path``."""
+        return f"{self.uri.rstrip('/')}/{path}"
+
+    def read(self, path: str, *, limit: int | None = None) -> bytes:
+        """The whole object.
+
+        Args:
+            path: Path below the root.
+            limit: Bytes that are accepted, at most; None for no bound.
+
+        Raises:
+            DataNotFound: Nothing is there.
+            UnsafeData: It has more than ``limit`` bytes, or is a link, folder or device.
+        """
+        if limit is None:
+            return self._read(path, 0, None)
+        data = self._read(path, 0, limit + 1)
+        if len(data) > limit:
+            raise UnsafeData(f"the object has more than the {limit} bytes allowed", uri=self.uri_of(path))
+        return data
+
+    def read_range(self, path: str, start: int, stop: int) -> bytes:
+        """Bytes ``[start, stop)`` of the object; fewer where it ends, as a slice has.
+
+        Raises:
+            DataNotFound: Nothing is there.
+            UnsafeData: It is a link, folder or device.
+            OptionError: Not ``0 <= start <= stop``.
+        """
+        if not 0 <= start <= stop:
+            raise OptionError(
+                f"read_range({start}, {stop}): expected 0 <= start <= stop", uri=self.uri_of(path)
+            )
+        return self._read(path, start, stop)
+
+    def put(self, path: str, data: bytes | bytearray | memoryview) -> None:
+        """Store ``data`` as the whole object ``path``, in place of any that is there.
+
+        It appears under its name only when complete; only on filesystems that have neither a rename nor
+        whole-object puts may others see it grow. A failure is looked into first (only the response may be
+        lost) and then tried again; what is stored twice is the same object.
+
+        Args:
+            path: Path below the root; folders are made as needed.
+            data: Anything with the buffer protocol. Not kept.
+
+        Raises:
+            PublishError: It could not be stored, from the last cause. The data is still the caller's, and
+                calling again later is right.
+        """
+        check_path(path, uri=self.uri)
+        view = memoryview(data).cast("B")
+        for attempt in range(self._retry.attempts):
+            try:
+                self._backend.put(path, view)
+                return
+            except Exception as error:
+                if self._has_landed(path, view):
+                    logger.info("%s is stored although the call failed: %r", self.uri_of(path), error)
+                    return
+                # A folder that vanished is made again; otherwise FileNotFoundError would be permanent.
+                vanished = isinstance(error, FileNotFoundError) and attempt == 0
+                if attempt + 1 == self._retry.attempts or (_is_permanent(error) and not vanished):
+                    raise PublishError(
+                        f"{len(view)} bytes could not be stored in {attempt + 1} attempts: "
+                        f"{type(error).__name__}: {mask_secrets(str(error))}; the caller still has "
+                        "them: make room or repair access, then try again",
+                        uri=self.uri_of(path),
+                    ) from error
+                logger.warning("storing %s failed, trying again: %r", self.uri_of(path), error)
+                self._retry.wait(attempt, path)
+
+    def list(self, prefix: str = "", *, limit: int = MAX_ENTRIES) -> list[Entry]:
+        """Every regular object below the folder ``prefix``, sorted by path; never from a cache.
+
+        Links, devices and keys that are no paths are left out (links with a warning). Which names mean
+        something is the caller's to decide.
+
+        Args:
+            prefix: A folder below the root; "" for the root.
+            limit: Names that are accepted, at most.
+
+        Returns:
+            Entries with paths relative to the root; none where the folder does not exist.
+
+        Raises:
+            UnsafeData: There are more than ``limit`` names.
+        """
+        if prefix:
+            check_path(prefix, uri=self.uri)
+        return sorted(self._attempt(prefix, lambda: self._backend.entries(prefix, limit)))
+
+    def exists(self, path: str = "") -> bool:
+        """Whether an object or a folder is at ``path``; "" asks for the root. A failure is not a "no"."""
+        if path:
+            check_path(path, uri=self.uri)
+        return self._attempt(path, lambda: self._backend.exists(path))
+
+    def remove(self, path: str) -> None:
+        """Remove the object at ``path``; that none is there is no error. Never a folder."""
+        check_path(path, uri=self.uri)
+        self._attempt(path, lambda: self._backend.remove(path))
+
+    # ---- inside ----
+
+    def _read(self, path: str, start: int, stop: int | None) -> bytes:
+        check_path(path, uri=self.uri)
+        try:
+            return self._attempt(path, lambda: self._backend.read(path, start, stop))
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise DataNotFound("nothing is stored there", uri=self.uri_of(path)) from error
+        except IsADirectoryError as error:
+            raise UnsafeData("a folder is where an object was expected", uri=self.uri_of(path)) from error
+
+    def _attempt(self, path: str, operation: Callable[[], T]) -> T:
+        """Run ``operation``, which may be repeated; local calls give definite answers and are not."""
+        attempt = 0
+        while True:
+            try:
+                return operation()
+            except Exception as error:
+                attempt += 1
+                if self.is_local or attempt >= self._retry.attempts or _is_permanent(error):
+                    if not isinstance(error, RlioError):
+                        error.add_note(f"after {attempt} attempts, in {self.uri_of(path)}")
+                    raise
+                logger.warning("reading %s failed, trying again: %r", self.uri_of(path), error)
+                self._retry.wait(attempt - 1, path)
+
+    def _has_landed(self, path: str, data: memoryview) -> bool:
+        try:
+            return self._backend.landed(path, data)
+        except Exception as error:
+            # Not knowing is no reason to stop: putting again is always right.
+            logger.warning("could not look at %s: %s", self.uri_of(path), excerpt(repr(error)))
+            return False
+
+
+def _is_permanent(error: Exception) -> bool:
+    return isinstance(error, _PERMANENT) or (isinstance(error, OSError) and error.errno in _PERMANENT_CODES)

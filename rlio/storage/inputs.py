@@ -1,0 +1,200 @@
+"""Finding the files that a reader of foreign formats is pointed at: files, folders, globs, lists of them.
+
+Example:
+    >>> from rlio.storage.filesystem import Storage
+    >>> storage = Storage.open("memory://inputs-example")
+    >>> for name in ("log-10.json", "log-9.json", "notes.txt"):
+    ...     storage.put(name, b"{}")
+    >>> [file.uri for file in expand_inputs("memory://inputs-example", suffixes=(".json",))]
+    ['memory://inputs-example/log-9.json', 'memory://inputs-example/log-10.json']
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import IO, Any, NamedTuple, cast
+
+from rlio.errors import DataNotFound, OptionError, UnsafeData, excerpt
+from rlio.storage.local import warn_of_links
+from rlio.storage.paths import Location, StrPath, is_uri, locate
+
+__all__ = ["InputFile", "expand_inputs", "open_input"]
+
+_MAGIC = re.compile(r"[*?\[]")
+_DIGITS = re.compile(r"([0-9]+)")
+
+
+class InputFile(NamedTuple):
+    """A file to read.
+
+    Attributes:
+        fs: The fsspec filesystem; None for a local file.
+        path: Path within ``fs``, or the absolute local path.
+        uri: For messages: the absolute path or the URI, secrets masked.
+        size: Bytes, if known.
+    """
+
+    # Any: fsspec ships no type information.
+    fs: Any
+    path: str
+    uri: str
+    size: int | None
+
+
+def expand_inputs(
+    inputs: StrPath | Sequence[StrPath],
+    *,
+    suffixes: tuple[str, ...] = (),
+    recursive: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    limit: int = 1_000_000,
+) -> list[InputFile]:
+    """The files that ``inputs`` name, each once, numbers within names in numeric order.
+
+    A name that exists is taken literally, even if it holds ``*?[``. Links are followed where they are named
+    one by one, never in folders and globs (a folder from a stranger must not lead to files of ours).
+
+    Args:
+        inputs: A file, folder or glob (``**`` crosses folders), as a path or URI, or a list of those.
+        suffixes: Endings that count within folders; () for all. Files and globs are taken as named.
+        recursive: Whether folders are searched to the bottom.
+        storage_options: Keywords of the fsspec filesystems; for URIs only.
+        limit: Files that are accepted, at most.
+
+    Raises:
+        DataNotFound: One of ``inputs`` names no file; the message lists what was there instead.
+        OptionError: ``inputs`` is empty, or is no path.
+        UnsafeData: There are more than ``limit`` files.
+        UnknownName: No filesystem is known for a URI's scheme.
+        MissingExtra: Its client is not installed.
+    """
+    values = [inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs)
+    if not values:
+        raise OptionError("no inputs: expected a file, folder, glob or URI, or a list of those")
+    found: dict[tuple[int, str], InputFile] = {}
+    any_uri = any(isinstance(value, str) and is_uri(value) for value in values)
+    for value in values:
+        # A list may mix paths and URIs; the options are for the URIs, and refused where there is none.
+        uses_options = not any_uri or (isinstance(value, str) and is_uri(value))
+        place = locate(value, storage_options if uses_options else None)
+        for file in _expand_one(place, suffixes, recursive):
+            found.setdefault((id(file.fs), file.path), file)
+            if len(found) > limit:
+                raise UnsafeData(f"more than {limit} files: raise the limit if they are yours", uri=place.uri)
+    return sorted(found.values(), key=lambda file: (_natural(file.uri), file.uri))
+
+
+def open_input(file: InputFile) -> IO[bytes]:
+    """Open ``file`` for reading from its start; the caller closes it.
+
+    Raises:
+        DataNotFound: It is gone.
+    """
+    try:
+        if file.fs is None:
+            return open(file.path, "rb")
+        return cast("IO[bytes]", file.fs.open(file.path, "rb"))
+    except FileNotFoundError as error:
+        raise DataNotFound("the file is gone since it was found", uri=file.uri) from error
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    """Sort key under which ``_9`` comes before ``_10``: loggers number their files without padding."""
+    parts = _DIGITS.split(text)
+    # Odd places hold the digits. Their length without zeros, then themselves, orders them at any size.
+    return [(len(part.lstrip("0")), part.lstrip("0")) if i % 2 else (0, part) for i, part in enumerate(parts)]
+
+
+def _expand_one(place: Location, suffixes: tuple[str, ...], recursive: bool) -> list[InputFile]:
+    files = _local(place, suffixes, recursive) if place.fs is None else _remote(place, suffixes, recursive)
+    if not files:
+        raise DataNotFound(_what_was_there(place, suffixes), uri=place.uri)
+    return files
+
+
+def _wanted(path: str, suffixes: tuple[str, ...]) -> bool:
+    name = path.rsplit("/", 1)[-1]
+    # Hidden files are the droppings of tools and file managers ("._run.json").
+    return not name.startswith(".") and (not suffixes or name.lower().endswith(suffixes))
+
+
+def _local(place: Location, suffixes: tuple[str, ...], recursive: bool) -> list[InputFile]:
+    path = place.path
+    if os.path.isdir(path):
+        inside = glob.escape(path)
+        pattern = os.path.join(inside, "**", "*") if recursive else os.path.join(inside, "*")
+        names = [p for p in glob.iglob(pattern, recursive=recursive) if _wanted(p, suffixes)]
+    elif os.path.exists(path):
+        # Named by the user: may be a link, or a pipe (which has no size).
+        size = os.path.getsize(path) if os.path.isfile(path) else None
+        return [InputFile(None, path, path, size)]
+    else:
+        names = list(glob.iglob(path, recursive=True)) if _MAGIC.search(path) else []
+    links = [name for name in names if os.path.islink(name)]
+    warn_of_links(links, path)
+    skipped = set(links)
+    return [
+        InputFile(None, name, name, os.path.getsize(name))
+        for name in names
+        if name not in skipped and os.path.isfile(name)
+    ]
+
+
+def _remote(place: Location, suffixes: tuple[str, ...], recursive: bool) -> list[InputFile]:
+    fs = place.fs
+    fs.invalidate_cache()
+    info = _info(fs, place.path)
+    if info is not None and info["type"] == "file":
+        return [InputFile(fs, place.path, place.uri, info.get("size"))]
+    infos: Iterable[dict[str, Any]]
+    if info is not None:
+        children = fs.find(place.path, detail=True).values() if recursive else fs.ls(place.path, detail=True)
+        infos = [child for child in children if _wanted(child["name"], suffixes)]
+    elif _MAGIC.search(place.path):
+        infos = fs.glob(place.path, detail=True).values()
+    else:
+        infos = []
+    return [
+        InputFile(fs, child["name"], place.uri_of(child["name"]), child.get("size"))
+        for child in infos
+        if child["type"] == "file" and not child["name"].endswith("/")
+    ]
+
+
+def _info(fs: Any, path: str) -> dict[str, Any] | None:
+    try:
+        return cast("dict[str, Any]", fs.info(path))
+    except FileNotFoundError:
+        return None
+
+
+def _what_was_there(place: Location, suffixes: tuple[str, ...]) -> str:
+    """Message for nothing found: the names in the nearest folder that exists."""
+    folder = place.path
+    magic = _MAGIC.search(folder)
+    if magic:
+        folder = folder[: magic.start()].rpartition("/")[0]
+    names: list[str] = []
+    for _ in range(2):
+        names = _names(place.fs, folder)
+        if names or folder == place.path:
+            break
+        folder = folder.rpartition("/")[0]
+    shown = ", ".join(excerpt(name, 80) for name in names[:8]) + (
+        f" and {len(names) - 8} more" if len(names) > 8 else ""
+    )
+    expected = f"files ending in {', '.join(suffixes)}" if suffixes and not magic else "files"
+    there = f"{excerpt(folder)} holds {shown}" if names else "nothing is there"
+    return f"no {expected} found: {there}; expected a file, a folder of them, a glob or a URI"
+
+
+def _names(fs: Any, folder: str) -> list[str]:
+    try:
+        if fs is None:
+            return sorted(os.listdir(folder or os.sep))
+        return sorted(child.rstrip("/").rsplit("/", 1)[-1] for child in fs.ls(folder, detail=False))
+    except (FileNotFoundError, NotADirectoryError):
+        return []

@@ -1,0 +1,227 @@
+"""Reading what is committed: the listing is the manifest.
+
+A shard is a range of one writer's rows. Ranges may repeat and overlap (compaction, retries); a reader walks
+a cursor over them and so gets every row exactly once, whatever shards there are.
+
+Example:
+    >>> def shard(first, rows):
+    ...     name = ShardName(first=first, rows=rows, size=1, crc32=0, footer_crc32=0)
+    ...     return ShardRef("w", name, f"data/w/{name.format()}")
+    >>> shards = [shard(0, 10), shard(10, 5), shard(0, 12), shard(20, 5)]
+    >>> [(part.ref.name.first, part.skip, part.rows) for part in live_shards(shards)]
+    [(0, 0, 12), (10, 2, 3), (20, 0, 5)]
+    >>> find_holes(shards)
+    [range(15, 20)]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import NamedTuple
+
+from rlio.errors import CorruptData
+from rlio.storage.filesystem import MAX_ENTRIES, Storage
+from rlio.storage.names import DATA_DIR, ShardName, is_writer_id, parse_sealed, parse_trim
+
+__all__ = [
+    "Coverage",
+    "Listing",
+    "Rejected",
+    "Segment",
+    "ShardRef",
+    "cover_rows",
+    "find_holes",
+    "list_shards",
+    "live_shards",
+    "load_shard",
+]
+
+
+class ShardRef(NamedTuple):
+    """A shard that is stored: whose it is, what its name certifies, and its path below the root.
+
+    The path is kept because a foreign tool may have written the same numbers with another padding.
+    """
+
+    writer: str
+    name: ShardName
+    path: str
+
+
+class Segment(NamedTuple):
+    """The part of a shard that is served: ``rows`` rows from its row ``skip`` on."""
+
+    ref: ShardRef
+    skip: int
+    rows: int
+
+    @property
+    def first(self) -> int:
+        """Row number, within the writer, of the first row served."""
+        return self.ref.name.first + self.skip
+
+    @property
+    def end(self) -> int:
+        """The row after the last one served."""
+        return self.first + self.rows
+
+
+class Rejected(NamedTuple):
+    """An object in the data folder that is not served, and why."""
+
+    path: str
+    reason: str
+
+
+class Coverage(NamedTuple):
+    """The rows of one writer: what serves them, and which are missing."""
+
+    segments: list[Segment]
+    holes: list[range]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What one listing of a data set found.
+
+    Attributes:
+        shards: Writer id -> its shards, by first row; writers by id.
+        rejected: Objects under the data folder that are neither shards nor markers, or whose size is not
+            that of their name (being uploaded, or torn).
+        sealed: Writer id -> rows, for writers that are closed for good.
+        trimmed: Writer id -> row, for writers whose rows below it are gone on purpose.
+    """
+
+    shards: dict[str, list[ShardRef]] = field(default_factory=dict)
+    rejected: list[Rejected] = field(default_factory=list)
+    sealed: dict[str, int] = field(default_factory=dict)
+    trimmed: dict[str, int] = field(default_factory=dict)
+
+    def cover(self, writer: str) -> Coverage:
+        """The rows of ``writer``, its markers honoured."""
+        return cover_rows(
+            self.shards.get(writer, []), trim=self.trimmed.get(writer, 0), sealed=self.sealed.get(writer)
+        )
+
+
+def list_shards(storage: Storage, *, limit: int = MAX_ENTRIES) -> Listing:
+    """List the data set at ``storage`` in one pass, with no object opened.
+
+    A listing of a growing data set is no snapshot: a later shard may be seen and an earlier one not yet.
+    Whoever finds a hole lists again before believing it.
+
+    Raises:
+        UnsafeData: There are more than ``limit`` names.
+    """
+    listing = Listing()
+    for path, size in storage.list(DATA_DIR, limit=limit):
+        parts = path.split("/")
+        if len(parts) != 3 or not is_writer_id(parts[1]):
+            listing.rejected.append(Rejected(path, f"not in a writer's folder ({DATA_DIR}/<writer>/)"))
+            continue
+        writer, text = parts[1], parts[2]
+        name = ShardName.parse(text)
+        if name is None:
+            _take_marker(listing, writer, text, path)
+        elif size is not None and size != name.size:
+            reason = f"has {size} bytes and its name says {name.size}: torn, or not uploaded yet"
+            listing.rejected.append(Rejected(path, reason))
+        else:
+            listing.shards.setdefault(writer, []).append(ShardRef(writer, name, path))
+    for refs in listing.shards.values():
+        refs.sort(key=_order)
+    return listing
+
+
+def _take_marker(listing: Listing, writer: str, text: str, path: str) -> None:
+    rows, row = parse_sealed(text), parse_trim(text)
+    if rows is not None:
+        listing.sealed[writer] = max(rows, listing.sealed.get(writer, 0))
+    elif row is not None:
+        listing.trimmed[writer] = max(row, listing.trimmed.get(writer, 0))
+    else:
+        listing.rejected.append(Rejected(path, "the name is that of no shard and no marker"))
+
+
+_first_row = attrgetter("name.first")
+
+
+def _order(ref: ShardRef) -> tuple[int, str]:
+    return ref.name.first, ref.path
+
+
+def cover_rows(refs: Iterable[ShardRef], *, trim: int = 0, sealed: int | None = None) -> Coverage:
+    """Choose the shards that serve one writer's rows, each row exactly once.
+
+    The rule, for the next row c: among the shards with first <= c < first + rows, the one with the largest
+    end (of equal ones, the smallest path), from its row c - first on; then c is its end. Larger covers win:
+    a compacted shard is used at once, and the shards that it covers may go.
+
+    Args:
+        refs: Shards of one writer, in any order.
+        trim: Row below which nothing is wanted or missed.
+        sealed: Rows that the writer had when it was closed for good; None while it may grow.
+
+    Returns:
+        Segments in row order, and the ranges of rows from ``trim`` on that no shard holds although a later
+        row is stored or was promised.
+    """
+    segments: list[Segment] = []
+    holes: list[range] = []
+    cursor = trim
+    waiting = sorted(refs, key=_first_row)
+    # The best of all shards that start at or before the cursor; its end says whether it reaches past it.
+    best: ShardRef | None = None
+    i = 0
+    while True:
+        while i < len(waiting) and waiting[i].name.first <= cursor:
+            if best is None or _rank(waiting[i]) < _rank(best):
+                best = waiting[i]
+            i += 1
+        if best is not None and best.name.end > cursor:
+            segments.append(Segment(best, cursor - best.name.first, best.name.end - cursor))
+            cursor = best.name.end
+        elif i < len(waiting):
+            holes.append(range(cursor, waiting[i].name.first))
+            cursor = waiting[i].name.first
+        else:
+            break
+    if sealed is not None and sealed > cursor:
+        holes.append(range(cursor, sealed))
+    return Coverage(segments, holes)
+
+
+def _rank(ref: ShardRef) -> tuple[int, str]:
+    """Smaller is better."""
+    return -ref.name.end, ref.path
+
+
+def live_shards(refs: Iterable[ShardRef], trim: int = 0) -> list[Segment]:
+    """The segments of `cover_rows`: what to read, in row order."""
+    return cover_rows(refs, trim=trim).segments
+
+
+def find_holes(refs: Iterable[ShardRef], trim: int = 0) -> list[range]:
+    """The holes of `cover_rows`: rows that are missing although later ones are stored."""
+    return cover_rows(refs, trim=trim).holes
+
+
+def load_shard(storage: Storage, ref: ShardRef) -> bytes:
+    """Read a whole shard. Its size is checked; its CRCs are the decoder's to check, before anything else.
+
+    Raises:
+        CorruptData: It has more or fewer bytes than its name says.
+        DataNotFound: It is gone (covered by a larger one and collected): list again.
+    """
+    # One byte more than expected: an object that was swapped for a larger one is seen, and never read whole.
+    data = storage.read_range(ref.path, 0, ref.name.size + 1)
+    if len(data) != ref.name.size:
+        found = f"more than {ref.name.size}" if len(data) > ref.name.size else str(len(data))
+        raise CorruptData(
+            f"the shard has {found} bytes and its name says {ref.name.size}: it is torn or was changed; "
+            "copy it again from where it came",
+            uri=storage.uri_of(ref.path),
+        )
+    return data

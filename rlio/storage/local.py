@@ -1,0 +1,309 @@
+"""A folder of this machine, by system calls: whole objects or none, durable, and nothing outside the root.
+
+Every name below the root is opened relative to its parent's descriptor and without following symbolic
+links, so that a data set from a stranger cannot make us read or write anywhere else, not even by swapping
+a folder for a link while we look. The root itself may be a link: it is the user's own word.
+
+Where the platform has no ``openat`` (Windows) the same calls go by path, after a check for links.
+
+Example:
+    >>> import tempfile
+    >>> folder = LocalFolder(tempfile.mkdtemp(), sync=False)
+    >>> folder.put("a/b.bin", memoryview(b"whole or not at all"))
+    >>> folder.read("a/b.bin", 0, 5)
+    b'whole'
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import stat
+import sys
+import uuid
+from collections.abc import Iterator
+
+from rlio.errors import UnsafeData, excerpt
+from rlio.storage.names import TMP_DIR
+from rlio.storage.paths import Entry
+
+__all__ = ["LocalFolder", "warn_of_links"]
+
+logger = logging.getLogger("rlio")
+
+_HAS_OPENAT = os.open in os.supports_dir_fd and hasattr(os, "O_DIRECTORY")
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
+# Non-blocking: opening a FIFO that poses as a shard would otherwise wait for a writer for ever.
+_READ = os.O_RDONLY | _NO_FOLLOW | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW | getattr(os, "O_BINARY", 0)
+
+
+class LocalFolder:
+    """The local backend of `Storage`.
+
+    Args:
+        root: Absolute path of the folder; need not exist.
+        sync: Whether `put` waits until the object and its name are on the disk.
+    """
+
+    def __init__(self, root: str, *, sync: bool) -> None:
+        self.root = root
+        self.sync = sync
+
+    def read(self, path: str, start: int, stop: int | None) -> bytes:
+        """Bytes ``[start, stop)`` of a regular file, fewer where it ends."""
+        with self._open(path) as fd, open(fd, "rb", buffering=0, closefd=False) as file:
+            file.seek(start)
+            if stop is None:
+                return file.readall()
+            parts: list[bytes] = []
+            missing = stop - start
+            # The loop is for files past what one read() returns (2 GiB on Linux).
+            while missing > 0 and (part := file.read(missing)):
+                parts.append(part)
+                missing -= len(part)
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def put(self, path: str, data: memoryview) -> None:
+        """Create or replace ``path`` with ``data``: readers see the old object or the whole new one."""
+        *folders, name = path.split("/")
+        self._make_root()
+        with self._folder([TMP_DIR], create=True) as tmp, self._folder(folders, create=True) as target:
+            temporary = f"{uuid.uuid4().hex}.tmp"
+            try:
+                self._write(tmp, temporary, data)
+                os.replace(tmp.at(temporary), target.at(name), src_dir_fd=tmp.fd, dst_dir_fd=target.fd)
+            except BaseException:
+                tmp.discard(temporary)
+                raise
+            if self.sync:
+                target.sync()
+
+    def landed(self, path: str, data: memoryview) -> bool:
+        """Always False: a local call that fails has no lost response, and its durability is in doubt."""
+        return False
+
+    def entries(self, folder: str, limit: int) -> list[Entry]:
+        """Every regular file below ``folder``, unsorted. Links and special files are not entries.
+
+        Raises:
+            UnsafeData: More than ``limit`` names are there.
+        """
+        if folder and not self._is_plain_folder(folder):
+            return []
+        found: list[Entry] = []
+        links: list[str] = []
+        pending = [folder]
+        seen = 0
+        while pending:
+            parent = pending.pop()
+            prefix = f"{parent}/" if parent else ""
+            try:
+                children = os.scandir(os.path.join(self.root, parent) if parent else self.root)
+            except FileNotFoundError:
+                continue  # a folder that is gone has no files
+            with children:
+                for child in children:
+                    seen += 1
+                    if seen > limit:
+                        raise UnsafeData(f"more than {limit} names: raise the limit if they are yours")
+                    if child.is_dir(follow_symlinks=False):
+                        pending.append(prefix + child.name)
+                    elif child.is_symlink():
+                        links.append(prefix + child.name)
+                    elif child.is_file(follow_symlinks=False):
+                        with contextlib.suppress(FileNotFoundError):  # removed since it was listed
+                            size = child.stat(follow_symlinks=False).st_size
+                            found.append(Entry(prefix + child.name, size))
+        warn_of_links(links, self.root)
+        return found
+
+    def exists(self, path: str) -> bool:
+        """Whether a regular file or a folder is there."""
+        if not path:
+            return os.path.isdir(self.root)
+        *folders, name = path.split("/")
+        try:
+            with self._folder(folders) as folder:
+                mode = folder.mode(name)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
+
+    def remove(self, path: str) -> None:
+        """Remove the file, if it is there."""
+        *folders, name = path.split("/")
+        with contextlib.suppress(FileNotFoundError), self._folder(folders) as folder:
+            os.unlink(folder.at(name), dir_fd=folder.fd)
+
+    # ---- inside ----
+
+    @contextlib.contextmanager
+    def _open(self, path: str) -> Iterator[int]:
+        """A descriptor of a regular file."""
+        *folders, name = path.split("/")
+        with self._folder(folders) as folder:
+            with folder.refusing_links(name):
+                fd = os.open(folder.at(name), _READ, dir_fd=folder.fd)
+            try:
+                if not stat.S_ISREG(os.fstat(fd).st_mode):
+                    raise UnsafeData(
+                        f"{excerpt(path)} is no regular file: a folder, pipe or device is never read",
+                        uri=self.root,
+                    )
+                yield fd
+            finally:
+                os.close(fd)
+
+    @contextlib.contextmanager
+    def _folder(self, parts: list[str], *, create: bool = False) -> Iterator[_Folder]:
+        """The folder that ``parts`` lead to from the root, no link followed."""
+        with contextlib.ExitStack() as stack:
+            folder = _Folder(self.root, None)
+            if _HAS_OPENAT:
+                folder.fd = os.open(self.root, _FOLDER)
+                stack.callback(os.close, folder.fd)
+            for part in parts:
+                if create:
+                    self._make(folder, part)
+                child = _Folder(os.path.join(folder.path, part), None)
+                with folder.refusing_links(part):
+                    if _HAS_OPENAT:
+                        child.fd = os.open(part, _FOLDER | _NO_FOLLOW, dir_fd=folder.fd)
+                        stack.callback(os.close, child.fd)
+                folder = child
+            yield folder
+
+    def _make(self, folder: _Folder, name: str) -> None:
+        """Create the folder ``name`` if it is not there. The new name is durable before what it will hold."""
+        try:
+            folder.mode(name)
+        except FileNotFoundError:
+            with contextlib.suppress(FileExistsError):  # another writer was quicker
+                os.mkdir(folder.at(name), dir_fd=folder.fd)
+            if self.sync:
+                folder.sync()
+
+    def _make_root(self) -> None:
+        missing: list[str] = []
+        path = self.root
+        while not os.path.isdir(path) and path != os.path.dirname(path):
+            missing.append(path)
+            path = os.path.dirname(path)
+        for path in reversed(missing):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path)
+            if self.sync:
+                _sync_path(os.path.dirname(path))
+
+    def _write(self, folder: _Folder, name: str, data: memoryview) -> None:
+        fd = os.open(folder.at(name), _CREATE, 0o666, dir_fd=folder.fd)
+        try:
+            offset = 0
+            while offset < len(data):
+                offset += os.write(fd, data[offset:])
+            if self.sync:
+                _sync(fd)
+        finally:
+            os.close(fd)
+
+    def _is_plain_folder(self, folder: str) -> bool:
+        """Whether ``folder`` is one, and no link leads to it; a warning tells of a link."""
+        path = self.root
+        for part in folder.split("/"):
+            path = os.path.join(path, part)
+            try:
+                mode = os.lstat(path).st_mode
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+            if stat.S_ISLNK(mode):
+                warn_of_links([folder], self.root)
+            if not stat.S_ISDIR(mode):
+                return False
+        return True
+
+
+class _Folder:
+    """An open folder: a descriptor where the platform has ``openat``, else a path."""
+
+    def __init__(self, path: str, fd: int | None) -> None:
+        self.path = path
+        self.fd = fd
+
+    def at(self, name: str) -> str:
+        """What to pass, together with ``dir_fd=self.fd``, for the child ``name``."""
+        return name if self.fd is not None else os.path.join(self.path, name)
+
+    def mode(self, name: str) -> int:
+        return os.stat(self.at(name), dir_fd=self.fd, follow_symlinks=False).st_mode
+
+    def sync(self) -> None:
+        """Make the names in this folder durable. Windows has no such call."""
+        if self.fd is not None:
+            _sync(self.fd)
+
+    def discard(self, name: str) -> None:
+        """Remove the unfinished file ``name``; what cannot be removed is left to garbage collection."""
+        try:
+            os.unlink(self.at(name), dir_fd=self.fd)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            logger.warning("could not remove the unfinished %s/%s: %s", self.path, name, error)
+
+    @contextlib.contextmanager
+    def refusing_links(self, name: str) -> Iterator[None]:
+        """Explain the error that opening a link gives; look by hand where there is no O_NOFOLLOW."""
+        if not _HAS_OPENAT and os.path.islink(os.path.join(self.path, name)):
+            raise self._link(name)
+        try:
+            yield
+        except OSError as error:
+            # Linux says ENOTDIR for a link to a folder; both codes have other causes as well.
+            if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EMLINK):
+                with contextlib.suppress(FileNotFoundError):
+                    if stat.S_ISLNK(self.mode(name)):
+                        raise self._link(name) from error
+            raise
+
+    def _link(self, name: str) -> UnsafeData:
+        return UnsafeData(
+            f"{excerpt(name)} is a symbolic link, which could lead out of the root: "
+            "put the file itself there (cp -rL copies what links point to)",
+            uri=self.path,
+        )
+
+
+def warn_of_links(links: list[str], where: str) -> None:
+    """Log that ``links`` were not followed: what is left out is never left out in silence."""
+    if links:
+        logger.warning(
+            "%d symbolic links in %s were not followed (the first: %s): they could lead out of the folder; "
+            "open the place that they point to, or copy it with cp -rL",
+            len(links),
+            where,
+            excerpt(links[0]),
+        )
+
+
+def _sync(fd: int) -> None:
+    if sys.platform == "darwin":
+        import fcntl
+
+        # On macOS fsync() leaves the data in the drive's cache. Not every filesystem knows the stronger call.
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+            return
+    os.fsync(fd)
+
+
+def _sync_path(folder: str) -> None:
+    if _HAS_OPENAT:
+        fd = os.open(folder, _FOLDER)
+        try:
+            _sync(fd)
+        finally:
+            os.close(fd)

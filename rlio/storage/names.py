@@ -1,0 +1,218 @@
+"""The names in a data set: a shard's own says which rows it holds and what its bytes must be.
+
+Names are what readers trust, so each is one strict grammar: what does not match is not ours.
+
+Example:
+    >>> name = ShardName(first=4096, rows=2048, size=913422, crc32=0x9F0C11AA, footer_crc32=0x1B)
+    >>> name.format()
+    '000000004096-2048-913422-9f0c11aa-0000001b.parquet'
+    >>> ShardName.parse(name.format()) == name
+    True
+    >>> ShardName.parse("../escape.parquet") is None
+    True
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from dataclasses import dataclass
+from typing import Final, Literal, Self, TypeAlias, cast, get_args
+
+from rlio.errors import OptionError, excerpt
+
+__all__ = [
+    "DATA_DIR",
+    "HEADER",
+    "MAX_ROW",
+    "MAX_ROWS",
+    "MAX_SHARD_BYTES",
+    "SCHEMA_DIR",
+    "TMP_DIR",
+    "WAL_DIR",
+    "ShardName",
+    "Suffix",
+    "check_writer_id",
+    "is_writer_id",
+    "make_writer_id",
+    "parse_sealed",
+    "parse_trim",
+    "schema_path",
+    "sealed_name",
+    "shard_path",
+    "trim_name",
+    "writer_dir",
+]
+
+HEADER: Final = "_rlio.json"
+SCHEMA_DIR: Final = "_schema"
+DATA_DIR: Final = "data"
+TMP_DIR: Final = "_tmp"
+WAL_DIR: Final = "_wal"
+
+Suffix: TypeAlias = Literal["parquet", "jsonl", "jsonl.zst"]
+
+#: Rows of one shard, its bytes, and the last row of a writer: bounds that arithmetic in any language keeps
+#: exact (int64), far above what can be written and far below what a hostile name could ask for.
+MAX_ROWS: Final = 2**48
+MAX_SHARD_BYTES: Final = 2**48
+MAX_ROW: Final = 2**62
+
+# ASCII digits only: \d would also match other scripts' digits.
+_SHARD = re.compile(
+    r"([0-9]{1,19})-([0-9]{1,19})-([0-9]{1,19})-([0-9a-f]{8})-([0-9a-f]{8})\.(parquet|jsonl|jsonl\.zst)"
+)
+_WRITER = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+_SEALED = re.compile(r"_sealed-([0-9]{1,19})")
+_TRIM = re.compile(r"_trim-([0-9]{1,19})")
+_SCHEMA_HASH = re.compile(r"[0-9a-f]{8,64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardName:
+    """What a shard's name certifies.
+
+    Attributes:
+        first: Row number, within its writer, of the first row.
+        rows: Rows in the shard, at least 1.
+        size: Its bytes.
+        crc32: zlib's CRC-32 of all its bytes.
+        footer_crc32: CRC-32 of a Parquet shard's footer (thrift metadata, its length and magic); of a JSON
+            shard, of whatever the encoding declares, or 0.
+        suffix: What the bytes are.
+    """
+
+    first: int
+    rows: int
+    size: int
+    crc32: int
+    footer_crc32: int
+    suffix: Suffix = "parquet"
+
+    def __post_init__(self) -> None:
+        if not (
+            self.first >= 0
+            and 1 <= self.rows <= MAX_ROWS
+            and self.first + self.rows <= MAX_ROW
+            and 1 <= self.size <= MAX_SHARD_BYTES
+            and 0 <= self.crc32 < 2**32
+            and 0 <= self.footer_crc32 < 2**32
+            and self.suffix in get_args(Suffix)
+        ):
+            raise OptionError(
+                f"{self}: expected first >= 0, 1 <= rows <= 2**48, first + rows <= 2**62, "
+                f"1 <= size <= 2**48, two CRC-32s and a suffix of {', '.join(get_args(Suffix))}"
+            )
+
+    @property
+    def end(self) -> int:
+        """The row after the last."""
+        return self.first + self.rows
+
+    def format(self) -> str:
+        """The file name."""
+        crcs = f"{self.crc32:08x}-{self.footer_crc32:08x}"
+        return f"{self.first:012d}-{self.rows}-{self.size}-{crcs}.{self.suffix}"
+
+    @classmethod
+    def parse(cls, name: str) -> Self | None:
+        """The shard that the file name ``name`` (no folder) declares, or None if it is no shard's name."""
+        match = _SHARD.fullmatch(name)
+        if match is None:
+            return None
+        first, rows, size = int(match[1]), int(match[2]), int(match[3])
+        if not (1 <= rows <= MAX_ROWS and first + rows <= MAX_ROW and 1 <= size <= MAX_SHARD_BYTES):
+            return None
+        return cls(
+            first=first,
+            rows=rows,
+            size=size,
+            crc32=int(match[4], 16),
+            footer_crc32=int(match[5], 16),
+            suffix=cast(Suffix, match[6]),
+        )
+
+
+def make_writer_id(worker_index: int) -> str:
+    """A new id, ``w<worker_index:05d>-<8 hex>``: no other process start has it, on any machine.
+
+    Raises:
+        OptionError: ``worker_index`` is negative.
+    """
+    if worker_index < 0:
+        raise OptionError(f"worker_index={worker_index}: expected 0 for a local worker, else 1, 2, ...")
+    return f"w{worker_index:05d}-{uuid.uuid4().hex[:8]}"
+
+
+def is_writer_id(text: object) -> bool:
+    """Whether ``text`` may be a writer's id and so a folder's name."""
+    return isinstance(text, str) and _WRITER.fullmatch(text) is not None
+
+
+def check_writer_id(writer_id: str) -> str:
+    """Return ``writer_id`` if it may be one.
+
+    Raises:
+        OptionError: It is not 1 to 64 of ``a-z 0-9 -``, or starts with ``-``.
+    """
+    if not is_writer_id(writer_id):
+        raise OptionError(
+            f"writer_id={excerpt(writer_id)}: expected 1 to 64 of the characters a-z, 0-9 and '-', "
+            "the first no '-'"
+        )
+    return writer_id
+
+
+def writer_dir(writer_id: str) -> str:
+    """The folder of a writer's shards, relative to the root."""
+    return f"{DATA_DIR}/{check_writer_id(writer_id)}"
+
+
+def shard_path(writer_id: str, name: ShardName) -> str:
+    """Where a shard is, relative to the root."""
+    return f"{writer_dir(writer_id)}/{name.format()}"
+
+
+def schema_path(schema_hash: str) -> str:
+    """Where the schema with that hash (8 to 64 lower-case hex digits) is, relative to the root.
+
+    Raises:
+        OptionError: ``schema_hash`` is none.
+    """
+    if _SCHEMA_HASH.fullmatch(schema_hash) is None:
+        raise OptionError(f"schema hash {excerpt(schema_hash)}: expected 8 to 64 lower-case hex digits")
+    return f"{SCHEMA_DIR}/{schema_hash}.json"
+
+
+def sealed_name(rows: int) -> str:
+    """Name of the marker that says: the writer is closed for good, after ``rows`` rows."""
+    return f"_sealed-{_check_row(rows)}"
+
+
+def trim_name(row: int) -> str:
+    """Name of the marker that says: rows below ``row`` are gone on purpose."""
+    return f"_trim-{_check_row(row)}"
+
+
+def parse_sealed(name: str) -> int | None:
+    """Rows that a `sealed_name` declares, or None if ``name`` is none."""
+    return _parse_row(_SEALED, name)
+
+
+def parse_trim(name: str) -> int | None:
+    """Row that a `trim_name` declares, or None if ``name`` is none."""
+    return _parse_row(_TRIM, name)
+
+
+def _check_row(row: int) -> int:
+    if not 0 <= row <= MAX_ROW:
+        raise OptionError(f"row {row}: expected 0 to 2**62")
+    return row
+
+
+def _parse_row(pattern: re.Pattern[str], name: str) -> int | None:
+    match = pattern.fullmatch(name)
+    if match is None:
+        return None
+    row = int(match[1])
+    return row if row <= MAX_ROW else None
