@@ -1,0 +1,513 @@
+"""Packed columns: the compressed text that RLlib puts into JSON and Parquet, read without running it.
+
+RLlib stores a column as base64 text of an LZ4 frame of a Python object stream. Such a stream is a small
+program, and the usual way of loading one runs whatever functions it names. Here its opcodes are read as data
+by an interpreter that knows the few opcodes and six functions that NumPy arrays need, each replaced by our
+own; it imports nothing, calls nothing by name, and bounds size, depth and number of values. Everything else
+is refused.
+
+Not here: how columns become batches (`rlio.readers.rllib_json`).
+
+Example:
+    >>> column = unpack(
+    ...     "BCJNGGhAoQAAAAAAAACQmAAAAFKABZWWAAEA8hqME251bXB5Ll9jb3JlLm51bWVyaWOUjAtfZnJvbWJ1ZmZlcpSTlCiWIC8A"
+    ...     "AwIA8Q6APwAAAEAAAEBAAACAQAAAoEAAAMBAAADgQJSMBVEA8RaUjAVkdHlwZZSTlIwCZjSUiYiHlFKUKEsDjAE8lE5OTkr/"
+    ...     "////BQDwBUsAdJRiSwRLAoaUjAFDlHSUUpQuAAAAAA=="
+    ... )
+    >>> column.dtype, column.tolist()
+    (dtype('float32'), [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [6.0, 7.0]])
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import pickletools
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.errors import CorruptData, UnsafeData, excerpt
+
+__all__ = ["Limits", "is_packed", "unpack"]
+
+# An LZ4 frame as every version of RLlib writes it: the magic number, then the flags 0x68 and 0x40, in base64.
+_PREFIX: Final = "BCJNGGhA"
+_MAX_ROWS: Final = 2**40
+_MAX_NDIM: Final = 32
+_NATIVE_ORDER: Final = "<" if sys.byteorder == "little" else ">"
+
+Array: TypeAlias = NDArray[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How much one packed column may ask for.
+
+    Attributes:
+        max_bytes: Bytes after decompression, and of all arrays together. The default holds 4000 steps of
+            84x84x4 frames four times over.
+        max_values: Opcodes of the stream, and values in the result: some 50 an array, so that only columns
+            of Python objects come near it.
+        max_depth: How deep lists, tuples and dicts may nest.
+    """
+
+    max_bytes: int = 512 << 20
+    max_values: int = 4_000_000
+    max_depth: int = 32
+
+
+_DEFAULT_LIMITS: Final = Limits()
+
+
+def is_packed(value: object) -> bool:
+    """Whether ``value`` is text that RLlib packed; any other string is data of its own right."""
+    return isinstance(value, str) and value.startswith(_PREFIX)
+
+
+def unpack(text: str, *, limits: Limits = _DEFAULT_LIMITS) -> Any:
+    """Return the value packed into ``text``.
+
+    Args:
+        text: A string for which `is_packed` holds.
+        limits: What it may ask for.
+
+    Returns:
+        What was packed: an array (its dtype, shape and memory order kept), or a dict, list or tuple of such
+        and of plain Python values. Arrays are writable, and the caller's.
+
+    Raises:
+        UnsafeData: The stream names a function, opcode or dtype that is not NumPy data, or exceeds
+            ``limits``.
+        CorruptData: The base64 text, the LZ4 frame or the stream is damaged.
+    """
+    stream = _decompress(text, limits.max_bytes)
+    return _Interpreter(limits).run(stream)
+
+
+def _decompress(text: str, max_bytes: int) -> bytes:
+    """The bytes inside the base64 text of an LZ4 frame, at most ``max_bytes`` of them."""
+    import pyarrow as pa
+
+    try:
+        frame = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise CorruptData(f"packed column: not base64 ({error}); found {excerpt(text, 40)}") from error
+    # Bit 3 of the flags says that the size of the content follows: checked before a byte is inflated.
+    stated = int.from_bytes(frame[6:14], "little") if len(frame) >= 14 and frame[4] & 8 else None
+    if stated is not None and stated > max_bytes:
+        raise UnsafeData(f"packed column: inflates to {stated} bytes, more than the {max_bytes} allowed")
+    room = max_bytes + 1 if stated is None else stated + 1
+    parts: list[bytes] = []
+    try:
+        with pa.CompressedInputStream(pa.BufferReader(frame), "lz4") as inflated:
+            while room:
+                # Without a stated size in steps, so that memory follows what is there, not what may be.
+                part = inflated.read(room if stated is not None else min(room, 1 << 24))
+                if not part:
+                    break
+                parts.append(part)
+                room -= len(part)
+    except OSError as error:
+        raise CorruptData(f"packed column: damaged LZ4 frame: {error}") from error
+    found = sum(map(len, parts))
+    if stated is not None and found != stated:
+        raise CorruptData(f"packed column: the LZ4 frame states {stated} bytes and holds {found} or more")
+    if not room:
+        raise UnsafeData(f"packed column: inflates to more than the {max_bytes} bytes allowed")
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+class _Function(Enum):
+    """The functions that streams of arrays name; `_Interpreter` does for each what NumPy's would."""
+
+    FROMBUFFER = "_frombuffer"
+    DTYPE = "dtype"
+    RECONSTRUCT = "_reconstruct"
+    SCALAR = "scalar"
+    NDARRAY = "ndarray"
+    ENCODE = "encode"
+
+
+_FUNCTIONS: Final = {
+    ("numpy.core.numeric", "_frombuffer"): _Function.FROMBUFFER,
+    ("numpy._core.numeric", "_frombuffer"): _Function.FROMBUFFER,
+    ("numpy.core.multiarray", "_reconstruct"): _Function.RECONSTRUCT,
+    ("numpy._core.multiarray", "_reconstruct"): _Function.RECONSTRUCT,
+    ("numpy.core.multiarray", "scalar"): _Function.SCALAR,
+    ("numpy._core.multiarray", "scalar"): _Function.SCALAR,
+    ("numpy", "dtype"): _Function.DTYPE,
+    ("numpy", "ndarray"): _Function.NDARRAY,
+    ("_codecs", "encode"): _Function.ENCODE,
+}
+
+_DTYPE_NAME = re.compile(r"b1|[iu][1248]|f[248]|c8|c16|[mM]8|[US][1-9]\d{0,6}|O8?")
+_TIME_UNIT = re.compile(rb"[YMWDhms]|[munpfa]s")
+
+
+class _Dtype:
+    """A dtype under construction: its state, with the byte order, follows after it was first named."""
+
+    def __init__(self, name: str) -> None:
+        self.value = np.dtype(name)
+
+
+class _ArrayShell:
+    """An array under construction: its state, with everything in it, follows after it was first named."""
+
+    def __init__(self) -> None:
+        #: The values; for an object array, what the stream listed, until it is resolved.
+        self.value: Array | None = None
+        self.objects: list[Any] | None = None
+        self.shape: tuple[int, ...] = ()
+        self.fortran = False
+        self.served = False
+
+
+_Handler: TypeAlias = "Callable[[_Interpreter, Any], None]"
+
+
+class _Interpreter:
+    """Reads one stream of opcodes, as data."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._stack: list[Any] = []
+        self._outer: list[list[Any]] = []
+        self._memo: dict[int, Any] = {}
+        self._used_buffers: set[int] = set()
+        self._bytes_left = limits.max_bytes
+        self._values_left = limits.max_values
+
+    def run(self, stream: bytes) -> Any:
+        """The value that ``stream`` describes."""
+        steps = 0
+        try:
+            for opcode, argument, _ in pickletools.genops(stream):
+                steps += 1
+                if steps > self._limits.max_values:
+                    raise UnsafeData(f"packed column: more than {self._limits.max_values} opcodes")
+                if opcode.name == "STOP":
+                    break
+                handler = _HANDLERS.get(opcode.name)
+                if handler is None:
+                    raise UnsafeData(
+                        f"packed column: opcode {opcode.name} is not needed for arrays and is refused"
+                    )
+                handler(self, argument)
+            if len(self._stack) != 1 or self._outer:
+                raise CorruptData("packed column: the stream does not end with one value")
+            return self._resolve(self._stack.pop(), 0)
+        except CorruptData:
+            raise
+        except (ValueError, TypeError, IndexError, KeyError, AttributeError, OverflowError) as error:
+            # The ways in which a damaged stream shows; genops itself raises ValueError.
+            raise CorruptData(f"packed column: damaged stream: {excerpt(str(error))}") from error
+
+    # ---- opcodes ----
+
+    def push(self, value: Any) -> None:
+        self._stack.append(value)
+
+    def push_integer(self, value: int) -> None:
+        if not -(2**63) <= value < 2**64:
+            raise UnsafeData("packed column: an integer of more than 64 bits")
+        self._stack.append(value)
+
+    def mark(self, _: Any) -> None:
+        self._outer.append(self._stack)
+        self._stack = []
+
+    def _since_mark(self) -> list[Any]:
+        items, self._stack = self._stack, self._outer.pop()
+        return items
+
+    def _pop(self, count: int) -> tuple[Any, ...]:
+        if len(self._stack) < count:
+            raise CorruptData("packed column: the stream takes a value that it never gave")
+        taken = tuple(self._stack[len(self._stack) - count :])
+        del self._stack[len(self._stack) - count :]
+        return taken
+
+    def tuple_since_mark(self, _: Any) -> None:
+        self.push(tuple(self._since_mark()))
+
+    def append(self, _: Any) -> None:
+        (item,) = self._pop(1)
+        self._extend([item])
+
+    def appends(self, _: Any) -> None:
+        self._extend(self._since_mark())
+
+    def _extend(self, items: list[Any]) -> None:
+        target = self._stack[-1]
+        if type(target) is not list:
+            raise CorruptData("packed column: an append to what is not a list")
+        target.extend(items)
+
+    def set_item(self, _: Any) -> None:
+        self._update(list(self._pop(2)))
+
+    def set_items(self, _: Any) -> None:
+        self._update(self._since_mark())
+
+    def _update(self, items: list[Any]) -> None:
+        target = self._stack[-1]
+        if type(target) is not dict or len(items) % 2:
+            raise CorruptData("packed column: an item set on what is not a dict")
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            # Text and small integers cannot be chosen to collide; large integers and floats can, and hang us.
+            if type(key) is not str and not (type(key) is int and -(2**31) <= key < 2**31):
+                raise UnsafeData(f"packed column: a dict key of type {type(key).__name__} is refused")
+            target[key] = value
+
+    def memoize(self, _: Any) -> None:
+        self._memo[len(self._memo)] = self._stack[-1]
+
+    def put(self, index: int) -> None:
+        self._memo[index] = self._stack[-1]
+
+    def get(self, index: int) -> None:
+        self.push(self._memo[index])
+
+    def global_(self, name: str) -> None:
+        module, _, attribute = name.partition(" ")
+        self._push_function(module, attribute)
+
+    def stack_global(self, _: Any) -> None:
+        module, attribute = self._pop(2)
+        self._push_function(module, attribute)
+
+    def _push_function(self, module: Any, attribute: Any) -> None:
+        named = (module, attribute)
+        function = _FUNCTIONS.get(named) if all(type(part) is str for part in named) else None
+        if function is None:
+            raise UnsafeData(
+                f"packed column: names the global {excerpt(f'{module}.{attribute}')}; only NumPy's array "
+                "functions are read, and nothing was imported"
+            )
+        self.push(function)
+
+    def reduce(self, _: Any) -> None:
+        function, arguments = self._pop(2)
+        if type(arguments) is not tuple:
+            raise CorruptData("packed column: a call whose arguments are not a tuple")
+        if function is _Function.FROMBUFFER:
+            self.push(self._from_buffer(*arguments))
+        elif function is _Function.DTYPE:
+            self.push(_make_dtype(arguments))
+        elif function is _Function.RECONSTRUCT:
+            if arguments[0] is not _Function.NDARRAY:
+                raise UnsafeData("packed column: an array of a class of its own is refused")
+            self.push(_ArrayShell())
+        elif function is _Function.SCALAR:
+            self.push(self._scalar(*arguments))
+        elif function is _Function.ENCODE:
+            self.push(_encode(*arguments))
+        else:
+            raise UnsafeData(f"packed column: a call of {excerpt(function)} is refused")
+
+    def build(self, _: Any) -> None:
+        (state,) = self._pop(1)
+        target = self._stack[-1]
+        if type(target) is _Dtype:
+            _set_dtype_state(target, state)
+        elif type(target) is _ArrayShell:
+            self._set_array_state(target, state)
+        else:
+            raise UnsafeData(f"packed column: state for a {type(target).__name__} is refused")
+
+    # ---- what the functions do ----
+
+    def _from_buffer(self, buffer: Any, dtype: Any, shape: Any, order: Any, axes: Any = None) -> _ArrayShell:
+        shell = _ArrayShell()
+        if order == "K":
+            if type(axes) is not tuple or sorted(axes) != list(range(len(shape))):
+                raise CorruptData("packed column: a memory order that is no order of the axes")
+        elif order not in ("C", "F"):
+            raise CorruptData("packed column: a memory order other than C, F and K")
+        array = self._array(buffer, dtype, shape, "F" if order == "F" else "C")
+        shell.value = array.transpose(axes) if order == "K" else array
+        return shell
+
+    def _scalar(self, dtype: Any, buffer: Any) -> Any:
+        return self._array(buffer, dtype, (), "C")[()]
+
+    def _array(self, buffer: Any, dtype: Any, shape: Any, order: Any) -> Array:
+        """An array over ``buffer``: the buffer itself the first time that it is used, a copy afterwards."""
+        if type(buffer) not in (bytes, bytearray) or type(dtype) is not _Dtype:
+            raise CorruptData("packed column: an array without bytes or dtype")
+        kind = dtype.value
+        if kind.hasobject:
+            raise UnsafeData("packed column: an array of object pointers is refused")
+        rows = _check_shape(shape)
+        if rows * kind.itemsize != len(buffer):
+            raise CorruptData(
+                f"packed column: an array of shape {excerpt(shape)} and dtype {kind} over {len(buffer)} bytes"
+            )
+        self._charge(len(buffer))
+        flat = np.frombuffer(buffer, kind) if buffer else np.empty(0, kind)
+        if type(buffer) is bytes or id(buffer) in self._used_buffers:
+            flat = flat.copy()
+        self._used_buffers.add(id(buffer))
+        _check_values(flat)
+        return flat.reshape(shape, order=order)
+
+    def _set_array_state(self, shell: _ArrayShell, state: Any) -> None:
+        """NumPy's array state: (version, shape, dtype, Fortran order?, bytes or list of objects)."""
+        _, shape, dtype, fortran, data = state
+        if shell.value is not None or shell.objects is not None:
+            raise CorruptData("packed column: an array that is filled twice")
+        if type(data) is list and type(dtype) is _Dtype and dtype.value.hasobject:
+            if _check_shape(shape) != len(data):
+                raise CorruptData(f"packed column: {len(data)} objects for shape {excerpt(shape)}")
+            shell.objects, shell.shape, shell.fortran = data, shape, bool(fortran)
+        else:
+            shell.value = self._array(data, dtype, shape, "F" if fortran else "C")
+
+    # ---- the result ----
+
+    def _charge(self, size: int) -> None:
+        self._bytes_left -= size
+        if self._bytes_left < 0:
+            raise UnsafeData(f"packed column: arrays of more than the {self._limits.max_bytes} bytes allowed")
+
+    def _resolve(self, value: Any, depth: int) -> Any:
+        """``value`` with finished arrays; each mention of a shared value counts, so that none can multiply."""
+        self._values_left -= 1
+        if self._values_left < 0:
+            raise UnsafeData(f"packed column: more than {self._limits.max_values} values")
+        if depth > self._limits.max_depth:
+            raise UnsafeData(f"packed column: nested more than {self._limits.max_depth} deep")
+        kind = type(value)
+        if kind is _ArrayShell:
+            return self._finish(value, depth)
+        if kind is dict:
+            return {key: self._resolve(item, depth + 1) for key, item in value.items()}
+        if kind is list:
+            return [self._resolve(item, depth + 1) for item in value]
+        if kind is tuple:
+            return tuple(self._resolve(item, depth + 1) for item in value)
+        if value is None or kind in (bool, int, float, str, bytes) or isinstance(value, np.generic):
+            return value
+        raise UnsafeData(f"packed column: a {kind.__name__} is not data")
+
+    def _finish(self, shell: _ArrayShell, depth: int) -> Array:
+        if shell.objects is not None:
+            flat = np.empty(len(shell.objects), object)
+            for index, item in enumerate(shell.objects):
+                flat[index] = self._resolve(item, depth + 1)
+            return flat.reshape(shell.shape, order="F" if shell.fortran else "C")
+        if shell.value is None:
+            raise CorruptData("packed column: an array that is never filled")
+        if not shell.served:
+            shell.served = True
+            return shell.value
+        self._charge(shell.value.nbytes)
+        return shell.value.copy(order="K")
+
+
+def _make_dtype(arguments: tuple[Any, ...]) -> _Dtype:
+    name = arguments[0]
+    if type(name) is not str or not _DTYPE_NAME.fullmatch(name):
+        raise UnsafeData(f"packed column: dtype {excerpt(name)} is refused; numbers, times and text are read")
+    return _Dtype(name)
+
+
+def _set_dtype_state(dtype: _Dtype, state: Any) -> None:
+    """NumPy's dtype state: (version, byte order, subarray, names, fields, size, alignment, flags, unit)."""
+    order, subarray, names, fields = state[1:5]
+    if subarray is not None or names or fields:
+        raise UnsafeData("packed column: a structured dtype is refused; give one column a field")
+    if order not in ("<", ">", "|", "="):
+        raise CorruptData(f"packed column: byte order {excerpt(order)}")
+    if dtype.value.kind in "mM" and len(state) > 8 and state[8] is not None:
+        unit, count = state[8][1][:2]
+        if not _TIME_UNIT.fullmatch(unit) or not 0 < count < 2**31:
+            raise CorruptData(f"packed column: time unit {excerpt(unit)}")
+        dtype.value = np.dtype(f"{dtype.value.kind}8[{count}{unit.decode('ascii')}]")
+    if order in "<>" and order != _NATIVE_ORDER:
+        dtype.value = dtype.value.newbyteorder(order)
+
+
+def _encode(text: Any, encoding: Any = None) -> bytes:
+    """How old protocols spell bytes: as text in Latin-1."""
+    if type(text) is not str or encoding != "latin1":
+        raise UnsafeData(f"packed column: text in the encoding {excerpt(encoding)} is refused")
+    return text.encode("latin1")
+
+
+def _check_shape(shape: Any) -> int:
+    """Number of values in an array of ``shape``."""
+    if type(shape) is not tuple or len(shape) > _MAX_NDIM:
+        raise CorruptData(f"packed column: shape {excerpt(shape)}")
+    if not all(type(n) is int and 0 <= n < _MAX_ROWS for n in shape):
+        raise CorruptData(f"packed column: shape {excerpt(shape)}")
+    # A row of no values costs nothing: only this holds back an empty array of 10**12 rows.
+    if 0 in shape and math.prod(n for n in shape if n) > 2**31:
+        raise UnsafeData(f"packed column: an empty array of shape {excerpt(shape)}")
+    return math.prod(shape)
+
+
+def _check_values(flat: Array) -> None:
+    """Refuse bytes that are no value of their dtype."""
+    if flat.dtype.kind == "b" and flat.size and flat.view(np.uint8).max() > 1:
+        raise CorruptData("packed column: booleans other than 0 and 1")
+    if flat.dtype.kind == "U" and flat.size:
+        points = flat.view(np.dtype(np.uint32).newbyteorder(flat.dtype.byteorder))
+        if points.max() > 0x10FFFF:
+            raise CorruptData("packed column: text that is no Unicode")
+
+
+def _constant(value: Any) -> _Handler:
+    return lambda machine, _: machine.push(value)
+
+
+def _tuple_of(count: int) -> _Handler:
+    return lambda machine, _: machine.push(machine._pop(count))
+
+
+def _ignore(machine: _Interpreter, argument: Any) -> None:
+    """A protocol or frame header: nothing depends on it."""
+
+
+_HANDLERS: Final[dict[str, _Handler]] = {
+    **dict.fromkeys(("PROTO", "FRAME"), _ignore),
+    **dict.fromkeys(
+        (
+            *("BINFLOAT", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"),
+            *("SHORT_BINBYTES", "BINBYTES", "BINBYTES8", "BYTEARRAY8"),
+        ),
+        _Interpreter.push,
+    ),
+    **dict.fromkeys(("BININT", "BININT1", "BININT2", "LONG1"), _Interpreter.push_integer),
+    "NONE": _constant(None),
+    "NEWTRUE": _constant(True),
+    "NEWFALSE": _constant(False),
+    "EMPTY_TUPLE": _constant(()),
+    "EMPTY_LIST": lambda machine, _: machine.push([]),
+    "EMPTY_DICT": lambda machine, _: machine.push({}),
+    "TUPLE1": _tuple_of(1),
+    "TUPLE2": _tuple_of(2),
+    "TUPLE3": _tuple_of(3),
+    "TUPLE": _Interpreter.tuple_since_mark,
+    "MARK": _Interpreter.mark,
+    "APPEND": _Interpreter.append,
+    "APPENDS": _Interpreter.appends,
+    "SETITEM": _Interpreter.set_item,
+    "SETITEMS": _Interpreter.set_items,
+    "MEMOIZE": _Interpreter.memoize,
+    **dict.fromkeys(("BINPUT", "LONG_BINPUT"), _Interpreter.put),
+    **dict.fromkeys(("BINGET", "LONG_BINGET"), _Interpreter.get),
+    "GLOBAL": _Interpreter.global_,
+    "STACK_GLOBAL": _Interpreter.stack_global,
+    "REDUCE": _Interpreter.reduce,
+    "BUILD": _Interpreter.build,
+}
