@@ -380,7 +380,7 @@ class _Interpreter:
             raise UnsafeData(f"packed column: arrays of more than the {self._limits.max_bytes} bytes allowed")
 
     def _resolve(self, value: Any, depth: int) -> Any:
-        """``value`` with finished arrays; each mention of a shared value counts, so that none can multiply."""
+        """``value`` with finished arrays; each mention of a shared value counts, lest they multiply."""
         self._values_left -= 1
         if self._values_left < 0:
             raise UnsafeData(f"packed column: more than {self._limits.max_values} values")

@@ -1,0 +1,326 @@
+"""Packed columns: every array comes back, and nothing in a stream is ever run."""
+
+import base64
+import contextlib
+import os
+import pickle
+import struct
+from typing import Any
+
+import lz4.frame
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from rlio.errors import CorruptData, UnsafeData
+from rlio.readers import packed
+from rlio.readers.packed import Limits, is_packed, unpack
+
+
+def pack_stream(stream: bytes, **options: Any) -> str:
+    return base64.b64encode(lz4.frame.compress(stream, **options)).decode("ascii")
+
+
+def pack(value: Any, protocol: int = 5) -> str:
+    """What RLlib's own `pack` makes of ``value``."""
+    return pack_stream(pickle.dumps(value, protocol))
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    assert type(found) is type(expected)
+    if isinstance(expected, dict):
+        assert list(found) == list(expected)
+        for key in expected:
+            assert_same(found[key], expected[key])
+    elif isinstance(expected, (list, tuple)):
+        assert len(found) == len(expected)
+        for left, right in zip(found, expected, strict=True):
+            assert_same(left, right)
+    elif isinstance(expected, np.ndarray):
+        assert found.dtype == expected.dtype
+        assert found.shape == expected.shape
+        assert found.flags.writeable
+        if expected.dtype == object:
+            assert_same(found.ravel().tolist(), expected.ravel().tolist())
+        else:
+            np.testing.assert_array_equal(found, expected)
+    else:
+        assert found == expected or (found != found and expected != expected)
+
+
+NAMES = ["b1", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16", ">i4", ">f8"]
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize("name", [*NAMES, "U3", "S3", "M8[ns]", "m8[25s]", "M8[D]"])
+def test_every_dtype_comes_back_from_every_protocol(name: str, protocol: int) -> None:
+    values = np.arange(6).reshape(3, 2) % 2
+    array = values.astype(bool) if name == "b1" else values.astype(name)
+    assert_same(unpack(pack(array, protocol)), array)
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_memory_order_shape_and_strides_do_not_matter(protocol: int) -> None:
+    cube = np.arange(60, dtype=np.float32).reshape(3, 4, 5)
+    arrays = [cube, np.asfortranarray(cube), cube.transpose(1, 0, 2), cube[:, ::2], cube[::-1], cube[:0]]
+    arrays += [np.float64(3.5) * np.ones(()), np.zeros((2, 0, 3))]
+    if protocol == 2:  # Empty bytes are a call of another function there; nobody has written such a file.
+        arrays = [array for array in arrays if array.size]
+    for array in arrays:
+        assert_same(unpack(pack(array, protocol)), array)
+
+
+def test_nested_observations_and_objects_come_back() -> None:
+    value = {
+        "image": np.zeros((4, 2, 2), np.uint8),
+        "parts": (np.arange(4.0), [np.arange(4), np.array(["a", "b", "c", "d"])]),
+        "infos": np.array([{"lives": 3, "x": np.float32(0.5), 7: None}, {}, {"n": [1.5, True]}, {}], object),
+        "bytes": b"abc",
+    }
+    for protocol in (4, 5):
+        assert_same(unpack(pack(value, protocol)), value)
+
+
+def test_a_list_of_infos_comes_back() -> None:
+    infos = [{"a": 1}, {}, {"a": np.arange(3)}]
+    assert_same(unpack(pack(infos)), infos)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    hnp.arrays(
+        dtype=st.sampled_from([np.dtype(name) for name in NAMES]),
+        shape=hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4),
+    ),
+    st.sampled_from([3, 4, 5]),
+    st.booleans(),
+)
+def test_any_array_comes_back(array: np.ndarray, protocol: int, fortran: bool) -> None:
+    assert_same(unpack(pack(np.asarray(array, order="F" if fortran else "C"), protocol)), array)
+
+
+def test_arrays_named_twice_share_no_memory() -> None:
+    one = np.arange(3.0)
+    first, second = unpack(pack([one, one]))
+    first[0] = 9.0
+    assert second[0] == 0.0
+
+
+def test_only_text_that_rllib_packed_counts_as_packed() -> None:
+    assert is_packed(pack(np.zeros(3)))
+    assert not any(
+        is_packed(value) for value in ("CartPole-v1", "", "BCJN", b"BCJNGGhA", None, 3, ["BCJNGGhA"])
+    )
+
+
+# ---- hostile streams ----
+
+
+class Attack:
+    """Pickles into a call of ``function`` with ``arguments``."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.call = (function, arguments)
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+TOUCH = "__import__('pathlib').Path({!r}).touch()"
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
+@pytest.mark.parametrize(
+    ("function", "argument"),
+    [(os.system, "touch {}"), (eval, TOUCH), (exec, TOUCH), (os.mkdir, "{}")],
+    ids=["os.system", "eval", "exec", "os.mkdir"],
+)
+def test_a_stream_that_calls_a_function_is_refused_and_runs_nothing(
+    tmp_path: Any, function: Any, argument: str, protocol: int
+) -> None:
+    proof = tmp_path / "proof"
+    text = pack({"obs": Attack(function, argument.format(str(proof)))}, protocol)
+    pickle.loads(lz4.frame.decompress(base64.b64decode(text)))
+    assert proof.exists(), "the attack itself does not work, so that refusing it proves nothing"
+    (proof.rmdir if proof.is_dir() else proof.unlink)()
+    with pytest.raises(UnsafeData, match=r"global|opcode"):
+        unpack(text)
+    assert not proof.exists()
+
+
+def stream_of(*opcodes: bytes) -> str:
+    return pack_stream(b"\x80\x05" + b"".join(opcodes) + b".")
+
+
+def text_op(text: str) -> bytes:
+    return b"\x8c" + bytes([len(text)]) + text.encode()
+
+
+def global_op(module: str, name: str) -> bytes:
+    return text_op(module) + text_op(name) + b"\x93"
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("os", "system"),
+        ("builtins", "eval"),
+        ("numpy", "load"),
+        ("numpy", "dtype.__init__"),
+        ("numpy.core.multiarray", "fromfile"),
+        ("numpy._core.numeric", "_frombuffer.__globals__"),
+        ("_codecs", "decode"),
+        ("copyreg", "_reconstructor"),
+    ],
+)
+def test_the_error_names_the_global(module: str, name: str) -> None:
+    with pytest.raises(UnsafeData, match=f"{module}.{name}"):
+        unpack(stream_of(global_op(module, name)))
+
+
+def test_globals_that_are_read_are_useless_on_their_own() -> None:
+    dtype = global_op("numpy", "dtype")
+    for text in (
+        stream_of(dtype),
+        stream_of(dtype, text_op("O"), b"\x85R"),
+        stream_of(dtype, text_op("f4"), b"\x85R"),
+        stream_of(dtype, text_op("os.system"), b"\x85R"),
+        stream_of(dtype, text_op("i4,O"), b"\x85R"),
+        stream_of(dtype, b"]", b"\x85R"),
+        stream_of(dtype, b")R"),
+        stream_of(global_op("numpy", "ndarray"), text_op("x"), b"\x85R"),
+        stream_of(global_op("_codecs", "encode"), text_op("x"), text_op("rot13"), b"\x86R"),
+        stream_of(global_op("numpy._core.multiarray", "_reconstruct"), dtype, b")\x8c\x01b\x87R"),
+        stream_of(b"}", b"N", b"b"),
+        stream_of(dtype, b"N", b"b"),
+    ):
+        with pytest.raises(CorruptData):
+            unpack(text)
+
+
+def test_a_structured_or_subarray_dtype_is_refused() -> None:
+    with pytest.raises(UnsafeData, match="dtype"):
+        unpack(pack(np.zeros(2, [("a", "f4"), ("b", object)])))
+    with pytest.raises(UnsafeData, match="dtype"):
+        unpack(pack(np.zeros(2, "V8")))
+
+
+def array_stream(buffer: bytes, dtype: str, shape: bytes) -> str:
+    made = global_op("numpy", "dtype") + text_op(dtype) + b"\x85R"
+    data = b"B" + struct.pack("<I", len(buffer)) + buffer
+    call = global_op("numpy._core.numeric", "_frombuffer") + b"(" + data + made + shape + text_op("C") + b"tR"
+    return stream_of(call)
+
+
+def integer(value: int) -> bytes:
+    return b"\x8a\x08" + struct.pack("<q", value)
+
+
+@pytest.mark.parametrize(
+    ("buffer", "dtype", "shape"),
+    [
+        (b"\0" * 8, "f4", integer(3) + b"\x85"),
+        (b"\0" * 8, "f4", integer(2**40) + b"\x85"),
+        (b"\0" * 8, "f4", integer(-2) + b"\x85"),
+        (b"", "f4", integer(2**39) + integer(2**39) + integer(0) + b"\x87"),
+        (b"", "f4", integer(0) + integer(2**33) + b"\x86"),
+        (b"\0" * 8, "f4", text_op("2") + b"\x85"),
+        (b"\0" * 8, "f4", b"N"),
+        (b"\0" * 8, "O", integer(1) + b"\x85"),
+        (b"\x02", "b1", integer(1) + b"\x85"),
+        (b"\xff" * 4, "U1", integer(1) + b"\x85"),
+        (b"\0" * 7, "f4", integer(1) + b"\x85"),
+        (b"\0" * 8, "U0", integer(1) + b"\x85"),
+    ],
+)
+def test_an_array_whose_shape_does_not_fit_its_bytes_is_refused(
+    buffer: bytes, dtype: str, shape: bytes
+) -> None:
+    with pytest.raises(CorruptData, match="packed column"):
+        unpack(array_stream(buffer, dtype, shape))
+
+
+def test_a_stream_of_nested_references_cannot_multiply() -> None:
+    bomb: list[Any] = [1]
+    for _ in range(25):  # Two references each level: 2**25 values when spelled out.
+        bomb = [bomb, bomb]
+    with pytest.raises(UnsafeData, match="more than 4000000 values"):
+        unpack(pack(bomb))
+    array = np.zeros(1 << 20, np.uint8)
+    with pytest.raises(UnsafeData, match="bytes allowed"):
+        unpack(pack([array] * 1000))
+
+
+def test_deep_nesting_and_cycles_are_refused() -> None:
+    deep: Any = 1
+    for _ in range(100):
+        deep = (deep,)
+    with pytest.raises(UnsafeData, match="deep"):
+        unpack(pack(deep))
+    cycle: list[Any] = []
+    cycle.append(cycle)
+    with pytest.raises(UnsafeData, match="deep"):
+        unpack(pack(cycle))
+
+
+def test_keys_that_could_collide_are_refused() -> None:
+    for key in (2**61, 1.5, (1, 2), b"x"):
+        with pytest.raises(UnsafeData, match="key"):
+            unpack(pack({key: 1}))
+
+
+def test_more_opcodes_than_the_limit_are_refused() -> None:
+    with pytest.raises(UnsafeData, match="opcodes"):
+        unpack(pack(list(range(1000))), limits=Limits(max_values=500))
+
+
+@pytest.mark.parametrize("stated", [True, False])
+def test_a_frame_that_inflates_memory_is_refused_before_it_does(stated: bool) -> None:
+    zeros = pack_stream(bytes(5_000_000), store_size=stated)
+    with pytest.raises(UnsafeData, match="bytes"):
+        unpack(zeros, limits=Limits(max_bytes=1_000_000))
+
+
+def test_a_frame_that_states_a_wrong_size_is_damaged() -> None:
+    frame = bytearray(lz4.frame.compress(pickle.dumps(np.zeros(100), 5)))
+    frame += lz4.frame.compress(b"more")
+    with pytest.raises(CorruptData, match="states"):
+        unpack(base64.b64encode(frame).decode())
+
+
+def test_a_text_cut_anywhere_is_damaged_and_never_half_read() -> None:
+    text = pack({"obs": np.arange(50.0)})
+    for length in range(0, len(text), 7):
+        with pytest.raises(CorruptData):
+            unpack(text[:length])
+    stream = pickle.dumps({"obs": np.arange(50.0)}, 5)
+    for length in range(len(stream)):
+        with pytest.raises(CorruptData):
+            unpack(pack_stream(stream[:length]))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_damaged_streams_raise_the_one_error_or_read_as_data(data: st.DataObject) -> None:
+    stream = bytearray(pickle.dumps({"a": np.arange(6, dtype=">i2"), "b": [np.float32(1), "x"]}, 5))
+    for _ in range(data.draw(st.integers(1, 4))):
+        stream[data.draw(st.integers(0, len(stream) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(CorruptData):
+        unpack(pack_stream(bytes(stream)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=80))
+def test_random_streams_raise_the_one_error_or_read_as_data(stream: bytes) -> None:
+    with contextlib.suppress(CorruptData):
+        unpack(pack_stream(stream))
+
+
+def test_the_module_never_names_the_dangerous_loader() -> None:
+    with open(packed.__file__, encoding="utf-8") as file:
+        source = file.read()
+    assert "import pickle\n" not in source
+    assert "getattr(" not in source
+    assert "import_module" not in source
