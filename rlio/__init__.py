@@ -22,15 +22,23 @@ __all__ = [
     "EndOfData",
     "IOContext",
     "InputReader",
+    "MappedInput",
     "MissingColumn",
     "MissingExtra",
+    "MixedInput",
+    "NoopOutput",
     "OptionError",
     "OutputWriter",
+    "ParquetWriter",
     "PublishError",
+    "RecordingInput",
     "RlioError",
+    "Roll",
     "SchemaConflict",
     "SchemaError",
+    "ShuffledInput",
     "StateError",
+    "TeeWriter",
     "UnknownName",
     "UnsafeData",
     "__version__",
@@ -57,6 +65,14 @@ if TYPE_CHECKING:
         UnsafeData,
     )
     from rlio.interfaces import InputReader, IOContext, OutputWriter
+    from rlio.readers.mapped_input import MappedInput
+    from rlio.readers.mixed_input import MixedInput
+    from rlio.readers.recording_input import RecordingInput
+    from rlio.readers.shuffled_input import ShuffledInput
+    from rlio.writers.noop_output import NoopOutput
+    from rlio.writers.parquet_writer import ParquetWriter
+    from rlio.writers.roll import Roll
+    from rlio.writers.tee_writer import TeeWriter
 else:
     # Hidden from type checkers: to them a module with __getattr__ has every attribute.
     __getattr__, __dir__ = lazy_exports(
