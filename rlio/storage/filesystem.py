@@ -25,7 +25,7 @@ from typing import Any, Protocol, Self, TypeVar
 from rlio.errors import DataNotFound, OptionError, PublishError, RlioError, UnsafeData, excerpt
 from rlio.storage.inputs import InputFile, expand_inputs, open_input
 from rlio.storage.local import LocalFolder
-from rlio.storage.paths import Entry, Location, StrPath, check_path, is_uri, locate, mask_secrets
+from rlio.storage.paths import Entry, Location, StrPath, check_path, is_uri, locate, locate_on, mask_secrets
 from rlio.storage.remote import RemoteFolder
 
 __all__ = [
@@ -149,10 +149,17 @@ class Storage:
         return cls(locate(uri, storage_options), sync=sync, retry=retry)
 
     @classmethod
-    def on(cls, fs: Any, root: str, *, uri: str | None = None, retry: Retry | None = None) -> Self:
+    def on(
+        cls,
+        fs: Any,
+        root: str,
+        *,
+        uri: str | None = None,
+        sync: bool = True,
+        retry: Retry | None = None,
+    ) -> Self:
         """The folder ``root`` of an fsspec filesystem object; ``uri`` is what messages call it."""
-        name = mask_secrets(str(fs.unstrip_protocol(root)) if uri is None else uri)
-        return cls(Location(fs, root.rstrip("/"), name.rstrip("/")), retry=retry)
+        return cls(locate_on(fs, root, uri=uri), sync=sync, retry=retry)
 
     @property
     def uri(self) -> str:

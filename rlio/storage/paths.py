@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from rlio.errors import MissingExtra, OptionError, UnknownName, excerpt
 
-__all__ = ["Entry", "Location", "StrPath", "check_path", "is_uri", "locate", "mask_secrets"]
+__all__ = ["Entry", "Location", "StrPath", "check_path", "is_uri", "locate", "locate_on", "mask_secrets"]
 
 StrPath: TypeAlias = str | os.PathLike[str]
 
@@ -136,8 +136,6 @@ def locate(value: StrPath, storage_options: Mapping[str, Any] | None = None) -> 
 
 def _locate_uri(text: str, options: dict[str, Any]) -> Location:
     import fsspec
-    from fsspec.implementations.dirfs import DirFileSystem
-    from fsspec.implementations.local import LocalFileSystem
 
     for scheme in _schemes(text):
         _require(scheme)
@@ -150,19 +148,30 @@ def _locate_uri(text: str, options: dict[str, Any]) -> Location:
             f"{mask_secrets(excerpt(str(error)))}",
             uri=uri,
         ) from error
+    place = locate_on(fs, path, uri=uri)
+    if place.fs is None and options:
+        raise OptionError(
+            f"storage_options {sorted(options)} were given for local files, which take none: drop them",
+            uri=place.uri,
+        )
+    return place
+
+
+def locate_on(fs: Any, path: str, *, uri: str | None = None) -> Location:
+    """The place ``path`` of an fsspec filesystem object; ``uri`` is what messages call it."""
+    from fsspec.implementations.dirfs import DirFileSystem
+    from fsspec.implementations.local import LocalFileSystem
+
     # A folder seen through `dir::` is a folder: taking the wrapper off shows what it can really do.
     while isinstance(fs, DirFileSystem):
         path = f"{fs.path.rstrip('/')}/{path.lstrip('/')}" if fs.path else path
         fs = fs.fs
     path = path.rstrip("/")
     if isinstance(fs, LocalFileSystem):
-        if options:
-            raise OptionError(
-                f"storage_options {sorted(options)} were given for local files, which take none", uri=uri
-            )
-        path = os.path.abspath(path or "/")
+        path = os.path.abspath(path or os.sep)
         return Location(None, path, path)
-    return Location(fs, path, uri)
+    name = str(fs.unstrip_protocol(path)) if uri is None else uri
+    return Location(fs, path, mask_secrets(name).rstrip("/"))
 
 
 def _schemes(text: str) -> list[str]:
@@ -194,7 +203,7 @@ def _require(scheme: str) -> None:
         raise UnknownName(f"the filesystem {scheme}:// is not installed: {error}") from error
     except ValueError as error:
         known = sorted(fsspec.available_protocols())
-        close = difflib.get_close_matches(scheme.lower(), known, n=1)
+        close = difflib.get_close_matches(scheme.lower(), known, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]}://? " if close else ""
         raise UnknownName(
             f"no filesystem is known for {excerpt(scheme)}: {hint}known are {', '.join(known)}; "

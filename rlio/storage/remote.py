@@ -72,7 +72,8 @@ class RemoteFolder:
         if start == 0 and stop is None:
             return bytes(self.fs.cat_file(full))
         try:
-            return bytes(self.fs.cat_file(full, start=start, end=stop))
+            # None and not 0: for 0 fsspec's wrapper of Arrow (HDFS) opens a stream and then fails to seek it.
+            return bytes(self.fs.cat_file(full, start=start or None, end=stop))
         except FileNotFoundError:
             raise
         except Exception:
