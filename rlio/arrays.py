@@ -113,10 +113,8 @@ def _from_list(name: str, rows: list[Any]) -> Column:
 def row_count(column: Column) -> int | None:
     """Rows of ``column``: those of its first leaf; None if it is nested and has no leaf."""
     if isinstance(column, np.ndarray):
-        return column.shape[0]
-    for _, leaf in leaves(column):
-        return len(leaf)
-    return None
+        return len(column)
+    return next((len(leaf) for _, leaf in leaves(column)), None)
 
 
 def slice_leaf(leaf: Any, rows: slice) -> Any:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import zstandard
@@ -35,7 +35,7 @@ _LEVEL = 1
 _PLAIN_KINDS = "biufcmMSU"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class CompressedBlock:
     """Some rows of an array, compressed.
 
@@ -77,7 +77,8 @@ class CompressedBlock:
         return len(self.header) + len(self.data)
 
 
-class CompressedRow(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CompressedRow:
     """One row of a compressed column: row ``index`` of ``block``."""
 
     block: CompressedBlock

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from rlio.arrays import joint_dtype, to_numpy
+from rlio.arrays import joint_dtype
 from rlio.columns import DEFAULT_POLICY_ID, Columns
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
 from rlio.rows import generator, steps

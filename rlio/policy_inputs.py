@@ -37,7 +37,7 @@ def single_step_inputs(
         )
     steps = len(batch)
     step = steps if index == "last" else index
-    if not isinstance(step, int) or not 0 <= step <= steps:
+    if not 0 <= step <= steps:
         raise OptionError(f"index={index!r}: 'last', or a step from 0 to {steps}, the number of steps")
     inputs: dict[str, Column] = {}
     for name, (column, shift) in view_requirements.items():

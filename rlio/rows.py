@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -131,7 +132,7 @@ def timeslices(batch: BatchT, size: int | None, num_slices: int | None) -> list[
 
 
 def _slices(batch: BatchT, at: list[int]) -> list[BatchT]:
-    return [batch[a:b] for a, b in zip(at[:-1], at[1:], strict=True)]
+    return [batch[a:b] for a, b in pairwise(at)]
 
 
 def split_by_episode(batch: BatchT, key: str | None) -> list[BatchT]:

@@ -32,14 +32,16 @@ def ragged_rows(seq_lens: np.ndarray, order: np.ndarray) -> np.ndarray:
     starts = boundaries(seq_lens)[:-1][order]
     lens = seq_lens[order].astype(np.int64)
     ends = np.cumsum(lens)
-    return np.arange(lens.sum()) + np.repeat(starts - (ends - lens), lens)
+    rows: np.ndarray = np.arange(lens.sum()) + np.repeat(starts - (ends - lens), lens)
+    return rows
 
 
 def padded_rows(seq_lens: np.ndarray, max_seq_len: int) -> np.ndarray:
     """Row numbers of the steps among the ``B * max_seq_len`` rows of the padded layout."""
     lens = seq_lens.astype(np.int64)
     gaps = np.arange(len(lens)) * max_seq_len - boundaries(lens)[:-1]
-    return np.arange(lens.sum()) + np.repeat(gaps, lens)
+    rows: np.ndarray = np.arange(lens.sum()) + np.repeat(gaps, lens)
+    return rows
 
 
 def sequence_range(seq_lens: np.ndarray, rows: slice) -> tuple[int, int]:
