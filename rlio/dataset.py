@@ -1,0 +1,254 @@
+"""`Dataset`: what is stored under one root. It opens, lists and describes; `DatasetReader` replays.
+
+Example:
+    >>> import numpy as np, rlio
+    >>> with rlio.ParquetWriter("memory://dataset-example", writer_id="w00000-00000000") as writer:
+    ...     writer.write(rlio.SampleBatch(obs=np.zeros((3, 4)), rewards=np.ones(3)))
+    >>> data = rlio.open_dataset("memory://dataset-example")
+    >>> len(data), data.snapshot()
+    (3, {'w00000-00000000': 3})
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from rlio.errors import CorruptData, OptionError, SchemaConflict
+from rlio.schemas.column import ColumnSpec
+from rlio.schemas.schema import PolicySchema, Schema, canonical_json
+from rlio.storage.filesystem import Storage
+from rlio.storage.listing import Listing, Segment, list_shards
+from rlio.storage.names import SCHEMA_DIR, ShardName
+from rlio.storage.publish import read_header
+from rlio.storage.shards import OpenShard, open_shard
+
+__all__ = ["Dataset", "EpisodeInfo", "open_dataset"]
+
+# A listing of a growing data set is no snapshot: a hole is believed once it was seen this often.
+_LISTINGS = 3
+
+
+@dataclass(frozen=True)
+class EpisodeInfo:
+    """The rows of one episode in one shard.
+
+    Attributes:
+        writer: Id of the writer.
+        policy, eps_id, agent_index, env_id: What names the episode; None where the data has no such column.
+        rows: Rows in this shard.
+        t0: ``t`` of the first of them.
+        end: "terminated", "truncated" or "open" (it goes on in another shard, or was cut).
+        reward: Sum of the rewards in this shard.
+    """
+
+    writer: str
+    policy: str
+    eps_id: Any
+    agent_index: Any
+    env_id: Any
+    rows: int
+    t0: int | None
+    end: str
+    reward: float | None
+
+
+class Dataset:
+    """The shards under one root, as listed when it was opened. Use `open_dataset`.
+
+    The order of the rows is: writers by id, rows ascending within each.
+    """
+
+    def __init__(self, storage: Storage, listing: Listing) -> None:
+        self.storage = storage
+        self._listing = listing
+        self._segments: list[Segment] = []
+        #: Rows that should be there and are not: writer id -> ranges of row numbers.
+        self.holes: dict[str, list[range]] = {}
+        for writer in sorted(listing.shards):
+            coverage = listing.cover(writer)
+            self._segments += coverage.segments
+            if coverage.holes:
+                self.holes[writer] = coverage.holes
+
+    @property
+    def uri(self) -> str:
+        """The root."""
+        return self.storage.uri
+
+    @property
+    def segments(self) -> list[Segment]:
+        """The parts of shards that hold the rows, in order; do not modify."""
+        return self._segments
+
+    def __len__(self) -> int:
+        return sum(segment.rows for segment in self._segments)
+
+    def __repr__(self) -> str:
+        return f"Dataset({self.uri!r}: {len(self)} rows, {len(self.files())} shards)"
+
+    def snapshot(self) -> dict[str, int]:
+        """Writer id -> rows listed: the version of the data set, and what makes orders reproducible."""
+        ends: dict[str, int] = {}
+        for segment in self._segments:
+            ends[segment.ref.writer] = segment.end
+        return ends
+
+    @cached_property
+    def digest(self) -> str:
+        """16 hex digits that name the snapshot."""
+        return hashlib.blake2b(canonical_json(self.snapshot()).encode(), digest_size=8).hexdigest()
+
+    def files(self) -> list[str]:
+        """URIs of the live Parquet and JSON shards, for other tools (DuckDB, Polars, pandas)."""
+        return [self.storage.uri_of(segment.ref.path) for segment in self._segments]
+
+    def bytes(self) -> int:
+        """Bytes of the live shards."""
+        return sum(segment.ref.name.size for segment in self._segments)
+
+    @cached_property
+    def schemas(self) -> dict[str, Schema]:
+        """Hash -> schema of every writer's rows; read from the root at first use.
+
+        Raises:
+            CorruptData: A schema file is damaged.
+            SchemaConflict: Two of them give a column of a policy different types.
+        """
+        found = {}
+        for entry in self.storage.list(SCHEMA_DIR):
+            uri = self.storage.uri_of(entry.path)
+            schema = Schema.from_text(self.storage.read(entry.path, limit=64 << 20), uri=uri)
+            if not entry.path.endswith(f"/{schema.hash}.json"):
+                raise CorruptData(f"the schema's hash is {schema.hash}: the file is damaged", uri=uri)
+            found[schema.hash] = schema
+        _check_agreement(found)
+        return found
+
+    @property
+    def columns(self) -> dict[str, list[str]]:
+        """Policy id -> its columns, of all writers together, in the order they were first written in."""
+        merged: dict[str, dict[str, None]] = {}
+        for schema in self.schemas.values():
+            for pid, policy in schema.policies.items():
+                merged.setdefault(pid, {}).update(dict.fromkeys(policy.columns))
+        return {pid: list(columns) for pid, columns in merged.items()}
+
+    def open_shard(self, segment: Segment) -> OpenShard:
+        """Open the shard of a segment."""
+        return open_shard(self.storage, segment.ref)
+
+    def episodes(self) -> Iterator[EpisodeInfo]:
+        """What the shards' tables say about episodes, shard by shard: an episode cut by a shard is in both.
+
+        Reads the footers, not the rows.
+        """
+        for segment in self._segments:
+            table = self.open_shard(segment).streams()
+            for values in zip(*vars(table).values(), strict=True):
+                yield EpisodeInfo(segment.ref.writer, *values)
+
+    def missing_shards(self) -> list[tuple[str, str, int]]:
+        """Objects that are named like shards but cannot be: (URI, reason, rows that no other shard has)."""
+        lost = []
+        covered = {segment.ref.writer: segment.end for segment in self._segments}
+        for path, reason in self._listing.rejected:
+            parts = path.split("/")
+            name = ShardName.parse(parts[-1]) if len(parts) == 3 else None
+            if name is not None and name.end > covered.get(parts[1], 0):
+                lost.append((self.storage.uri_of(path), reason, name.rows))
+            elif name is not None and any(
+                name.first < hole.stop and hole.start < name.end for hole in self.holes.get(parts[1], [])
+            ):
+                lost.append((self.storage.uri_of(path), reason, name.rows))
+        return lost
+
+    def check(self) -> None:
+        """Raise where rows that were stored are not there.
+
+        Raises:
+            CorruptData: A shard is torn, or rows between shards are missing.
+        """
+        for uri, reason, rows in self.missing_shards():
+            raise CorruptData(
+                f"the shard {reason}; its {rows} rows are lost: restore it, or read with on_error='skip'",
+                uri=uri,
+            )
+        for writer, holes in self.holes.items():
+            raise CorruptData(
+                f"rows {holes[0].start} to {holes[0].stop - 1} of writer {writer!r} are missing between shards: "
+                "restore them, or read with on_error='skip'",
+                uri=self.uri,
+            )
+
+
+def open_dataset(uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> Dataset:
+    """Open the data set under ``uri``: one listing and the header; no shard is read.
+
+    Args:
+        uri: A path or any fsspec URL.
+        storage_options: For fsspec.
+
+    Raises:
+        DataNotFound: There is no data set.
+        OptionError: It is in another format version.
+    """
+    storage = Storage.open(uri, storage_options=storage_options)
+    read_header(storage)
+    dataset = Dataset(storage, list_shards(storage))
+    for _ in range(_LISTINGS - 1):
+        if not dataset.holes:
+            break
+        dataset = Dataset(storage, list_shards(storage))
+    return dataset
+
+
+def _check_agreement(schemas: Mapping[str, Schema]) -> None:
+    """Refuse schemas that give a leaf of a policy different dtypes or shapes."""
+    seen: dict[tuple[str, str, tuple[str | int, ...]], tuple[str, ColumnSpec]] = {}
+    for name, schema in sorted(schemas.items()):
+        for pid, policy in schema.policies.items():
+            for leaf in policy.leaves:
+                other, spec = seen.setdefault((pid, leaf.column, leaf.path), (name, leaf.spec))
+                if (spec.dtype, spec.shape) != (leaf.spec.dtype, leaf.spec.shape):
+                    raise SchemaConflict(
+                        f"policy {pid!r} has {spec.dtype} {spec.shape} in schema {other} and {leaf.spec.dtype} "
+                        f"{leaf.spec.shape} in schema {name}: keep them in different roots",
+                        column=leaf.column,
+                    )
+
+
+def common_columns(dataset: Dataset, *, missing: str) -> list[str] | None:
+    """The logical columns to read under a policy for absent ones; None: all that each shard has.
+
+    Raises:
+        OptionError: ``missing`` is none of "error", "drop", "fill".
+        SchemaConflict: A writer lacks a column that others have, and ``missing`` is "error".
+    """
+    if missing not in ("error", "drop", "fill"):
+        raise OptionError(f"missing={missing!r}: 'error', 'drop' or 'fill'")
+    by_policy: dict[str, list[tuple[str, PolicySchema]]] = {}
+    for name, schema in sorted(dataset.schemas.items()):
+        for pid, policy in schema.policies.items():
+            by_policy.setdefault(pid, []).append((name, policy))
+    shared: set[str] = set()
+    differs = False
+    for pid, found in by_policy.items():
+        columns = [set(policy.columns) for _, policy in found]
+        every, some = set.intersection(*columns), set.union(*columns)
+        shared |= every
+        if every != some:
+            differs = True
+            if missing == "error":
+                lacking = next(name for name, policy in found if some - set(policy.columns))
+                raise SchemaConflict(
+                    f"schema {lacking} lacks {sorted(some - every)} of policy {pid!r}, which other writers have: "
+                    "read with missing='drop' or missing='fill'",
+                    uri=dataset.uri,
+                    column=sorted(some - every)[0],
+                )
+    return sorted(shared) if differs and missing == "drop" else None

@@ -1,0 +1,85 @@
+"""Stored shards, opened: the same few operations on Parquet and JSON shards.
+
+Example:
+    >>> shard = open_shard(storage, ref)                                     # doctest: +SKIP
+    >>> shard.read(0)                                                        # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from rlio.batch import MultiAgentBatch, SampleBatch
+from rlio.errors import CorruptData
+from rlio.schemas.batches import to_batch
+from rlio.schemas.schema import Schema
+from rlio.schemas.shard_file import ShardFile
+from rlio.schemas.streams import Streams
+from rlio.storage.filesystem import Storage
+from rlio.storage.listing import ShardRef
+
+__all__ = ["OpenShard", "ParquetShard", "open_shard"]
+
+
+class OpenShard(Protocol):
+    """A shard whose structure is known; its rows are decoded a group at a time. Not thread-safe."""
+
+    schema: Schema
+    #: Rows of each group.
+    rows: list[int]
+    #: Steps, sequences or joint steps of each group.
+    units: list[int]
+
+    def read(self, index: int, *, columns: Sequence[str] | None = None) -> SampleBatch | MultiAgentBatch:
+        """Check and decode one group into a batch that nobody else holds.
+
+        Raises:
+            CorruptData: The group is damaged; ``uri`` and ``record`` say where.
+        """
+
+    def streams(self) -> Streams:
+        """The table of streams: which episodes have rows here."""
+
+
+class ParquetShard:
+    """A Parquet shard; see `OpenShard`."""
+
+    def __init__(self, storage: Storage, ref: ShardRef) -> None:
+        self._file = ShardFile(
+            lambda start, stop: storage.read_range(ref.path, start, stop),
+            size=ref.name.size,
+            footer_crc32=ref.name.footer_crc32,
+            uri=storage.uri_of(ref.path),
+        )
+        self.schema = self._file.schema
+        self.rows = [info.rows for info in self._file.groups]
+        self.units = [info.units for info in self._file.groups]
+        if sum(self.rows) != ref.name.rows:
+            raise CorruptData(
+                f"the shard holds {sum(self.rows)} rows and its name says {ref.name.rows}",
+                uri=storage.uri_of(ref.path),
+            )
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """What made the data; see `rlio.schemas.provenance`."""
+        return self._file.provenance
+
+    def read(self, index: int, *, columns: Sequence[str] | None = None) -> SampleBatch | MultiAgentBatch:
+        """See `OpenShard`."""
+        return to_batch(self._file.read_group(index, columns=columns, batches=True), columns=columns)
+
+    def streams(self) -> Streams:
+        """See `OpenShard`."""
+        return self._file.streams
+
+
+def open_shard(storage: Storage, ref: ShardRef) -> OpenShard:
+    """Open a shard of either kind.
+
+    Raises:
+        CorruptData: What says how to read it is damaged.
+        DataNotFound: It is not there any more.
+    """
+    return ParquetShard(storage, ref)

@@ -1,0 +1,172 @@
+"""One stored column: what its values are in memory, and how they lie in a file.
+
+Not here: which columns a data set has (`rlio.schemas.schema`), and Arrow itself (`rlio.schemas.arrow`).
+
+Example:
+    >>> import numpy as np
+    >>> ColumnSpec.of(np.zeros((5, 17), np.float32))
+    ColumnSpec(dtype='<f4', shape=(17,), kind='list', stack=None)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.errors import CorruptData, SchemaError
+
+__all__ = ["ColumnSpec", "FrameStack", "Kind", "Nullable"]
+
+#: ``scalar``: one Parquet value a row; ``list``: a Parquet list, which SQL engines can index; ``bytes``: the
+#: row's array as fixed-length bytes; ``text``: one string a row; ``json``: any object as JSON text;
+#: ``none``: no bytes at all, for zero-sized shapes.
+Kind: TypeAlias = Literal["scalar", "list", "bytes", "text", "json", "none"]
+
+#: Values of some rows: the full-length array, and which rows hold a value (None: all).
+Nullable: TypeAlias = tuple[Any, NDArray[np.bool_] | None]
+
+_PARQUET_TYPES = frozenset("b1 i1 i2 i4 i8 u1 u2 u4 u8 f4 f8".split())
+# A list costs a repetition level a value (about 4 ns), so that wide rows are better as bytes; one- and
+# two-byte values are widened to four in a list, so that their limit is lower still.
+_LIST_LIMIT = 512
+_NARROW_LIST_LIMIT = 16
+_MAX_NDIM = 32
+_MAX_ROW_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class FrameStack:
+    """A stack of frames along an axis of the row: consecutive rows share all but the newest frame."""
+
+    axis: int
+    depth: int
+
+
+@dataclass(frozen=True)
+class ColumnSpec:
+    """Type of one stored column (a leaf, where the column is nested).
+
+    Attributes:
+        dtype: NumPy's ``dtype.str``, byte order included; ``"<U"`` and ``"|S"`` without a width, since that
+            is a property of a batch and not of the column.
+        shape: Shape after the row axis.
+        kind: How it is stored.
+        stack: Set where only the newest frame of each row is stored.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    kind: Kind
+    stack: FrameStack | None = None
+
+    @classmethod
+    def of(cls, values: NDArray[Any], *, column: str = "") -> ColumnSpec:
+        """Infer the spec of an array whose first axis is the rows.
+
+        Raises:
+            SchemaError: The dtype has no stored form (structured dtypes).
+        """
+        dtype, shape = values.dtype, tuple(int(n) for n in values.shape[1:])
+        if dtype.kind == "O":
+            if shape:
+                raise SchemaError(f"object arrays have one axis; found shape {values.shape}", column=column)
+            is_text = len(values) > 0 and all(type(value) is str for value in values)
+            return cls("|O", (), "text" if is_text else "json")
+        if dtype.kind in "US":
+            if shape:
+                raise SchemaError(f"text arrays have one axis; found shape {values.shape}", column=column)
+            return cls(dtype.str[:2], (), "text")
+        if dtype.kind == "V":
+            raise SchemaError(
+                f"dtype {dtype} cannot be stored; split a structured array into one column a field",
+                column=column,
+            )
+        return cls(dtype.str, shape, _fixed_kind(dtype, shape))
+
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        """The in-memory dtype."""
+        return np.dtype(self.dtype)
+
+    @property
+    def native(self) -> np.dtype[Any]:
+        """The dtype in this machine's byte order: what Arrow holds."""
+        return self.numpy.newbyteorder("=")
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row in memory; a guess of 64 for text and objects."""
+        if self.kind in ("text", "json"):
+            return 64
+        return int(np.prod(self.shape, dtype=np.int64)) * self.numpy.itemsize
+
+    @property
+    def size(self) -> int:
+        """Number of values in a row."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    def mismatch(self, values: NDArray[Any]) -> str | None:
+        """What is wrong with ``values`` for this column, or None."""
+        dtype = values.dtype
+        found = dtype.str[:2] if dtype.kind in "US" else dtype.str
+        if found != self.dtype:
+            return f"dtype {dtype} where the column has {self.dtype}"
+        if values.shape[1:] != self.shape:
+            return f"rows of shape {values.shape[1:]} where the column has {self.shape}"
+        if self.kind == "text" and dtype.kind == "O" and not all(type(v) is str for v in values):
+            return "objects where the column has only strings"
+        return None
+
+    def to_json(self) -> dict[str, Any]:
+        """The written form; see docs/format.md."""
+        written: dict[str, Any] = {"dtype": self.dtype, "shape": list(self.shape), "kind": self.kind}
+        if self.stack is not None:
+            written["stack"] = {"axis": self.stack.axis, "depth": self.stack.depth}
+        return written
+
+    @classmethod
+    def from_json(cls, written: Any, *, column: str, uri: str | None = None) -> ColumnSpec:
+        """Read the written form back; it may come from a stranger."""
+        try:
+            dtype, shape, kind = written["dtype"], tuple(written["shape"]), written["kind"]
+            stack = FrameStack(**written["stack"]) if "stack" in written else None
+            spec = cls(dtype, shape, kind, stack)
+            legal = spec._is_legal()
+        except (TypeError, KeyError, ValueError) as error:
+            raise CorruptData(
+                f"not a column description: {error!r}; see docs/format.md", uri=uri, column=column
+            ) from error
+        if not legal:
+            raise CorruptData(f"illegal column description {spec!r}", uri=uri, column=column)
+        return spec
+
+    def _is_legal(self) -> bool:
+        """Whether the parts fit each other and the limits on hostile data."""
+        if len(self.shape) > _MAX_NDIM or not all(type(n) is int and n >= 0 for n in self.shape):
+            return False
+        if self.kind in ("text", "json"):
+            return self.shape == () and self.dtype in ("|O", "<U", ">U", "|S") and self.stack is None
+        dtype = self.numpy
+        if dtype.kind not in "biufcmM" or self.row_bytes > _MAX_ROW_BYTES:
+            return False
+        if self.stack is not None:
+            axis, depth = self.stack.axis, self.stack.depth
+            if axis not in (0, len(self.shape) - 1) or depth < 2 or self.shape[axis] != depth:
+                return False
+        return self.kind == _fixed_kind(dtype, self.shape)
+
+
+def _fixed_kind(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Kind:
+    """How a row of fixed size is stored."""
+    size = int(np.prod(shape, dtype=np.int64))
+    if size == 0:
+        return "none"
+    if dtype.str[1:] not in _PARQUET_TYPES:
+        return "bytes"
+    if shape == ():
+        return "scalar"
+    limit = _LIST_LIMIT if dtype.itemsize >= 4 else _NARROW_LIST_LIMIT
+    return "list" if len(shape) == 1 and size <= limit else "bytes"

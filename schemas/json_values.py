@@ -1,0 +1,179 @@
+"""Objects of a row (infos, ragged observations) as JSON text that keeps dtypes, and back; no code in either.
+
+Plain JSON values stand for themselves. What JSON lacks is an object with one reserved key:
+``{"$array": "<f4", "shape": [2], "data": [1.0, 2.0]}``, ``{"$scalar": "<f4", "data": 1.5}``,
+``{"$tuple": [...]}``, ``{"$float": "NaN"}``, ``{"$bytes": "<base64>"}`` and ``{"$map": [[key, value], ...]}``
+for dictionaries whose keys are not all plain strings.
+
+Example:
+    >>> import numpy as np
+    >>> text = dump_value({"p": np.float32([0.5, 0.5]), "lives": (3,)})
+    >>> load_value(text)
+    {'p': array([0.5, 0.5], dtype=float32), 'lives': (3,)}
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.errors import CorruptData, SchemaError, excerpt
+
+__all__ = ["dump_value", "floats_from_json", "floats_to_json", "load_value"]
+
+_SPECIAL_FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_MAX_DEPTH = 64
+_MAX_ARRAY_BYTES = 256 << 20
+
+
+def dump_value(value: Any) -> str:
+    """JSON text of ``value``.
+
+    Raises:
+        SchemaError: It holds something that is neither JSON, NumPy, bytes nor a tuple, or nests over 64 deep.
+    """
+    if type(value) is dict and not value:  # By far the most common info.
+        return "{}"
+    return json.dumps(_to_plain(value, 0), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def load_value(text: str | bytes) -> Any:
+    """The value that `dump_value` wrote.
+
+    Raises:
+        CorruptData: ``text`` is not such JSON.
+    """
+    if text in ("{}", b"{}"):
+        return {}
+    try:
+        return _from_plain(json.loads(text), 0)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise CorruptData(f"not a stored JSON value: {error}; found {excerpt(text)}") from error
+
+
+def floats_to_json(values: NDArray[Any]) -> list[Any]:
+    """Nested lists of ``values``, with NaN and infinities as the strings that JSON readers everywhere take."""
+    listed: list[Any] = values.tolist()
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        return [_special_to_text(item) for item in listed]
+    return listed
+
+
+def floats_from_json(listed: Any) -> Any:
+    """Undo `floats_to_json` where special floats occur; plain lists come back as they are."""
+    if isinstance(listed, list):
+        return [floats_from_json(item) if isinstance(item, (list, str)) else item for item in listed]
+    if isinstance(listed, str):
+        return _SPECIAL_FLOATS[listed]
+    return listed
+
+
+def _special_to_text(item: Any) -> Any:
+    if isinstance(item, list):
+        return [_special_to_text(inner) for inner in item]
+    return _float_name(item) if not math.isfinite(item) else item
+
+
+def _float_name(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"
+
+
+def _to_plain(value: Any, depth: int) -> Any:
+    if depth > _MAX_DEPTH:
+        raise SchemaError(f"a value nests more than {_MAX_DEPTH} deep; store it in columns of its own")
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if type(value) is float:
+        return value if math.isfinite(value) else {"$float": _float_name(value)}
+    if isinstance(value, dict):
+        if all(type(key) is str and not key.startswith("$") for key in value):
+            return {key: _to_plain(item, depth + 1) for key, item in value.items()}
+        return {"$map": [[_to_plain(k, depth + 1), _to_plain(v, depth + 1)] for k, v in value.items()]}
+    if isinstance(value, list):
+        return [_to_plain(item, depth + 1) for item in value]
+    if isinstance(value, tuple):
+        return {"$tuple": [_to_plain(item, depth + 1) for item in value]}
+    if isinstance(value, np.ndarray):
+        return _array_to_plain(value, depth)
+    if isinstance(value, np.generic):
+        return {"$scalar": value.dtype.str, "data": _array_to_plain(np.asarray(value), depth)["data"]}
+    if isinstance(value, (bytes, bytearray)):
+        return {"$bytes": base64.b64encode(value).decode("ascii")}
+    if type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach"):
+        return _array_to_plain(value.detach().cpu().numpy(), depth)
+    raise SchemaError(
+        f"a value of type {type(value).__name__} cannot be stored ({excerpt(value)}); "
+        "give numbers, strings, lists, dicts, tuples, bytes or NumPy arrays"
+    )
+
+
+def _array_to_plain(array: NDArray[Any], depth: int) -> dict[str, Any]:
+    kind = array.dtype.kind
+    if kind == "O":
+        data: Any = [_to_plain(item, depth + 1) for item in array.reshape(-1)]
+    elif kind in "biu":
+        data = array.reshape(-1).tolist()
+    elif kind == "f":
+        data = floats_to_json(array.reshape(-1))
+    elif kind == "U":
+        data = array.reshape(-1).tolist()
+    elif kind in "cmMS":
+        data = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode("ascii")
+    else:
+        raise SchemaError(f"an array of dtype {array.dtype} cannot be stored inside a JSON value")
+    return {"$array": array.dtype.str, "shape": list(array.shape), "data": data}
+
+
+def _from_plain(value: Any, depth: int) -> Any:
+    if depth > 2 * _MAX_DEPTH:
+        raise ValueError(f"nested more than {2 * _MAX_DEPTH} deep")
+    if isinstance(value, list):
+        return [_from_plain(item, depth + 1) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "$array" in value:
+        return _array_from_plain(value["$array"], tuple(value["shape"]), value["data"], depth)
+    if "$scalar" in value:
+        return _array_from_plain(value["$scalar"], (), value["data"], depth)[()]
+    if "$tuple" in value:
+        return tuple(_from_plain(item, depth + 1) for item in value["$tuple"])
+    if "$float" in value:
+        return _SPECIAL_FLOATS[value["$float"]]
+    if "$bytes" in value:
+        return _decode_base64(value["$bytes"])
+    if "$map" in value:
+        return {_from_plain(k, depth + 1): _from_plain(v, depth + 1) for k, v in value["$map"]}
+    return {key: _from_plain(item, depth + 1) for key, item in value.items()}
+
+
+def _array_from_plain(dtype_text: str, shape: tuple[int, ...], data: Any, depth: int) -> NDArray[Any]:
+    if dtype_text == "|O":
+        flat = np.empty(len(data), object)
+        for index, item in enumerate(data):
+            flat[index] = _from_plain(item, depth + 1)
+        return flat.reshape(shape)
+    dtype = np.dtype(dtype_text)
+    if dtype.kind not in "biufcmMSU":
+        raise ValueError(f"dtype {dtype_text}")
+    if math.prod(shape) * dtype.itemsize > _MAX_ARRAY_BYTES:
+        raise ValueError(f"an array of shape {shape}")
+    if isinstance(data, str):
+        return np.frombuffer(_decode_base64(data), dtype).reshape(shape).copy()
+    if dtype.kind == "f":
+        data = floats_from_json(data)
+    return np.array(data, dtype).reshape(shape)
+
+
+def _decode_base64(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise ValueError("base64 text is damaged") from error

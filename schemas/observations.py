@@ -1,0 +1,191 @@
+"""Each observation is stored once: links from ``new_obs`` to a later row's ``obs``, and newest frames only.
+
+Within one row group, ``_next[i] = k > 0`` says that ``new_obs`` of row i is ``obs`` of row i + k; 0 that it is
+stored in the row; -1 that it is missing. Frame stacks (consecutive rows that share all but one frame) store
+the newest frame of every row, and the older ones only where the overlap with the row before in the same
+stream does not hold. Both are used only where the bytes are equal, so that NaN and -0.0 survive.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.errors import CorruptData
+from rlio.schemas.column import FrameStack
+
+__all__ = [
+    "MISSING",
+    "STORED",
+    "detect_stack",
+    "join_stack",
+    "link",
+    "resolve_links",
+    "split_stack",
+    "successors",
+]
+
+STORED = 0
+MISSING = -1
+
+Rows = NDArray[np.int64]
+
+
+def successors(stream: NDArray[np.int32]) -> Rows:
+    """The next row of the same stream for every row of a group, or -1. Shape (rows,)."""
+    rows = len(stream)
+    following = np.full(rows, -1, np.int64)
+    if rows < 2:
+        return following
+    steps = np.diff(stream)
+    if (steps >= 0).all():  # Each stream is one run: what a recorder of fragments writes.
+        following[:-1] = np.where(steps == 0, np.arange(1, rows), -1)
+        return following
+    order = np.argsort(stream, kind="stable")
+    same = stream[order[1:]] == stream[order[:-1]]
+    following[order[:-1]] = np.where(same, order[1:], -1)
+    return following
+
+
+def link(
+    pairs: list[tuple[NDArray[Any], NDArray[Any]]], following: Rows, missing: NDArray[np.bool_] | None
+) -> NDArray[np.int32]:
+    """The ``_next`` column of a group.
+
+    Args:
+        pairs: (obs, new_obs) of every leaf, each of shape (rows, *shape).
+        following: From `successors`.
+        missing: Rows without a final observation, or None.
+    """
+    rows = len(following)
+    equal = following >= 0
+    contiguous = bool((following[equal] == np.flatnonzero(equal) + 1).all())
+    for obs, new_obs in pairs:
+        here, there = _bits(new_obs), _bits(obs)
+        if contiguous:
+            equal[:-1] &= (here[:-1] == there[1:]).all(axis=1)
+        else:
+            candidates = np.flatnonzero(equal)
+            equal[candidates] = (here[candidates] == there[following[candidates]]).all(axis=1)
+    distance = np.where(equal, following - np.arange(rows), STORED).astype(np.int32)
+    if missing is not None:
+        distance[missing] = MISSING
+    return distance
+
+
+def resolve_links(distance: NDArray[np.int32], obs: NDArray[Any], stored: NDArray[Any]) -> NDArray[Any]:
+    """Rebuild ``new_obs`` of a group; zeros where it is missing.
+
+    Args:
+        distance: The ``_next`` column.
+        obs: Shape (rows, *shape).
+        stored: The stored rows in order, shape (number of zeros in ``distance``, *shape).
+
+    Raises:
+        CorruptData: A link leaves the group, or the stored rows do not fit.
+    """
+    rows = len(distance)
+    target = np.arange(rows) + np.maximum(distance, 0)
+    own = np.flatnonzero(distance == STORED)
+    if rows and (int(target.max()) >= rows or int(distance.min()) < MISSING):
+        raise CorruptData("a link in _next leaves its row group")
+    if len(own) != len(stored):
+        raise CorruptData(f"{len(stored)} observations are stored where _next says {len(own)}")
+    new_obs = np.take(obs, target, axis=0)
+    new_obs[own] = stored
+    missing = distance == MISSING
+    if missing.any():
+        new_obs[missing] = 0
+    return new_obs
+
+
+def detect_stack(values: NDArray[Any]) -> FrameStack | None:
+    """Whether the rows of a batch look like frame stacks: most share all but one frame with the row before."""
+    if values.ndim < 4 or len(values) < 8:
+        return None
+    for axis in (values.ndim - 2, 0):
+        stack = FrameStack(axis, values.shape[axis + 1])
+        if 2 <= stack.depth <= 16:
+            older, newer = _along(values[:-1], axis)[:, 1:], _along(values[1:], axis)[:, :-1]
+            overlap = (older == newer).reshape(len(older), -1).all(axis=1)
+            if overlap.mean() >= 0.5:
+                return stack
+    return None
+
+
+@dataclass(frozen=True)
+class SplitStack:
+    """The stored form of frame stacks: newest frames of every row, older ones of the rows in ``full``."""
+
+    newest: NDArray[Any]
+    older: NDArray[Any]
+    full: NDArray[np.bool_]
+
+
+def split_stack(values: NDArray[Any], stack: FrameStack, before: NDArray[Any], has: Rows) -> SplitStack:
+    """Split rows into newest frames and the older ones that cannot be found elsewhere.
+
+    Args:
+        values: Shape (rows, *shape).
+        stack: Axis and depth.
+        before: The stacks to which the rows in ``has`` may overlap, shape (len(has), *shape).
+        has: Rows that have one.
+    """
+    frames = _along(values, stack.axis)
+    full = np.ones(len(values), bool)
+    if len(has):
+        overlap = _along(before, stack.axis)[:, 1:] == frames[has, :-1]
+        full[has] = ~overlap.reshape(len(has), -1).all(axis=1)
+    return SplitStack(np.ascontiguousarray(frames[:, -1]), np.ascontiguousarray(frames[full, :-1]), full)
+
+
+def join_stack(split: SplitStack, stack: FrameStack, following: Rows) -> NDArray[Any]:
+    """Rebuild the stacks of a group's rows from `split_stack` along the streams.
+
+    Raises:
+        CorruptData: A row overlaps with a row before it, but there is none.
+    """
+    rows, depth = len(split.newest), stack.depth
+    frame_shape = split.newest.shape[1:]
+    previous = np.full(rows, -1, np.int64)
+    linked = np.flatnonzero(following >= 0)
+    previous[following[linked]] = linked
+    if ((previous < 0) & ~split.full).any() or len(split.older) != split.full.sum():
+        raise CorruptData("a frame stack refers to a row before its row group")
+    # Every row's frames as indices into [newest of every row, older ones]: the chain is walked depth times,
+    # each step moving all rows to the row before, until the row that stores its own older frames.
+    index = np.empty((rows, depth), np.int64)
+    older_start = np.full(rows, -1, np.int64)
+    older_start[split.full] = rows + np.arange(len(split.older)) * (depth - 1)
+    row = np.arange(rows)
+    taken = np.zeros(rows, np.int64)  # Older frames already taken from a row that stores them.
+    for position in range(depth - 1, -1, -1):
+        at_end = taken > 0
+        index[:, position] = np.where(at_end, older_start[row] + (depth - 1) - taken, row)
+        moves = ~at_end & ~split.full[row]
+        taken = np.where(moves, 0, taken + 1)
+        row = np.where(moves, previous[row], row)
+    frames = np.concatenate([split.newest, split.older.reshape(-1, *frame_shape)])
+    stacked = np.take(frames, index, axis=0)
+    if stack.axis == 0:
+        return stacked
+    return np.ascontiguousarray(np.moveaxis(stacked, 1, stack.axis + 1))
+
+
+def _along(values: NDArray[Any], axis: int) -> NDArray[Any]:
+    """A view with the frames on axis 1."""
+    return np.moveaxis(values, axis + 1, 1)
+
+
+def _bits(values: NDArray[Any]) -> NDArray[Any]:
+    """The rows as unsigned integers of the widest size that fits, shape (rows, k): equal iff bytes are."""
+    rows = len(values)
+    if rows == 0:
+        return np.empty((0, 1), np.uint8)
+    flat = np.ascontiguousarray(values).reshape(rows, -1)
+    width = flat.shape[1] * flat.itemsize
+    size = next(size for size in (8, 4, 2, 1) if width % size == 0)
+    return flat.view(np.dtype(f"u{size}"))

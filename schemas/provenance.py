@@ -1,0 +1,92 @@
+"""Where data comes from: fixed when a writer starts, and stored in every shard's footer.
+
+Example:
+    >>> Provenance(env="CartPole-v1", seed=0, policy="random").stored
+    {'actions': 'raw', 'observations': 'raw'}
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from types import MappingProxyType
+from typing import Any, Literal
+
+from rlio.errors import OptionError
+from rlio.schemas.schema import canonical_json
+from rlio.schemas.spaces import space_to_json
+
+__all__ = ["Provenance"]
+
+_PACKAGES = ("rlio", "numpy", "pyarrow", "gymnasium")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """What made the data; every field may be left out.
+
+    Attributes:
+        env: Id or JSON of the environment's spec.
+        policy: Name of the policy that acted.
+        seed: Seed of the run.
+        started: Start of the run, ISO 8601. Left out by default, so that equal runs give equal bytes.
+        commit: Commit of the user's code.
+        actions: Whether recorded actions are the policy's own ("raw") or as sent to the environment, after
+            clipping and scaling ("sent").
+        observations: Whether observations are the environment's ("raw") or "preprocessed".
+        extra: Anything else, as JSON.
+    """
+
+    env: str | None = None
+    policy: str | None = None
+    seed: int | None = None
+    started: str | None = None
+    commit: str | None = None
+    actions: Literal["raw", "sent"] = "raw"
+    observations: Literal["raw", "preprocessed"] = "raw"
+    extra: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        if self.actions not in ("raw", "sent"):
+            raise OptionError(f"actions={self.actions!r}: 'raw' or 'sent'")
+        if self.observations not in ("raw", "preprocessed"):
+            raise OptionError(f"observations={self.observations!r}: 'raw' or 'preprocessed'")
+
+    @property
+    def stored(self) -> dict[str, str]:
+        """What a reader must know to use the columns right; kept in the schema."""
+        return {"actions": self.actions, "observations": self.observations}
+
+    @cached_property
+    def text(self) -> str:
+        """Canonical JSON of the fields that are set, with the versions of the libraries."""
+        given = {f.name: getattr(self, f.name) for f in fields(self)} | {"extra": dict(self.extra)}
+        known = {name: value for name, value in given.items() if value is not None and value != {}}
+        try:
+            return canonical_json({**known, "versions": _versions()})
+        except (TypeError, ValueError) as error:
+            raise OptionError(f"provenance must be JSON: {error}") from error
+
+    def spaces_to_json(
+        self, spaces: Mapping[str, tuple[Any, Any]] | None
+    ) -> dict[str, dict[str, Any]] | None:
+        """The written form of ``{policy: (observation space, action space)}``."""
+        if spaces is None:
+            return None
+        return {
+            pid: {"observation": space_to_json(observation), "action": space_to_json(action)}
+            for pid, (observation, action) in spaces.items()
+        }
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:  # A source tree on sys.path, without its metadata.
+            found[package] = "unknown"
+    return found

@@ -1,0 +1,303 @@
+"""Row groups in memory: rows collect in reused buffers until there are enough of them to encode.
+
+Not here: Parquet (`rlio.schemas.parquet`) and when to roll to a new shard (`rlio.writers`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.batch import MultiAgentBatch, SampleBatch
+from rlio.columns import DEFAULT_POLICY_ID, Columns
+from rlio.errors import SchemaError
+from rlio.schemas.column import Nullable
+from rlio.schemas.schema import PolicySchema, Schema
+from rlio.schemas.streams import STREAM_COLUMNS, StreamTable
+
+__all__ = ["GroupBuffer", "RowGroup", "pieces_of"]
+
+#: Attributes of a batch that come back with it.
+_ATTRIBUTES = ("max_seq_len", "num_grad_updates")
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """Rows on their way to a file; arrays are views of the buffer that collected them.
+
+    Attributes:
+        rows: Number of rows.
+        columns: Physical column -> (values of the rows that have one, which rows those are or None for all).
+        stream: Shape (rows,).
+        policy: Policy number of each row, or None if there is one policy.
+        policies: Names of the policies by number.
+        missing: Rows whose final observation is missing, or None.
+        batches: One JSON text for the first row of each `write()`, None elsewhere.
+        units: Steps, sequences or joint steps in this group.
+        env_steps: Environment steps of the batches that begin here.
+    """
+
+    rows: int
+    columns: dict[str, Nullable]
+    stream: NDArray[np.int32]
+    policy: NDArray[np.int16] | None
+    policies: list[str]
+    missing: NDArray[np.bool_] | None
+    batches: list[str | None]
+    units: int
+    env_steps: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Checked rows of one policy within one `write()` that go into the same row group.
+
+    Attributes:
+        policy: The policy's id.
+        arrays: Physical column -> values, as `PolicySchema.flatten` gave them.
+        rows: Number of rows.
+        attributes: JSON text if the piece begins a `write()`, else None.
+        env_steps: Environment steps that count for this piece.
+    """
+
+    policy: str
+    arrays: dict[str, NDArray[Any]]
+    rows: int
+    attributes: str | None
+    env_steps: int
+
+
+def pieces_of(batch: SampleBatch | MultiAgentBatch, schema: Schema, *, room: int) -> list[list[Piece]]:
+    """Check a written batch and cut it into lists of pieces, each to lie within one row group.
+
+    Plain rows fill the open group's ``room`` first and are then cut every ``schema.group_rows``. A sequence is
+    never cut, and neither is a batch of several policies, so that a joint step stays together: there a row
+    group may get longer than the schema's.
+
+    Raises:
+        SchemaError: It does not fit the schema.
+    """
+    if isinstance(batch, MultiAgentBatch):
+        return [_joint_pieces(batch, schema)]
+    plain = _unpadded(batch)
+    attributes = {name: getattr(plain, name) for name in _ATTRIBUTES if getattr(plain, name) is not None}
+    text = json.dumps(attributes) if attributes else "{}"
+    policy = schema.policies[DEFAULT_POLICY_ID]
+    arrays = policy.flatten(plain, policy=DEFAULT_POLICY_ID)
+    rows = len(plain)
+    if rows <= room:
+        return [[Piece(DEFAULT_POLICY_ID, arrays, rows, text, rows)]]
+    cut = _cut_sequences if policy.has_sequences else _cut_rows
+    return [
+        [Piece(DEFAULT_POLICY_ID, part, stop - start, text if start == 0 else None, stop - start)]
+        for start, stop, part in cut(arrays, policy, rows, room, schema.group_rows)
+    ]
+
+
+def _joint_pieces(batch: MultiAgentBatch, schema: Schema) -> list[Piece]:
+    parts = [(pid, _unpadded(part)) for pid, part in batch.policy_batches.items() if len(part)]
+    text = json.dumps({"env_steps": batch.env_steps(), "policies": [[pid, len(part)] for pid, part in parts]})
+    return [
+        Piece(
+            pid,
+            schema.policies[pid].flatten(part, policy=pid),
+            len(part),
+            text if index == 0 else None,
+            batch.env_steps() if index == 0 else 0,
+        )
+        for index, (pid, part) in enumerate(parts)
+    ]
+
+
+class GroupBuffer:
+    """Collects rows of one schema in preallocated arrays, which are reused from group to group.
+
+    Fresh memory costs a page fault every 4 KiB, more than the copy itself; hence the reuse.
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+        self.rows = 0
+        self._policies = sorted(schema.policies)
+        self._arrays: dict[str, NDArray[Any]] = {}
+        self._counts: dict[str, int] = {}
+        self._valid: dict[str, NDArray[np.bool_]] = {}
+        self._partial = partial_columns(schema)
+        self._capacity = 0
+        self._reserve(schema.group_rows)
+        self._clear()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the group has the rows that the schema wants."""
+        return self.rows >= self.schema.group_rows
+
+    @property
+    def room(self) -> int:
+        """Rows until the group is full."""
+        return max(self.schema.group_rows - self.rows, 0)
+
+    def append(self, piece: Piece, table: StreamTable) -> None:
+        """Copy a piece's rows in; its columns must have been checked against the schema."""
+        rows, arrays = piece.rows, piece.arrays
+        policy = self.schema.policies[piece.policy]
+        start, stop = self.rows, self.rows + rows
+        self._reserve(stop)
+        for leaf in policy.per_row:
+            self._put(leaf.physical, arrays[leaf.physical], slice(start, stop))
+        if policy.per_sequence:
+            lengths = policy.single(arrays, Columns.SEQ_LENS).astype(np.int64)
+            firsts = start + np.cumsum(lengths) - lengths
+            for leaf in policy.per_sequence:
+                self._put(leaf.physical, arrays[leaf.physical], firsts)
+            self._units += len(lengths)
+        else:
+            self._units += rows
+        named = {name: policy.single(arrays, name) for name in STREAM_COLUMNS if name in policy.columns}
+        self._stream[start:stop] = table.assign(piece.policy, named, rows)
+        self._policy[start:stop] = self._policies.index(piece.policy)
+        if Columns.NEXT_OBS_VALID in policy.columns:
+            self._missing[start:stop] = ~policy.single(arrays, Columns.NEXT_OBS_VALID).astype(bool)
+            self._has_missing = True
+        self._batches += [piece.attributes, *([None] * (rows - 1))]
+        self._env_steps += piece.env_steps
+        self.rows = stop
+
+    def take(self) -> RowGroup:
+        """The rows so far as a group, valid until the next `append`; the buffer is then empty."""
+        rows = self.rows
+        columns: dict[str, Nullable] = {}
+        for name in self.schema.columns:
+            if name in self._arrays:
+                valid = self._valid[name][:rows].copy() if name in self._partial else None
+                columns[name] = (self._arrays[name][: self._counts[name]], valid)
+        group = RowGroup(
+            rows=rows,
+            columns=columns,
+            stream=self._stream[:rows],
+            policy=self._policy[:rows] if len(self._policies) > 1 else None,
+            policies=self._policies,
+            missing=self._missing[:rows] if self._has_missing else None,
+            batches=self._batches,
+            units=self._joint_steps(rows) if self.schema.multi_agent else self._units,
+            env_steps=self._env_steps,
+        )
+        self._clear()
+        return group
+
+    def _put(self, name: str, values: NDArray[Any], at: slice | NDArray[np.int64]) -> None:
+        """Append the values of a column and note which rows they belong to."""
+        target, count = self._arrays[name], self._counts[name]
+        target[count : count + len(values)] = values
+        self._counts[name] = count + len(values)
+        if name in self._partial:
+            self._valid[name][at] = True
+
+    def _reserve(self, rows: int) -> None:
+        """Make room for ``rows``; more than a full group's only where sequences or joint steps need it."""
+        if rows <= self._capacity:
+            return
+        capacity = max(rows, 2 * self._capacity)
+        for name, spec in self.schema.columns.items():
+            if name != Columns.NEXT_OBS_VALID:
+                dtype = np.dtype(object) if spec.kind == "text" else spec.numpy
+                self._arrays[name] = _grown(self._arrays.get(name), (capacity, *spec.shape), dtype)
+                self._valid[name] = _grown(self._valid.get(name), (capacity,), np.bool_)
+        old = self._capacity
+        self._stream = _grown(self._stream if old else None, (capacity,), np.int32)
+        self._policy = _grown(self._policy if old else None, (capacity,), np.int16)
+        self._missing = _grown(self._missing if old else None, (capacity,), np.bool_)
+        self._capacity = capacity
+
+    def _clear(self) -> None:
+        self.rows = 0
+        self._counts = dict.fromkeys(self._arrays, 0)
+        for name in self._partial:
+            if name in self._valid:
+                self._valid[name][:] = False
+        self._missing[:] = False
+        self._has_missing = False
+        self._batches: list[str | None] = []
+        self._units = 0
+        self._env_steps = 0
+
+    def _joint_steps(self, rows: int) -> int:
+        """Distinct (eps_id, t) among the rows, or the rows where a policy lacks them."""
+        names = (Columns.EPS_ID, Columns.T)
+        if any(name not in self._arrays or self._counts[name] != rows for name in names):
+            return rows
+        eps_id, t = (self._arrays[name][:rows] for name in names)
+        order = np.lexsort((t, eps_id))
+        same = (eps_id[order][1:] == eps_id[order][:-1]) & (t[order][1:] == t[order][:-1])
+        return rows - int(same.sum())
+
+
+def partial_columns(schema: Schema) -> set[str]:
+    """Physical columns that some rows lack: those of some policies only, and those of sequences."""
+    owners: dict[str, int] = {}
+    per_sequence = set()
+    for policy in schema.policies.values():
+        for leaf in policy.leaves:
+            owners[leaf.physical] = owners.get(leaf.physical, 0) + 1
+        per_sequence |= {leaf.physical for leaf in policy.per_sequence}
+    return {name for name, count in owners.items() if count < len(schema.policies)} | per_sequence
+
+
+def _grown(old: NDArray[Any] | None, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """A larger array that begins with the old one's rows."""
+    fresh = np.zeros(shape, dtype) if np.dtype(dtype) == np.bool_ else np.empty(shape, dtype)
+    if old is not None:
+        fresh[: len(old)] = old
+    return fresh
+
+
+def _unpadded(batch: SampleBatch) -> SampleBatch:
+    """Rows that are experience: the zeros that fill sequences up are not stored."""
+    if batch.time_major:
+        raise SchemaError(
+            "a time-major batch cannot be written: its first axis is time, not rows; transpose it"
+        )
+    if Columns.SEQ_LENS in batch.keys() and (np.asarray(batch[Columns.SEQ_LENS]) < 1).any():
+        raise SchemaError("a sequence of no rows cannot be written; drop it", column=Columns.SEQ_LENS)
+    return batch.unpad() if batch.zero_padded else batch
+
+
+_Cut = tuple[int, int, dict[str, NDArray[Any]]]
+
+
+def _cut_rows(
+    arrays: dict[str, NDArray[Any]], policy: PolicySchema, rows: int, room: int, limit: int
+) -> Iterator[_Cut]:
+    """Parts of ``room`` and then ``limit`` rows, as (first row, last row, views)."""
+    start = 0
+    while start < rows:
+        stop = min(start + (room if start == 0 and room else limit), rows)
+        yield start, stop, {name: values[start:stop] for name, values in arrays.items()}
+        start = stop
+
+
+def _cut_sequences(
+    arrays: dict[str, NDArray[Any]], policy: PolicySchema, rows: int, room: int, limit: int
+) -> Iterator[_Cut]:
+    """Whole sequences, in parts of at most ``limit`` rows or of one longer sequence."""
+    per_sequence = {leaf.physical for leaf in policy.per_sequence}
+    ends = np.cumsum(policy.single(arrays, Columns.SEQ_LENS))
+    first = 0
+    while first < len(ends):
+        start = int(ends[first - 1]) if first else 0
+        last = max(first + 1, int(np.searchsorted(ends, start + limit, side="right")))
+        stop = int(ends[last - 1])
+        yield (
+            start,
+            stop,
+            {
+                name: values[first:last] if name in per_sequence else values[start:stop]
+                for name, values in arrays.items()
+            },
+        )
+        first = last

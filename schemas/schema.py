@@ -1,0 +1,349 @@
+"""The schema of a writer's rows: which columns each policy has, and under which physical names they lie.
+
+A logical column ("obs") may be nested; its leaves are what is stored. A leaf's physical name is the column
+and the path joined by ``/`` (escaped as in JSON Pointer), with ``@`` and eight hex digits of its spec behind
+it where policies disagree on the spec. Physical names are private to one schema.
+
+Example:
+    >>> from rlio.batch import SampleBatch
+    >>> schema = Schema.of(SampleBatch(obs=[[0.5, 1.0]], actions=[1]))
+    >>> sorted(schema.columns)
+    ['actions', 'obs']
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.arrays import to_numpy
+from rlio.batch import MultiAgentBatch, SampleBatch
+from rlio.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
+from rlio.errors import CorruptData, MissingColumn, SchemaConflict, SchemaError, excerpt
+from rlio.nested import Path, leaves, unflatten
+from rlio.schemas.column import ColumnSpec
+from rlio.schemas.json_values import dump_value
+
+__all__ = ["FORMAT_VERSION", "Leaf", "PolicySchema", "Schema", "canonical_json", "rebuild"]
+
+#: Version 0 may change until the first tagged release.
+FORMAT_VERSION = 0
+
+#: Names of the format's structure columns, which no column of the user may have.
+RESERVED = frozenset({"_next", "_stream", "_batch", "_writer"})
+
+# One row group decodes to at most this many bytes, which bounds the memory of readers (DESIGN section 4).
+_GROUP_BYTES = 8 << 20
+_MAX_GROUP_ROWS = 1 << 16
+_MAX_COLUMNS = 4096
+_MAX_POLICIES = 4096
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array of a logical column: where it sits in the column and where it is stored."""
+
+    column: str
+    path: Path
+    physical: str
+    spec: ColumnSpec
+
+
+@dataclass(frozen=True)
+class PolicySchema:
+    """Columns of one policy.
+
+    Attributes:
+        leaves: In the order of the columns, and of the leaves within each.
+        spaces: ``{"observation": ..., "action": ...}`` as `rlio.schemas.spaces` writes them, or None.
+    """
+
+    leaves: tuple[Leaf, ...]
+    spaces: Mapping[str, Any] | None = None
+
+    @cached_property
+    def columns(self) -> dict[str, list[Leaf]]:
+        """Logical column -> its leaves."""
+        grouped: dict[str, list[Leaf]] = {}
+        for leaf in self.leaves:
+            grouped.setdefault(leaf.column, []).append(leaf)
+        return grouped
+
+    @cached_property
+    def per_row(self) -> list[Leaf]:
+        """Leaves with one value a row: all but those that are per sequence or derived."""
+        return [
+            leaf
+            for leaf in self.leaves
+            if not is_per_sequence(leaf.column) and leaf.column != Columns.NEXT_OBS_VALID
+        ]
+
+    @cached_property
+    def per_sequence(self) -> list[Leaf]:
+        """Leaves with one value a sequence."""
+        return [leaf for leaf in self.leaves if is_per_sequence(leaf.column)]
+
+    @cached_property
+    def linked(self) -> list[tuple[Leaf, Leaf]]:
+        """(obs leaf, new_obs leaf) pairs, if ``new_obs`` can refer to the ``obs`` of a later row; else []."""
+        obs, new_obs = self.columns.get(Columns.OBS, []), self.columns.get(Columns.NEXT_OBS, [])
+        alike = len(obs) == len(new_obs) and all(
+            a.path == b.path and a.spec.dtype == b.spec.dtype and a.spec.shape == b.spec.shape
+            for a, b in zip(obs, new_obs, strict=True)
+        )
+        storable = all(leaf.spec.kind in ("scalar", "list", "bytes") for leaf in obs)
+        return list(zip(obs, new_obs, strict=True)) if alike and storable and obs else []
+
+    @property
+    def has_sequences(self) -> bool:
+        """Whether rows come in sequences (``seq_lens``)."""
+        return Columns.SEQ_LENS in self.columns
+
+    def single(self, arrays: Mapping[str, NDArray[Any]], column: str) -> NDArray[Any]:
+        """The array of a column that is not nested, from arrays by physical name."""
+        return arrays[self.columns[column][0].physical]
+
+    def flatten(self, batch: SampleBatch, *, policy: str) -> dict[str, NDArray[Any]]:
+        """Check ``batch`` and give its arrays by physical name: views, objects as their JSON text.
+
+        Raises:
+            MissingColumn: A column of this schema is absent from the batch.
+            SchemaError: A column is new, or has another dtype or shape.
+        """
+        arrays: dict[str, NDArray[Any]] = {}
+        names = self.columns
+        if len(batch) == 0 and not list(batch.keys()):
+            return arrays
+        for column, wanted in names.items():
+            try:
+                value = batch[column]
+            except KeyError:
+                raise MissingColumn(
+                    f"policy {policy!r} was written with column {column!r} before, but this batch has only "
+                    f"{sorted(batch.keys())}: give every batch of one writer the same columns",
+                    column=column,
+                ) from None
+            self._flatten_column(column, value, wanted, arrays)
+        if len(names) != len(batch.keys()):
+            extra = sorted(set(batch.keys()) - set(names))
+            raise SchemaError(
+                f"column {extra[0]!r} is new: policy {policy!r} was written with {sorted(names)} before; give "
+                "every batch of one writer the same columns, or open another writer",
+                column=extra[0],
+            )
+        return arrays
+
+    def _flatten_column(
+        self, column: str, value: Any, wanted: list[Leaf], arrays: dict[str, NDArray[Any]]
+    ) -> None:
+        """Add the checked leaves of one column to ``arrays``."""
+        if len(wanted) == 1 and not wanted[0].path:
+            found: list[tuple[Path, Any]] = [((), value)]
+        else:
+            found = leaves(value)
+            if [path for path, _ in found] != [leaf.path for leaf in wanted]:
+                raise SchemaConflict(
+                    f"column {column!r} nests as {[path for path, _ in found]} where it did as "
+                    f"{[leaf.path for leaf in wanted]} before",
+                    column=column,
+                )
+        for (_, item), leaf in zip(found, wanted, strict=True):
+            array = to_numpy(item)
+            problem = leaf.spec.mismatch(array)
+            if problem:
+                raise SchemaConflict(f"found {problem}; cast it before writing", column=leaf.physical)
+            if leaf.spec.kind == "json":
+                texts = np.empty(len(array), object)
+                texts[:] = [dump_value(value) for value in array]
+                array = texts
+            arrays[leaf.physical] = array
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The columns of every policy of a writer.
+
+    Attributes:
+        policies: Policy id -> its columns.
+        multi_agent: Whether rows were written as MultiAgentBatches.
+        group_rows: Rows of a row group: a power of two.
+        stored: How the data was made: ``{"actions": "raw" | "sent", "observations": "raw" |
+            "preprocessed"}`` or less.
+    """
+
+    policies: Mapping[str, PolicySchema]
+    multi_agent: bool = False
+    group_rows: int = 1
+    stored: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    @classmethod
+    def of(
+        cls,
+        batch: SampleBatch | MultiAgentBatch,
+        *,
+        spaces: Mapping[str, Mapping[str, Any]] | None = None,
+        stored: Mapping[str, str] | None = None,
+    ) -> Schema:
+        """The schema of a first batch, which may have no rows."""
+        multi_agent = isinstance(batch, MultiAgentBatch)
+        empty = cls({}, multi_agent=multi_agent, stored=stored or {})
+        return empty.extended(batch, spaces=spaces)
+
+    def extended(
+        self,
+        batch: SampleBatch | MultiAgentBatch,
+        *,
+        spaces: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> Schema:
+        """This schema with the policies of ``batch`` that it lacks; itself if it lacks none."""
+        parts = batch.policy_batches if isinstance(batch, MultiAgentBatch) else {DEFAULT_POLICY_ID: batch}
+        fresh = {pid: part for pid, part in parts.items() if pid not in self.policies and part.keys()}
+        if not fresh:
+            return self
+        found = {pid: policy.leaves for pid, policy in self.policies.items()}
+        found |= {pid: _leaves_of(part) for pid, part in fresh.items()}
+        named = _with_physical_names(found)
+        policies = {
+            pid: PolicySchema(
+                named[pid],
+                self.policies[pid].spaces if pid in self.policies else (spaces or {}).get(pid),
+            )
+            for pid in sorted(named)
+        }
+        row_bytes = max(sum(leaf.spec.row_bytes for leaf in policy.leaves) for policy in policies.values())
+        rows = min(_MAX_GROUP_ROWS, max(1, _GROUP_BYTES // max(row_bytes, 1)))
+        return replace(self, policies=policies, group_rows=1 << (rows.bit_length() - 1))
+
+    @cached_property
+    def columns(self) -> dict[str, ColumnSpec]:
+        """Physical column -> spec, sorted by name."""
+        return dict(sorted({x.physical: x.spec for p in self.policies.values() for x in p.leaves}.items()))
+
+    @cached_property
+    def text(self) -> str:
+        """Canonical JSON: equal schemas have equal bytes."""
+        return canonical_json(self.to_json())
+
+    @cached_property
+    def hash(self) -> str:
+        """The name of the schema's file: 16 hex digits of the BLAKE2b of its text."""
+        return hashlib.blake2b(self.text.encode(), digest_size=8).hexdigest()
+
+    def to_json(self) -> dict[str, Any]:
+        """The written form; see docs/format.md."""
+        return {
+            "format": FORMAT_VERSION,
+            "multi_agent": self.multi_agent,
+            "group_rows": self.group_rows,
+            "stored": dict(self.stored),
+            "columns": {name: spec.to_json() for name, spec in self.columns.items()},
+            "policies": {
+                pid: {
+                    "columns": [[x.column, list(x.path), x.physical] for x in policy.leaves],
+                    "spaces": policy.spaces,
+                }
+                for pid, policy in sorted(self.policies.items())
+            },
+        }
+
+    @classmethod
+    def from_text(cls, text: str | bytes, *, uri: str | None = None) -> Schema:
+        """Read the written form back; it may come from a stranger.
+
+        Raises:
+            CorruptData: It is not a schema, or one of a later format.
+        """
+        try:
+            written = json.loads(text)
+            version = written["format"]
+            if version != FORMAT_VERSION:
+                raise CorruptData(
+                    f"format {excerpt(version)} where this rlio reads {FORMAT_VERSION}: upgrade rlio", uri=uri
+                )
+            columns = {
+                name: ColumnSpec.from_json(spec, column=name, uri=uri)
+                for name, spec in written["columns"].items()
+            }
+            if len(columns) > _MAX_COLUMNS or len(written["policies"]) > _MAX_POLICIES:
+                raise CorruptData(f"{len(columns)} columns, {len(written['policies'])} policies", uri=uri)
+            policies = {
+                pid: PolicySchema(
+                    tuple(
+                        Leaf(c, _checked_path(path), name, columns[name]) for c, path, name in p["columns"]
+                    ),
+                    p["spaces"],
+                )
+                for pid, p in written["policies"].items()
+            }
+            group_rows = int(written["group_rows"])
+            if not 1 <= group_rows <= _MAX_GROUP_ROWS:
+                raise CorruptData(f"group_rows is {group_rows}", uri=uri)
+            return cls(policies, bool(written["multi_agent"]), group_rows, dict(written["stored"]))
+        except (ValueError, TypeError, KeyError, RecursionError, AttributeError) as error:
+            if isinstance(error, CorruptData):
+                raise
+            raise CorruptData(f"not a schema: {error!r}; found {excerpt(text)}", uri=uri) from error
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys, no spaces and no NaN: equal values have equal bytes."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def rebuild(found: list[tuple[Path, Any]]) -> Any:
+    """A column from its leaves."""
+    if len(found) == 1 and not found[0][0]:
+        return found[0][1]
+    return unflatten([path for path, _ in found], [item for _, item in found])
+
+
+def _leaves_of(batch: SampleBatch) -> tuple[Leaf, ...]:
+    """The leaves of a batch, named as if there were no other policy."""
+    found = []
+    for column in batch.keys():
+        if column in RESERVED:
+            raise SchemaError(f"column {column!r} is the format's own; rename yours", column=column)
+        for path, item in leaves(batch[column]):
+            name = _physical_name(column, path)
+            found.append(Leaf(column, path, name, ColumnSpec.of(to_numpy(item), column=name)))
+    return tuple(found)
+
+
+def _physical_name(column: str, path: Path) -> str:
+    """JSON Pointer's escapes, so that a key may hold a slash."""
+    tokens = [str(token).replace("~", "~0").replace("/", "~1") for token in (column, *path)]
+    return "/".join(tokens)
+
+
+def _with_physical_names(found: Mapping[str, tuple[Leaf, ...]]) -> dict[str, tuple[Leaf, ...]]:
+    """Give leaves that disagree between policies a name with their spec's hash."""
+    specs: dict[str, set[ColumnSpec]] = {}
+    for policy_leaves in found.values():
+        for leaf in policy_leaves:
+            specs.setdefault(_physical_name(leaf.column, leaf.path), set()).add(leaf.spec)
+    named = {}
+    for pid, policy_leaves in found.items():
+        renamed = []
+        for leaf in policy_leaves:
+            name = _physical_name(leaf.column, leaf.path)
+            if len(specs[name]) > 1:
+                digest = hashlib.blake2b(canonical_json(leaf.spec.to_json()).encode(), digest_size=4)
+                name = f"{name}@{digest.hexdigest()}"
+            renamed.append(replace(leaf, physical=name))
+        named[pid] = tuple(renamed)
+    return named
+
+
+def _checked_path(path: Any) -> Path:
+    """A path of strings and small integers."""
+    if not isinstance(path, list) or len(path) > 8 or not all(type(p) in (str, int) for p in path):
+        raise ValueError(f"path {excerpt(path)}")
+    return tuple(path)

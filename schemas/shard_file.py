@@ -1,0 +1,416 @@
+"""A stored Parquet shard, opened: nothing reaches pyarrow before a CRC that covers it has matched.
+
+The footer is checked against the CRC in the shard's name, each row group against the footer's list, when it
+is read. What a stranger's footer claims is checked against limits and against the schema before a byte is
+decoded.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import zstandard
+from numpy.typing import NDArray
+
+from rlio.columns import Columns
+from rlio.errors import CorruptData, MissingColumn, UnsafeData
+from rlio.schemas.arrow import from_arrow
+from rlio.schemas.column import ColumnSpec, Nullable
+from rlio.schemas.observations import MISSING, STORED, SplitStack, join_stack, resolve_links, successors
+from rlio.schemas.parquet import (
+    BATCH,
+    MAGIC,
+    NEXT,
+    OLDER,
+    STREAM,
+    GroupInfo,
+    file_fields,
+    linked_columns,
+    stack_specs,
+)
+from rlio.schemas.schema import Leaf, Schema
+from rlio.schemas.streams import Streams
+
+__all__ = ["DecodedGroup", "ShardFile"]
+
+_MAX_FOOTER = 64 << 20
+_MAX_STREAMS_BYTES = 256 << 20
+_MAX_DECODED_GROUP = 1 << 30
+_TAIL = 64 << 10
+
+
+@dataclass(frozen=True)
+class DecodedGroup:
+    """A row group in memory; the arrays are its own, writable, and shared with nobody.
+
+    Attributes:
+        schema: The shard's schema.
+        info: Where it lay and what it holds.
+        columns: Physical column -> (values of the rows that have one, which those are or None for all).
+        stream: Stream number of each row, shape (rows,).
+        policy: Policy id of each stream of the shard.
+        distance: The ``_next`` column.
+        batches: JSON text on the first row of each written batch, None elsewhere; None if not asked for.
+    """
+
+    schema: Schema
+    info: GroupInfo
+    columns: dict[str, Nullable]
+    stream: NDArray[np.int32]
+    policy: Sequence[str]
+    distance: NDArray[np.int32]
+    batches: list[str | None] | None
+
+    def policies(self) -> dict[str, NDArray[np.int64] | None]:
+        """The policies with rows here, and the rows of each (None: all)."""
+        if len(self.schema.policies) == 1:
+            return {next(iter(self.schema.policies)): None}
+        names = np.array(self.policy, object)[self.stream]
+        present = [pid for pid in sorted(self.schema.policies) if (names == pid).any()]
+        return {pid: np.flatnonzero(names == pid) for pid in present}
+
+    def values(self, leaf: Leaf, rows: NDArray[np.int64] | None) -> NDArray[Any]:
+        """The values of one leaf for a policy's rows (all of its sequences, for a column of those)."""
+        if leaf.column == Columns.NEXT_OBS_VALID:
+            valid_obs = self.distance != MISSING
+            return (valid_obs if rows is None else valid_obs[rows]).astype(leaf.spec.numpy)
+        if leaf.spec.kind == "none":
+            count = self.info.rows if rows is None else len(rows)
+            return np.empty((count, *leaf.spec.shape), leaf.spec.numpy)
+        values, valid = self.columns[leaf.physical]
+        if valid is None:
+            return values if rows is None else values[rows]
+        if rows is None:
+            return values
+        chosen = np.zeros(self.info.rows, bool)
+        chosen[rows] = True
+        return values[chosen[valid]]
+
+
+class ShardFile:
+    """An open shard. Not thread-safe.
+
+    Args:
+        fetch: Gives the bytes [start, stop) of the shard.
+        size: Bytes of the shard, from its name.
+        footer_crc32: Of its footer, from its name.
+        uri: For messages.
+
+    Raises:
+        CorruptData: The footer is damaged or does not describe a shard.
+        UnsafeData: It holds an Arrow schema, which rlio never writes and whose extensions could run code.
+    """
+
+    def __init__(self, fetch: Callable[[int, int], bytes], *, size: int, footer_crc32: int, uri: str) -> None:
+        self.uri = uri
+        self._fetch = fetch
+        self._size = size
+        footer = self._read_footer(footer_crc32)
+        self._footer_start = size - len(footer)
+        if b"ARROW:schema" in footer or b"ARROW:extension" in footer:
+            raise UnsafeData("the footer holds an Arrow schema, which no shard of rlio has", uri=uri)
+        try:
+            self._metadata = pq.read_metadata(pa.BufferReader(MAGIC + footer))
+            written = self._metadata.metadata or {}
+            self.schema = Schema.from_text(written[b"rlio.schema"], uri=uri)
+            self.groups = [GroupInfo(*map(int, entry)) for entry in json.loads(written[b"rlio.groups"])]
+            self.provenance: dict[str, Any] = json.loads(written[b"rlio.provenance"])
+            self._packed_streams = written[b"rlio.streams"]
+        except (pa.ArrowException, OSError, KeyError, ValueError, TypeError, RecursionError) as error:
+            if isinstance(error, CorruptData):
+                raise
+            raise CorruptData(f"the footer does not describe a shard: {error!r}", uri=uri) from error
+        self._check_layout()
+
+    @property
+    def rows(self) -> int:
+        """Rows in the shard."""
+        return sum(info.rows for info in self.groups)
+
+    @cached_property
+    def streams(self) -> Streams:
+        """The table of streams.
+
+        Raises:
+            CorruptData: It is damaged or unreasonably large.
+        """
+        try:
+            packed = base64.b64decode(self._packed_streams, validate=True)
+            size = zstandard.frame_content_size(packed)
+            if not 0 <= size <= _MAX_STREAMS_BYTES:
+                raise CorruptData(f"a table of streams of {size} bytes", uri=self.uri)
+            text = zstandard.ZstdDecompressor().decompress(packed, max_output_size=size)
+            return Streams.from_json(json.loads(text))
+        except (ValueError, zstandard.ZstdError, RecursionError) as error:
+            if isinstance(error, CorruptData):
+                raise
+            raise CorruptData(f"the table of streams is damaged: {error!r}", uri=self.uri) from error
+
+    def read_group(
+        self, index: int, *, columns: Sequence[str] | None = None, batches: bool = False
+    ) -> DecodedGroup:
+        """Check and decode one row group.
+
+        Args:
+            index: Number of the group.
+            columns: Logical columns to decode; None: all.
+            batches: Whether to decode where written batches begin.
+
+        Raises:
+            CorruptData: Its bytes fail their CRC or do not fit the schema; ``record`` is the group's number.
+            MissingColumn: No policy of this shard has one of ``columns``.
+        """
+        info = self.groups[index]
+        wanted = self._wanted(columns)
+        try:
+            data = self._fetch(info.start, info.stop)
+            if len(data) != info.stop - info.start or zlib.crc32(data) != info.crc32:
+                raise CorruptData(
+                    f"the bytes of the row group do not match their CRC-32; its {info.rows} rows are lost",
+                    uri=self.uri,
+                    record=index,
+                )
+            table = self._decode(index, info, data, wanted, batches)
+            return self._assemble(info, table, wanted)
+        except (pa.ArrowException, OSError, CorruptData, ValueError, IndexError) as error:
+            if isinstance(error, CorruptData) and error.uri:
+                raise
+            raise CorruptData(f"the row group is damaged: {error}", uri=self.uri, record=index) from error
+
+    def _read_footer(self, footer_crc32: int) -> bytes:
+        """The footer's bytes, checked: metadata, its length, and the closing magic."""
+        tail = self._fetch(max(0, self._size - _TAIL), self._size)
+        if len(tail) < 12 or tail[-4:] != MAGIC:
+            raise CorruptData("the shard is truncated: it does not end like a Parquet file", uri=self.uri)
+        length = int.from_bytes(tail[-8:-4], "little") + 8
+        if length > min(_MAX_FOOTER, self._size - 4):
+            raise CorruptData(f"a footer of {length} bytes in {self._size}", uri=self.uri)
+        footer = tail[-length:] if length <= len(tail) else self._fetch(self._size - length, self._size)
+        if zlib.crc32(footer) != footer_crc32:
+            raise CorruptData(
+                "the footer does not match the CRC-32 in the shard's name; none of its rows can be trusted",
+                uri=self.uri,
+            )
+        return footer
+
+    def _check_layout(self) -> None:
+        """The row groups must tile the file, and be what the metadata and the schema say."""
+        metadata, position = self._metadata, 0
+        if metadata.num_row_groups != len(self.groups):
+            raise CorruptData(
+                f"{metadata.num_row_groups} row groups, {len(self.groups)} listed", uri=self.uri
+            )
+        row_bytes = sum(spec.row_bytes for spec in self.schema.columns.values())
+        for index, info in enumerate(self.groups):
+            rows = metadata.row_group(index).num_rows
+            if info.start != position or info.stop <= info.start or rows != info.rows:
+                raise CorruptData("the list of row groups does not fit the file", uri=self.uri, record=index)
+            if rows * row_bytes > _MAX_DECODED_GROUP:
+                raise UnsafeData(f"a row group of {rows * row_bytes} bytes", uri=self.uri, record=index)
+            position = info.stop
+        if position != self._footer_start:
+            raise CorruptData("there are bytes that belong to no row group", uri=self.uri)
+        found = metadata.schema.to_arrow_schema()
+        expected = pa.schema(file_fields(self.schema))
+        if not _same_fields(found, expected):
+            raise CorruptData(f"its columns are not those of its schema: {found}", uri=self.uri)
+
+    def _wanted(self, columns: Sequence[str] | None) -> list[Leaf]:
+        """The leaves to decode, of every policy."""
+        leaves = [leaf for policy in self.schema.policies.values() for leaf in policy.leaves]
+        if columns is None:
+            return leaves
+        known = {leaf.column for leaf in leaves}
+        for name in columns:
+            if name not in known:
+                raise MissingColumn(
+                    f"no column {name!r}; the shard has {', '.join(sorted(known))}", uri=self.uri, column=name
+                )
+        return [leaf for leaf in leaves if leaf.column in set(columns)]
+
+    def _decode(
+        self, index: int, info: GroupInfo, data: bytes, wanted: list[Leaf], batches: bool
+    ) -> pa.Table:
+        """Let pyarrow decode the checked bytes of one group."""
+        names = {leaf.physical for leaf in wanted}
+        links = {new.physical: obs.physical for p in self.schema.policies.values() for obs, new in p.linked}
+        names |= {links[name] for name in names if name in links}
+        names |= {name + OLDER for name in names}
+        names |= {NEXT, STREAM} | ({BATCH} if batches else set())
+        everything = pa.schema(file_fields(self.schema)).names
+        chosen = [name for name in everything if name in names]
+        file = pq.ParquetFile(
+            pa.PythonFile(_GroupBytes(data, info.start, self._size), mode="r"),
+            metadata=self._metadata,
+            pre_buffer=False,
+        )
+        table = file.read_row_group(
+            index, columns=None if chosen == everything else chosen, use_threads=False
+        )
+        if table.num_rows != info.rows:
+            raise CorruptData(f"{table.num_rows} rows where {info.rows} are listed")
+        return table.select([name for name in table.column_names if name in names])
+
+    def _assemble(self, info: GroupInfo, table: pa.Table, wanted: list[Leaf]) -> DecodedGroup:
+        """Arrays from Arrow, with observations rebuilt."""
+        decoded = {name: _one_chunk(table.column(name)) for name in table.column_names}
+        stream = np.asarray(decoded[STREAM].to_numpy())
+        distance = np.asarray(decoded[NEXT].to_numpy())
+        if len(stream) and not 0 <= int(stream.min()) <= int(stream.max()) < len(self.streams):
+            raise CorruptData("a row belongs to no stream")
+        columns: dict[str, Nullable] = {}
+        following = successors(stream) if any(s.stack for s in self.schema.columns.values()) else None
+        # Observations first: the stacks of new_obs are rebuilt from them.
+        for name, spec in sorted(self.schema.columns.items(), key=lambda item: item[0] < Columns.OBS):
+            if name in decoded and spec.stack is None:
+                columns[name] = from_arrow(decoded[name], spec)
+            elif name in decoded and spec.stack is not None and following is not None:
+                columns[name] = _read_stack(decoded, name, spec, following, columns)
+        group = DecodedGroup(
+            self.schema,
+            info,
+            columns,
+            stream,
+            self.streams.policy,
+            distance,
+            decoded[BATCH].to_pylist() if BATCH in decoded else None,
+        )
+        linked = set(linked_columns(self.schema)) & {leaf.physical for leaf in wanted}
+        return _with_next_observations(group, linked) if linked else group
+
+
+def _read_stack(
+    decoded: dict[str, pa.Array],
+    name: str,
+    spec: ColumnSpec,
+    following: NDArray[np.int64],
+    columns: dict[str, Nullable],
+) -> Nullable:
+    """Stacks of every row (obs), or of the rows that store one (new_obs, whose overlap is with its own obs)."""
+    assert spec.stack is not None
+    newest_spec, older_spec = stack_specs(spec)
+    newest, valid = from_arrow(decoded[name], newest_spec)
+    older, full = from_arrow(decoded[name + OLDER], older_spec)
+    full = np.ones(len(following), bool) if full is None else full
+    if name == Columns.OBS or name.startswith(f"{Columns.OBS}/"):
+        return join_stack(SplitStack(newest, older, full), spec.stack, following), None
+    obs = columns[Columns.OBS + name.removeprefix(Columns.NEXT_OBS)][0]
+    rows = np.arange(len(following)) if valid is None else np.flatnonzero(valid)
+    own_full = full[rows]
+    axis, depth = spec.stack.axis + 1, spec.stack.depth
+    stacks = np.empty((len(rows), *spec.shape), spec.numpy)
+    frames = np.moveaxis(stacks, axis, 1)
+    frames[:, -1] = newest
+    frames[:, :-1] = np.moveaxis(obs[rows], axis, 1)[:, 1:]
+    frames[own_full, : depth - 1] = older
+    return stacks, valid
+
+
+def _with_next_observations(group: DecodedGroup, linked: set[str]) -> DecodedGroup:
+    """Replace the stored rows of new_obs by every row's, following the links."""
+    columns = dict(group.columns)
+    rows_of = group.policies()
+    for pid, rows in rows_of.items():
+        for obs, new_obs in group.schema.policies[pid].linked:
+            if new_obs.physical in linked and rows is None:
+                values, valid = group.columns[new_obs.physical]
+                own = group.distance == STORED
+                if valid is None and not own.all():
+                    raise CorruptData("an observation is stored where _next says it is not")
+                columns[new_obs.physical] = (
+                    resolve_links(group.distance, group.columns[obs.physical][0], values),
+                    None,
+                )
+    if len(group.schema.policies) > 1:
+        for name in linked:
+            columns[name] = _joint_next(group, name, rows_of)
+    return DecodedGroup(
+        group.schema, group.info, columns, group.stream, group.policy, group.distance, group.batches
+    )
+
+
+def _joint_next(group: DecodedGroup, name: str, rows_of: dict[str, NDArray[np.int64] | None]) -> Nullable:
+    """``new_obs`` of the rows of all policies that have this physical column."""
+    has = np.zeros(group.info.rows, bool)
+    physical_obs = name
+    for pid, rows in rows_of.items():
+        for obs, new_obs in group.schema.policies[pid].linked:
+            if new_obs.physical == name and rows is not None:
+                has[rows] = True
+                physical_obs = obs.physical
+    owners = np.flatnonzero(has)
+    place = np.cumsum(has) - 1
+    distance = group.distance[owners]
+    target = owners + np.maximum(distance, 0)
+    if len(target) and (int(target.max()) >= len(has) or not has[target].all()):
+        raise CorruptData("a link in _next leads to a row without that observation")
+    near = np.where(distance > 0, place[target] - np.arange(len(owners)), distance).astype(np.int32)
+    obs_values, obs_valid = group.columns[physical_obs]
+    if obs_valid is not None:
+        obs_values = obs_values[has[obs_valid]]
+    return resolve_links(near, obs_values, group.columns[name][0]), has
+
+
+class _GroupBytes:
+    """A read-only file that holds one row group's bytes at their place."""
+
+    def __init__(self, data: bytes, start: int, size: int) -> None:
+        self._data = data
+        self._start = start
+        self._size = size
+        self._position = 0
+        self.closed = False
+
+    def read(self, size: int = -1) -> bytes:
+        first = self._position - self._start
+        last = len(self._data) if size < 0 else first + size
+        if first < 0 or last > len(self._data):
+            raise OSError("the footer refers to bytes outside of the row group")
+        self._position += last - first
+        return self._data[first:last]
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._position = offset + (0, self._position, self._size)[whence]
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def size(self) -> int:
+        return self._size
+
+    def close(self) -> None:
+        self.closed = True
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return True
+
+
+def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
+
+
+def _same_fields(found: pa.Schema, expected: pa.Schema) -> bool:
+    """Whether names, order and physical types agree (list fields are named by the Parquet layer)."""
+    return found.names == expected.names and all(
+        _plain_type(a.type) == _plain_type(b.type) for a, b in zip(found, expected, strict=True)
+    )
+
+
+def _plain_type(kind: pa.DataType) -> Any:
+    return ("list", kind.value_type) if pa.types.is_list(kind) else kind

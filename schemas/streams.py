@@ -1,0 +1,173 @@
+"""Which rows belong together: the ``_stream`` column and the footer's table of streams.
+
+A stream is the rows of one policy with one (eps_id, agent_index, env_id), in order; without ``eps_id`` it
+ends where an episode does. Streams are numbered per shard, in the order of their first rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.columns import Columns
+from rlio.errors import CorruptData
+
+__all__ = ["STREAM_COLUMNS", "StreamTable", "Streams"]
+
+_KEYS = (Columns.EPS_ID, Columns.AGENT_INDEX, Columns.ENV_ID)
+#: The logical columns that streams are made from.
+STREAM_COLUMNS = (*_KEYS, Columns.T, Columns.TERMINATEDS, Columns.TRUNCATEDS, Columns.REWARDS)
+
+Columned: TypeAlias = Mapping[str, NDArray[Any]]
+_Key: TypeAlias = tuple[Hashable, ...]
+
+
+@dataclass
+class Streams:
+    """The streams of one shard, one entry each.
+
+    Attributes:
+        policy, eps_id, agent_index, env_id: What names the stream; None where the data has no such column.
+        rows: Rows in this shard.
+        t0: ``t`` of the first row; None without that column.
+        end: How the last row in this shard ended: "terminated", "truncated" or "open".
+        reward: Sum of the rewards in this shard.
+    """
+
+    policy: list[str] = field(default_factory=list)
+    eps_id: list[Any] = field(default_factory=list)
+    agent_index: list[Any] = field(default_factory=list)
+    env_id: list[Any] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    t0: list[int | None] = field(default_factory=list)
+    end: list[str] = field(default_factory=list)
+    reward: list[float] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.policy)
+
+    def to_json(self) -> dict[str, list[Any]]:
+        """Columnar: one list a field; a reward sum that is not finite is null, since JSON has none."""
+        written = {name: list(values) for name, values in vars(self).items()}
+        written["reward"] = [value if math.isfinite(value) else None for value in self.reward]
+        return written
+
+    @classmethod
+    def from_json(cls, written: Any) -> Streams:
+        """Read the written form back; it may come from a stranger."""
+        names = set(vars(cls()))
+        if not isinstance(written, dict) or set(written) != names:
+            raise CorruptData("the table of streams has other columns than it should")
+        if len({len(values) for values in written.values() if isinstance(values, list)}) > 1:
+            raise CorruptData("the columns of the table of streams differ in length")
+        return cls(**written)
+
+
+class StreamTable:
+    """Assigns stream numbers to a shard's rows while they are written."""
+
+    def __init__(self) -> None:
+        self.streams = Streams()
+        self._numbers: dict[_Key, int] = {}
+        # Without eps_id, the streams of a policy that go on: (policy, rest of the key) -> episodes so far.
+        self._episodes: dict[_Key, int] = {}
+
+    def assign(self, policy: str, columns: Columned, rows: int) -> NDArray[np.int32]:
+        """Number the rows of one policy's batch and add them to the table.
+
+        Args:
+            policy: The policy's id.
+            columns: The logical columns that are one array each; those of `STREAM_COLUMNS` are used.
+            rows: Number of rows.
+
+        Returns:
+            The stream of each row, shape (rows,).
+        """
+        keys = {name: columns[name] for name in _KEYS if _is_key(columns.get(name))}
+        ends = _flags(columns, Columns.TERMINATEDS, rows) | _flags(columns, Columns.TRUNCATEDS, rows)
+        starts = np.zeros(rows, bool)
+        starts[:1] = True
+        for values in keys.values():
+            starts[1:] |= values[1:] != values[:-1]
+        if Columns.EPS_ID not in keys:
+            starts[1:] |= ends[:-1]
+        first = np.flatnonzero(starts)
+        last = np.append(first[1:], rows) - 1
+        numbers = np.empty(len(first), np.int32)
+        named = {name: values[first].tolist() for name, values in keys.items()}
+        closes = ends[last].tolist()
+        for run in range(len(first)):
+            key = (policy, *(named[name][run] if name in named else None for name in _KEYS))
+            numbers[run] = self._number(key, closes=closes[run])
+        stream = np.repeat(numbers, last - first + 1)
+        self._tally(columns, numbers, first, last)
+        return stream
+
+    def _number(self, key: _Key, *, closes: bool) -> int:
+        """The number of the stream named ``key``, a new one where needed."""
+        full = key
+        if key[1] is None:  # No eps_id: count the episodes of this agent and environment.
+            episode = self._episodes.setdefault(key, 0)
+            full = (*key, episode)
+            self._episodes[key] = episode + closes
+        number = self._numbers.get(full)
+        if number is None:
+            number = self._numbers[full] = len(self.streams)
+            table = self.streams
+            table.policy.append(str(key[0]))
+            table.eps_id.append(key[1])
+            table.agent_index.append(key[2])
+            table.env_id.append(key[3])
+            table.rows.append(0)
+            table.t0.append(None)
+            table.end.append("open")
+            table.reward.append(0.0)
+        return number
+
+    def _tally(
+        self,
+        columns: Columned,
+        numbers: NDArray[np.int32],
+        first: NDArray[np.int64],
+        last: NDArray[np.int64],
+    ) -> None:
+        """Update rows, t0, end and reward of the runs that `assign` found."""
+        table, rows = self.streams, int(last[-1]) + 1 if len(last) else 0
+        terminated, truncated = (
+            _flags(columns, name, rows)[last].tolist() for name in (Columns.TERMINATEDS, Columns.TRUNCATEDS)
+        )
+        rewards, t = columns.get(Columns.REWARDS), columns.get(Columns.T)
+        sums = [0.0] * len(first)
+        if _is_numeric(rewards) and len(first):
+            sums = np.add.reduceat(np.asarray(rewards, np.float64), first).tolist()
+        begins = t[first].tolist() if t is not None and _is_numeric(t) else [None] * len(first)
+        lengths = (last - first + 1).tolist()
+        for run, number in enumerate(numbers.tolist()):
+            if table.rows[number] == 0:
+                table.t0[number] = None if begins[run] is None else int(begins[run])
+            table.rows[number] += lengths[run]
+            table.reward[number] += sums[run]
+            table.end[number] = "terminated" if terminated[run] else "truncated" if truncated[run] else "open"
+
+
+def _is_key(values: NDArray[Any] | None) -> bool:
+    """Whether a column can name streams: one integer or string a row."""
+    if values is None or values.ndim != 1:
+        return False
+    return values.dtype.kind in "iuU" or (
+        values.dtype.kind == "O" and all(type(value) in (str, int) for value in values)
+    )
+
+
+def _is_numeric(values: NDArray[Any] | None) -> bool:
+    return values is not None and values.ndim == 1 and values.dtype.kind in "biuf"
+
+
+def _flags(columns: Columned, name: str, rows: int) -> NDArray[np.bool_]:
+    values = columns.get(name)
+    return np.asarray(values, bool) if _is_numeric(values) else np.zeros(rows, bool)

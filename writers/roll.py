@@ -1,0 +1,32 @@
+"""When a writer finishes a shard and begins the next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlio.errors import OptionError
+
+__all__ = ["Roll"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roll:
+    """A shard is stored as soon as one of these is reached.
+
+    Attributes:
+        max_rows: Rows of a shard; None: no limit. Sequences and joint steps are not cut to fit it.
+        max_bytes: Encoded bytes of a shard. One whole-object PUT must carry it: object stores switch to
+            multi-part uploads, which leave orphans behind when killed, at about 100 MB.
+        max_seconds: Age of the oldest row that is not stored yet; None: no limit. Without a write-ahead
+            log this is what the loss of the machine costs.
+    """
+
+    max_rows: int | None = None
+    max_bytes: int = 64 << 20
+    max_seconds: float | None = 30.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_rows", "max_bytes", "max_seconds"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise OptionError(f"Roll({name}={value}): a positive number, or None for no limit")
