@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -150,6 +152,33 @@ def test_every_error_is_public_and_has_a_line_in_the_tree() -> None:
     }
     assert tree <= set(rlio.__all__)
     assert all(name in str(errors.__doc__) for name in tree)
+
+
+PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/rllib.md", "docs/format.md")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_public_name_in_a_page_exists(checkout: Path, page: str) -> None:
+    if not (checkout / page).exists():
+        pytest.skip(f"{page} is not in this distribution")
+    text = (checkout / page).read_text(encoding="utf-8")
+    for name in sorted(set(re.findall(r"\brlio((?:\.\w+)+)", text))):
+        assert resolves(name.removeprefix(".").split(".")), f"{page} names rlio{name}"
+
+
+def resolves(path: list[str]) -> bool:
+    """Whether ``rlio.<path>`` is a public name or a module, or an attribute of one."""
+    value: object = rlio
+    module = "rlio"
+    for part in path:
+        if hasattr(value, part):
+            value = getattr(value, part)
+        elif importlib.util.find_spec(f"{module}.{part}") is not None:
+            value = importlib.import_module(f"{module}.{part}")
+        else:
+            return part == "py"  # a file in the layout table
+        module = f"{module}.{part}"
+    return True
 
 
 @pytest.mark.parametrize("package", INITS)
