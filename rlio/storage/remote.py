@@ -72,8 +72,11 @@ class RemoteFolder:
         if start == 0 and stop is None:
             return bytes(self.fs.cat_file(full))
         try:
-            # None and not 0: for 0 fsspec's wrapper of Arrow (HDFS) opens a stream and then fails to seek it.
-            return bytes(self.fs.cat_file(full, start=start or None, end=stop))
+            if start == 0 and not getattr(self.fs, "async_impl", False):
+                # As cat_file() does, without its seek(0), which fsspec's wrapper of Arrow (HDFS) refuses.
+                with self.fs.open(full, "rb") as file:
+                    return bytes(file.read(stop))
+            return bytes(self.fs.cat_file(full, start=start, end=stop))
         except FileNotFoundError:
             raise
         except Exception:

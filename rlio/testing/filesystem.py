@@ -108,7 +108,7 @@ class FaultyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec ship
     def _open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
         if mode != "rb":
             raise AssertionError("a write handle was opened: it publishes what is truncated")
-        return self.target.open(path, mode)
+        return self._pass_on("open", path, mode)
 
 
 class FaultyRenamingFileSystem(FaultyFileSystem):
