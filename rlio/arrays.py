@@ -42,7 +42,7 @@ __all__ = [
     "zero_leaf",
 ]
 
-#: An array, a tensor, or a dict or tuple of columns. Any: torch's types cannot be named without importing torch.
+#: An array, a tensor, or a dict or tuple of columns. Any: torch's types cannot be named without importing it.
 Column: TypeAlias = Any
 
 
@@ -54,7 +54,7 @@ def is_tensor(value: object) -> bool:
 
 
 def object_column(rows: Iterable[Any]) -> np.ndarray:
-    """A 1-D object array with one element a row, whatever the rows are (lists and arrays are not unpacked)."""
+    """A 1-D object array with one element a row, whatever the rows are: lists and arrays stay whole."""
     rows = list(rows)
     return np.fromiter(rows, dtype=object, count=len(rows))
 
@@ -62,8 +62,9 @@ def object_column(rows: Iterable[Any]) -> np.ndarray:
 def as_column(name: str, value: Any) -> Column:
     """Turn what a user gives as column ``name`` into a column.
 
-    Arrays and tensors are kept, not copied. A number is one row. Lists become arrays as NumPy makes them (int64,
-    float64, bool); lists of str, bytes, dicts or None, and every list of ``infos``, become 1-D object arrays.
+    Arrays and tensors are kept, not copied. A number is one row. Lists become arrays as NumPy makes them
+    (int64, float64, bool); lists of str, bytes, dicts or None, and every list of ``infos``, become 1-D object
+    arrays.
 
     Raises:
         SchemaError: ``value`` is no column, or a list of rows of unlike shape.
@@ -85,8 +86,8 @@ def as_column(name: str, value: Any) -> Column:
         return np.asarray(value).reshape(1)
     if value is None or isinstance(value, str | bytes) or not hasattr(value, "__len__"):
         raise SchemaError(
-            f"{excerpt(value)} ({type(value).__name__}) is no column: expected an array, a tensor, a list of rows, "
-            "or a dict or tuple of these",
+            f"{excerpt(value)} ({type(value).__name__}) is no column: expected an array, a tensor, a list of "
+            "rows, or a dict or tuple of these",
             column=name,
         )
     return as_column(name, np.asarray(value))
@@ -141,7 +142,7 @@ def copy_leaf(leaf: Any) -> Any:
 
 
 def zero_leaf(leaf: Any, rows: int) -> Any:
-    """``rows`` zero rows (None in object arrays, "" in text arrays) of the dtype and row shape of ``leaf``."""
+    """``rows`` rows of zeros (None for objects, "" for text) of the dtype and row shape of ``leaf``."""
     shape = (rows, *leaf.shape[1:])
     if not isinstance(leaf, np.ndarray):
         return leaf.new_zeros(shape)
@@ -149,7 +150,7 @@ def zero_leaf(leaf: Any, rows: int) -> Any:
 
 
 def joint_dtype(dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any] | None:
-    """The dtype that holds all of ``dtypes`` without loss: theirs if equal, the wider of one kind, else None."""
+    """The dtype that holds ``dtypes`` without loss: theirs if equal, the wider of one kind, else None."""
     first = dtypes[0]
     if all(dtype == first for dtype in dtypes):
         return first
@@ -200,7 +201,7 @@ def to_numpy(leaf: Any) -> np.ndarray:
 
 
 def size_bytes(column: Column) -> int:
-    """Memory of the values: elements times their size; in object arrays, plus what Python says of each object."""
+    """Memory of the values: elements times their size, and in object arrays what Python says of each."""
     total = 0
     for _, leaf in leaves(column):
         total += leaf.nbytes

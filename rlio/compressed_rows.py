@@ -1,8 +1,8 @@
 """Compressed columns: object arrays of `CompressedRow`, so that no text column is ever taken for one.
 
-A block is one zstd frame after a typed header (dtype and shape as JSON): it is decoded without pickle. Rows refer
-to their block, one block a row or one for a whole column, so that a compressed column can still be sliced,
-shuffled, joined and pickled like any other.
+A block is one zstd frame after a typed header (dtype and shape as JSON): it is decoded without pickle. Rows
+refer to their block, one block a row or one for a whole column, so that a compressed column can still be
+sliced, shuffled, joined and pickled like any other.
 
 Example:
     >>> frames = np.zeros((4, 84, 84), np.uint8)

@@ -1,7 +1,7 @@
 """`Episode`: one agent's trajectory, or a chunk of one: N actions and N + 1 observations.
 
 Example:
-    >>> episode = Episode(7, observations=[0.0, 1.0, 2.0], actions=[1, 0], rewards=[1.0, 1.0], terminated=True)
+    >>> episode = Episode(7, observations=[0.0, 1.0, 2.0], actions=[1, 0], rewards=[1, 1], terminated=True)
     >>> len(episode), episode.total_reward, episode.is_done
     (2, 2.0, True)
     >>> episode.to_batch()["new_obs"]
@@ -53,10 +53,10 @@ _OWN_COLUMNS = frozenset(
 
 
 class Episode:
-    """One agent's trajectory from step ``t_started`` on; it may be a chunk of an episode, first, middle or last.
+    """One agent's trajectory from step ``t_started`` on: a whole episode, or any chunk of one.
 
-    The observation after the last action may be missing: there are then as many observations as actions. It is never
-    invented. Columns are kept, not copied, and an episode is not meant to be changed.
+    The observation after the last action may be missing: there are then as many observations as actions. It
+    is never invented. Columns are kept, not copied, and an episode is not meant to be changed.
 
     Args:
         id_: The episode's id, an int or a str.
@@ -101,7 +101,8 @@ class Episode:
         truncated: bool = False,
         t_started: int = 0,
     ) -> None:
-        self.id_, self.agent_id = id_, agent_id
+        self.id_: int | str = id_.item() if isinstance(id_, np.generic) else id_
+        self.agent_id: int | str | None = agent_id.item() if isinstance(agent_id, np.generic) else agent_id
         self.observations: Column = as_column("observations", observations)
         self.actions: Column = as_column("actions", actions)
         self.rewards: Column = as_column("rewards", rewards)
@@ -194,8 +195,9 @@ class Episode:
         """This chunk and the one that follows it, joined in fresh memory.
 
         Raises:
-            SchemaError: ``next_chunk`` is of another episode or agent, starts at another step than this one stops
-                at, has another first observation than the final one here, or other columns; or this one has ended.
+            SchemaError: ``next_chunk`` is of another episode or agent, starts at another step than this one
+                stops at, has another first observation than the final one here, or other columns; or this one
+                has ended.
         """
         self._check_next(next_chunk)
         observations = self.observations
@@ -242,9 +244,10 @@ class Episode:
     # ---- as rows ----
 
     def to_batch(self) -> SampleBatch:
-        """The steps as a `SampleBatch`: obs, actions, rewards, new_obs, done flags, t, eps_id, and what else there is.
+        """The steps as a `SampleBatch`: obs, actions, rewards, new_obs, done flags, t, eps_id, and the rest.
 
-        ``obs`` and ``new_obs`` are views of the same memory and therefore read-only, unless the final observation is
+        ``obs`` and ``new_obs`` are views of the same memory and therefore read-only, unless the final
+        observation is
         missing: ``new_obs`` is then a copy that ends in zeros, and ``new_obs_valid`` says so. The agent id is
         ``agent_index`` if an int, else the column ``agent_id``.
         """
@@ -280,14 +283,15 @@ class Episode:
         """The single trajectory, in order, that ``batch`` holds.
 
         Args:
-            batch: Rows of one episode and agent; at least one, with obs, actions and rewards. Without ``new_obs``
-                the final observation is missing, as it is where the last ``new_obs_valid`` is False.
+            batch: Rows of one episode and agent; at least one, with obs, actions and rewards. Without
+                ``new_obs`` the final observation is missing, as it is where the last ``new_obs_valid`` is
+                False.
             id_: The episode's id where there is no ``eps_id``.
 
         Raises:
             MissingColumn: A column is absent, or there is neither ``eps_id`` nor ``id_``.
-            SchemaError: The rows are several trajectories, or not in order, or a ``new_obs`` is not the next ``obs``;
-                or the batch has ``seq_lens``, which an episode cannot keep.
+            SchemaError: The rows are several trajectories, or not in order, or a ``new_obs`` is not the next
+                ``obs``; or the batch has ``seq_lens``, which an episode cannot keep.
         """
         if not len(batch):
             raise SchemaError("a batch without rows is no trajectory: it has not even a first observation")
@@ -352,7 +356,7 @@ def _start(batch: SampleBatch) -> int:
     if len(gaps):
         row = int(gaps[0]) + 1
         raise SchemaError(
-            f"row {row} is step {times[row]} but follows step {times[row - 1]}: an episode's steps are contiguous",
+            f"row {row} is step {times[row]} but follows step {times[row - 1]}: an episode has every step",
             column=Columns.T,
         )
     return int(times[0])

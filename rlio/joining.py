@@ -55,10 +55,11 @@ def concat_samples(
 ) -> SampleBatch | MultiAgentBatch:
     """Join batches, one after the other, in fresh memory.
 
-    Batches without steps are passed over; if all are, the result is empty and has the columns of the first that
-    has any. Columns come in the order of the first batch. Equal dtypes are kept; of two dtypes of the same kind
-    the wider is taken where it holds both without loss (float32 with float64; int32 with int64); any other
-    pair is an error, as is an array beside a tensor. A batch that lacks ``new_obs_valid`` has only valid ones.
+    Batches without steps are passed over; if all are, the result is empty and has the columns of the first
+    that has any. Columns come in the order of the first batch. Equal dtypes are kept; of two dtypes of the
+    same kind the wider is taken where it holds both without loss (float32 with float64; int32 with int64);
+    any other pair is an error, as is an array beside a tensor. A batch that lacks ``new_obs_valid`` has only
+    valid ones.
 
     Args:
         samples: Batches; a SampleBatch beside a MultiAgentBatch is taken for ``default_policy``.
@@ -150,7 +151,8 @@ def concat_sample_batches(samples: Sequence[SampleBatch], *, columns: Unlike = "
 
 def _no_batch(i: int, sample: object) -> SchemaError:
     return SchemaError(
-        f"batch {i} is a {type(sample).__name__}, expected a SampleBatch or a MultiAgentBatch: {excerpt(sample)}"
+        f"batch {i} is a {type(sample).__name__}, expected a SampleBatch or a MultiAgentBatch: "
+        f"{excerpt(sample)}"
     )
 
 
@@ -182,7 +184,7 @@ def _joint_max_seq_len(filled: dict[int, SampleBatch]) -> int | None:
             if one != other:
                 raise SchemaError(
                     f"batch {first} is {'with' if one else 'without'} {what} but batch {i} is "
-                    f"{'with' if other else 'without'}: bring them into one layout first (right_zero_pad, unpad)"
+                    f"{'with' if other else 'without'}: bring them into one layout (right_zero_pad, unpad)"
                 )
         if head.zero_padded and head.max_seq_len != sample.max_seq_len:
             raise SchemaError(
@@ -197,7 +199,7 @@ def _joint_max_seq_len(filled: dict[int, SampleBatch]) -> int | None:
 def _aligned(filled: dict[int, SampleBatch], columns: Unlike) -> list[dict[str, Column]]:
     """The columns of each batch such that all have the same names, in the order of the first."""
     parts = {i: sample._columns for i, sample in filled.items()}
-    (first, head), *_ = parts.items()
+    head, *_ = parts.values()
     if all(part.keys() == head.keys() for part in parts.values()):
         return list(parts.values())
     parts = _with_validity(filled, columns)
@@ -210,8 +212,8 @@ def _aligned(filled: dict[int, SampleBatch], columns: Unlike) -> list[dict[str, 
         for name in names:
             if name not in part and columns == "error":
                 raise MissingColumn(
-                    f"batch {i} has no column {excerpt(name)} but batch {owners[name]} has: give it, or join with "
-                    "columns='intersect' or columns='fill'",
+                    f"batch {i} has no column {excerpt(name)} but batch {owners[name]} has: give it, or join "
+                    "with columns='intersect' or columns='fill'",
                     column=name,
                 )
         aligned.append(
@@ -278,14 +280,12 @@ def copy_into(out: BatchT, batch: SampleBatch | MultiAgentBatch) -> BatchT:
     """
     if isinstance(out, MultiAgentBatch):
         if not isinstance(batch, MultiAgentBatch) or out.keys() != batch.keys():
-            raise SchemaError(
-                f"out is a MultiAgentBatch of {_policies(out)}, the batch {_policies(batch)}: they must be alike"
-            )
+            raise SchemaError(f"out is {_policies(out)}, the batch {_policies(batch)}: they must be alike")
         pairs = [(out[key], batch[key]) for key in out]
     elif isinstance(batch, SampleBatch) and isinstance(out, SampleBatch):
         pairs = [(out, batch)]
     else:
-        raise SchemaError(f"out is a {type(out).__name__}, the batch {_policies(batch)}: they must be alike")
+        raise SchemaError(f"out is {_policies(out)}, the batch {_policies(batch)}: they must be alike")
     copies = [copy for target, source in pairs for copy in _copies(target, source)]
     for target_leaf, source_leaf in copies:
         target_leaf[...] = source_leaf
@@ -323,8 +323,8 @@ def _copies(out: SampleBatch, batch: SampleBatch) -> list[tuple[Any, Any]]:
                 or target.shape != source.shape
             ):
                 raise SchemaError(
-                    f"out has {target.dtype} {tuple(target.shape)}, the batch {source.dtype} {tuple(source.shape)}: "
-                    "make out with the columns, dtypes and shapes of the result",
+                    f"out has {target.dtype} {tuple(target.shape)}, the batch {source.dtype} "
+                    f"{tuple(source.shape)}: make out with the columns, dtypes and shapes of the result",
                     column=full,
                 )
             if isinstance(target, np.ndarray) and not target.flags.writeable:
@@ -340,8 +340,8 @@ def count_units(batch: SampleBatch | MultiAgentBatch, unit: str) -> int:
     """How many ``unit`` the batch has.
 
     Args:
-        batch: Either kind. Steps of a MultiAgentBatch are its distinct (eps_id, t), whatever its ``env_steps``;
-            it has no sequences of its own.
+        batch: Either kind. Steps of a MultiAgentBatch are its distinct (eps_id, t), whatever its
+            ``env_steps``; it has no sequences of its own.
         unit: ``"steps"``, ``"sequences"`` or ``"episodes"`` (parts of episodes count as episodes).
 
     Raises:

@@ -5,7 +5,7 @@ Example:
     >>> check_layout({"obs": np.zeros((3, 4)), "rewards": np.zeros(2)}, False, False, None)
     Traceback (most recent call last):
         ...
-    rlio.errors.SchemaError: column 'rewards' has 2 rows but column 'obs' has 3: all columns have the same rows
+    rlio.errors.SchemaError: column 'rewards' has 2 rows but column 'obs' has 3: all have the same rows
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _unlike(columns: dict[str, Column], name: str, first: str) -> SchemaError:
     if STATE_IN_PREFIX in (name[: len(STATE_IN_PREFIX)], first[: len(STATE_IN_PREFIX)]):
         hint = "; state_in_* have a row a sequence only beside seq_lens: give it"
     return SchemaError(
-        f"column {odd} has {found} rows but column {other} has {rows}: all columns have the same rows{hint}"
+        f"column {odd} has {found} rows but column {other} has {rows}: all have the same rows{hint}"
     )
 
 

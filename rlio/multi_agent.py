@@ -33,13 +33,13 @@ __all__ = ["MultiAgentBatch", "episode_numbers", "step_numbers"]
 class MultiAgentBatch:
     """Policy id -> `SampleBatch`, read like a mapping; ``len(batch)`` is the environment steps.
 
-    Policies may have unlike columns and rows. Rows of different policies belong to the same environment step if
-    their ``eps_id`` and ``t`` are equal.
+    Policies may have unlike columns and rows. Rows of different policies belong to the same environment step
+    if their ``eps_id`` and ``t`` are equal.
 
     Args:
         policy_batches: The rows of each policy; the mapping is copied, the batches are not.
-        env_steps: How many environment steps the rows are. It is not checked against them: a batch may hold only
-            some of the agents.
+        env_steps: How many environment steps the rows are. It is not checked against them: a batch may hold
+            only some of the agents.
 
     Raises:
         SchemaError: A value is no SampleBatch, a policy id no str, or ``env_steps`` negative.
@@ -92,7 +92,7 @@ class MultiAgentBatch:
         return self.policy_batches.items()
 
     def equals(self, other: object) -> bool:
-        """Whether ``other`` has the same env steps, policies (in any order) and rows; see `SampleBatch.equals`."""
+        """Whether ``other`` has the same env steps, policies and rows; see `SampleBatch.equals`."""
         return (
             isinstance(other, MultiAgentBatch)
             and self._env_steps == other._env_steps
@@ -131,9 +131,9 @@ class MultiAgentBatch:
     def timeslices(self, k: int) -> list[Self]:
         """Cut into parts of ``k`` environment steps, the last maybe shorter.
 
-        All rows of one (eps_id, t) are in the same part. Steps are in the order of `step_numbers`; a policy's rows
-        keep their order within a part. A policy without rows in a part is left out of it. Parts are views where
-        a policy's rows are in the order of the steps, else copies.
+        All rows of one (eps_id, t) are in the same part. Steps are in the order of `step_numbers`; a policy's
+        rows keep their order within a part. A policy without rows in a part is left out of it. Parts are
+        views where a policy's rows are in the order of the steps, else copies.
 
         Raises:
             MissingColumn: A policy has no ``eps_id`` or no ``t``.
@@ -226,9 +226,9 @@ class MultiAgentBatch:
 def step_numbers(batch: MultiAgentBatch) -> tuple[dict[str, np.ndarray], int]:
     """Number the environment steps, the distinct (eps_id, t), of ``batch`` from 0.
 
-    The order is that of a policy that takes part in every step, if there is one; else episodes follow one another
-    as they first appear, policy by policy, and their steps by ``t``. It does not depend on the values of the ids.
-    Where only one policy has rows, and it lacks ``eps_id`` or ``t``, each row is a step.
+    The order is that of a policy that takes part in every step, if there is one; else episodes follow one
+    another as they first appear, policy by policy, and their steps by ``t``. It does not depend on the values
+    of the ids. Where only one policy has rows, and it lacks ``eps_id`` or ``t``, each row is a step.
 
     Returns:
         For each policy, the step number of each row, (rows,) int64; and how many steps there are.
@@ -291,7 +291,7 @@ def _joined(filled: Mapping[str, SampleBatch], column: str) -> np.ndarray:
     for policy_id, rows in filled.items():
         if column not in rows:
             raise MissingColumn(
-                f"policy {excerpt(policy_id)} has no {column}: environment steps are told apart by eps_id and t",
+                f"policy {excerpt(policy_id)} lacks it: environment steps are told apart by eps_id and t",
                 column=column,
             )
         values = steps(rows, rows._columns[column])

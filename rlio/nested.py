@@ -1,7 +1,8 @@
 """Nested columns: dicts and tuples of arrays, walked leaf by leaf.
 
-A value is nested where it is a ``dict`` with str keys or a ``tuple``; anything else, a list included, is a leaf.
-A leaf's path is the tuple of keys (str) and positions (int) that lead to it; a plain array's path is ``()``.
+A value is nested where it is a ``dict`` with str keys or a ``tuple``; anything else, a list included, is a
+leaf. A leaf's path is the tuple of keys (str) and positions (int) that lead to it; a plain array's path is
+``()``.
 
 Example:
     >>> column = {"position": 1, "camera": (2, 3)}

@@ -30,7 +30,7 @@ def single_step_inputs(
     view_requirements: Mapping[str, tuple[str, int | Sequence[int]]],
     index: int | Literal["last"] = "last",
 ) -> dict[str, Column]:
-    """Build the input, one row, for the step ``index`` of ``batch``; see `SampleBatch.get_single_step_input_dict`."""
+    """Build the input, one row, for a step; see `SampleBatch.get_single_step_input_dict`."""
     if Columns.SEQ_LENS in batch:
         raise SchemaError(
             "inputs for a step are taken from steps: this batch has seq_lens; select its rows first"
@@ -62,7 +62,7 @@ def _step(batch: SampleBatch, column: str, position: int) -> Column:
         valid = batch.get(Columns.NEXT_OBS_VALID)
         if not steps or Columns.NEXT_OBS not in batch or (valid is not None and not valid[-1]):
             raise MissingColumn(
-                f"the observation after the last of {steps} steps is not known: it is the last row of new_obs",
+                f"the observation after the last of {steps} steps is not known: it would end new_obs",
                 column=Columns.NEXT_OBS,
             )
         values, position = batch[Columns.NEXT_OBS], steps - 1

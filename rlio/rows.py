@@ -78,8 +78,8 @@ def take(batch: BatchT, key: Any) -> BatchT:
         )
     if _SEQ_LENS in batch._columns:
         raise SchemaError(
-            "rows cannot be picked from a batch with seq_lens, which would cut its sequences: slice it by sequence "
-            "(batch.sequences(i, j)), or delete seq_lens and state_in_* first",
+            "rows cannot be picked from a batch with seq_lens, which would cut its sequences: slice it by "
+            "sequence (batch.sequences(i, j)), or delete seq_lens and state_in_* first",
             column=_SEQ_LENS,
         )
     if index.dtype.kind == "b":
@@ -187,7 +187,7 @@ def pad(batch: BatchT, max_seq_len: int, *, time_major: bool = False) -> BatchT:
     lens = ragged._lens()
     if len(lens) and int(lens.max()) > max_seq_len:
         raise SchemaError(
-            f"sequence {int(lens.argmax())} has {int(lens.max())} steps, more than max_seq_len={max_seq_len}: "
+            f"sequence {int(lens.argmax())} has {int(lens.max())} steps but max_seq_len={max_seq_len}: "
             "pad to more, or cut it first",
             column=_SEQ_LENS,
         )
@@ -274,8 +274,8 @@ def _shortened(lens: np.ndarray, total: int) -> np.ndarray:
     surplus = int(lens.sum()) - total
     if surplus < 0 or (len(lens) and surplus >= lens[-1] and total):
         raise SchemaError(
-            f"the sequences chosen have {int(lens.sum())} steps, the rows chosen {total}: the sequences must hold the "
-            "rows, and the last of them some of these",
+            f"the sequences chosen have {int(lens.sum())} steps, the rows chosen {total}: the sequences must "
+            "hold the rows, and the last of them some of these",
             column=_SEQ_LENS,
         )
     lens = lens.copy()

@@ -1,7 +1,7 @@
 """`SampleBatch`: rows of experience as a mapping from column name to array.
 
-Users import it from `rlio.batch` or `rlio`. Joining is in `rlio.joining`; compression, tensors, the arithmetic of
-sequences and policy inputs are in modules of their own, which the methods here call.
+Users import it from `rlio.batch` or `rlio`. Joining is in `rlio.joining`; compression, tensors, the
+arithmetic of sequences and policy inputs are in modules of their own, which the methods here call.
 
 Example:
     >>> batch = SampleBatch(obs=[[0.0], [1.0], [2.0]], rewards=[1.0, 1.0, 0.5])
@@ -15,14 +15,10 @@ from __future__ import annotations
 
 from collections.abc import (
     Callable,
-    ItemsView,
     Iterable,
     Iterator,
-    KeysView,
     Mapping,
-    MutableMapping,
     Sequence,
-    ValuesView,
 )
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -31,18 +27,17 @@ import numpy as np
 from rlio import rows
 from rlio.arrays import (
     Column,
-    as_column,
     copy_leaf,
     equal_columns,
-    is_tensor,
     row_count,
     size_bytes,
     slice_leaf,
     to_numpy,
 )
+from rlio.column_mapping import ColumnMapping, named_column
 from rlio.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
 from rlio.compressed_rows import compress_column, decompress_column
-from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
+from rlio.errors import MissingColumn, OptionError, excerpt
 from rlio.layout import check_layout
 from rlio.nested import leaves, map_structure, path_text
 from rlio.policy_inputs import single_step_inputs
@@ -59,52 +54,39 @@ __all__ = ["SampleBatch"]
 # `slice` and `rows` are methods too: inside the class, annotations would mean those.
 _Slice = slice
 _SEQ_LENS = Columns.SEQ_LENS
-_DONES = Columns.DONES
 
 
-class SampleBatch(MutableMapping[str, Column]):
+class SampleBatch(ColumnMapping):
     """Rows of experience: a mutable mapping from column name to array; all columns have the same rows.
 
-    A column is an array, a torch tensor, or a dict or tuple of columns. Without ``seq_lens`` each row is a step.
-    With it, the rows are sequences, one after the other: ``seq_lens`` and ``state_in_k`` then have one row a
-    sequence, the others ``sum(seq_lens)`` rows; or, ``zero_padded``, ``max_seq_len`` rows a sequence of which the
-    last are padding; or, ``time_major`` too, the shape ``(max_seq_len, sequences, ...)``.
+    A column is an array, a torch tensor, or a dict or tuple of columns. Without ``seq_lens`` each row is a
+    step. With it, the rows are sequences, one after the other: ``seq_lens`` and ``state_in_k`` then have one
+    row a sequence, the others ``sum(seq_lens)`` rows; or, ``zero_padded``, ``max_seq_len`` rows a sequence of
+    which the last are padding; or, ``time_major`` too, the shape ``(max_seq_len, sequences, ...)``.
 
-    ``len(batch)`` and ``batch.count`` are the steps, padding not counted, computed from the columns when asked
-    for. No method changes the batch it is called on, apart from item assignment and deletion and
+    ``len(batch)`` and ``batch.count`` are the steps, padding not counted, computed from the columns when
+    asked for. No method changes the batch it is called on, apart from item assignment and deletion and
     `set_training` and `set_get_interceptor`. Equality is identity; `equals` compares.
 
     Reading ``batch["dones"]`` gives terminated OR truncated, where there is at least one of the two; it is no
     column, and cannot be written.
 
     Args:
-        columns: A mapping, or (name, column) pairs. Arrays and tensors are kept, not copied; lists and numbers
-            become arrays (`rlio.arrays.as_column`). ``seq_lens`` that is None or ``[]`` is left out.
+        columns: A mapping, or (name, column) pairs. Arrays and tensors are kept, not copied; lists and
+            numbers become arrays (`rlio.arrays.as_column`). ``seq_lens`` that is None or ``[]`` is left out.
         time_major: Columns are (T, B, ...); implies ``zero_padded``.
         zero_padded: Each sequence takes ``max_seq_len`` rows.
-        max_seq_len: Rows of a padded sequence, or the bound that its maker promised; None: the longest sequence.
+        max_seq_len: Rows of a padded sequence, or the bound that its maker promised; None: the longest
+            sequence.
         num_grad_updates: Updates of the policy that made the rows, for judging how old they are.
         more: Columns as keywords.
 
     Raises:
-        SchemaError: Columns differ in rows (the message names two and their lengths), do not fit ``seq_lens``, or
-            one is no column.
+        SchemaError: Columns differ in rows (the message names two and their lengths), do not fit
+            ``seq_lens``, or one is no column.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_accessed",
-        "_added",
-        "_columns",
-        "_deleted",
-        "_intercepted",
-        "_interceptor",
-        "_is_training",
-        "_max_seq_len",
-        "_time_major",
-        "_zero_padded",
-        "num_grad_updates",
-    )
+    __slots__ = ("_is_training", "_max_seq_len", "_time_major", "_zero_padded", "num_grad_updates")
 
     def __init__(
         self,
@@ -121,14 +103,14 @@ class SampleBatch(MutableMapping[str, Column]):
         raw = {**dict(given or {}), **more}
         made = {}
         for name, value in raw.items():
-            if type(value) is np.ndarray and value.ndim and name != _DONES:
+            if type(value) is np.ndarray and value.ndim and name != Columns.DONES:
                 made[name] = value
             elif name == _SEQ_LENS and (value is None or (isinstance(value, list) and not value)):
                 continue
             else:
-                made[name] = _column(name, value)
+                made[name] = named_column(name, value)
         self._set_state(made, time_major, zero_padded or time_major, max_seq_len, num_grad_updates, False)
-        check_layout(made, self._time_major, self._zero_padded, max_seq_len)
+        self._check(made)
 
     # ---- making batches without checks ----
 
@@ -141,17 +123,15 @@ class SampleBatch(MutableMapping[str, Column]):
         num_grad_updates: float | None,
         is_training: bool,
     ) -> None:
-        self._columns = columns
+        self._set_columns(columns)
         self._time_major = time_major
         self._zero_padded = zero_padded
         self._max_seq_len = max_seq_len
         self.num_grad_updates = num_grad_updates
         self._is_training = is_training
-        self._interceptor: Callable[[Any], Any] | None = None
-        self._intercepted: dict[str, Any] = {}
-        self._accessed: set[str] | None = None
-        self._added: set[str] | None = None
-        self._deleted: set[str] | None = None
+
+    def _check(self, columns: dict[str, Column]) -> None:
+        check_layout(columns, self._time_major, self._zero_padded, self._max_seq_len)
 
     @classmethod
     def _trusted(
@@ -233,93 +213,8 @@ class SampleBatch(MutableMapping[str, Column]):
             )
         return rows.take(self, key)
 
-    def _read(self, key: str) -> Column:
-        column = self._columns.get(key)
-        if column is None:
-            column = self._dones() if key == _DONES else None
-            if column is None:
-                known = ", ".join(map(excerpt, self._columns)) or "none"
-                raise MissingColumn(f"there is no column {excerpt(key)}; the batch has {known}")
-        if self._accessed is None:
-            self._accessed = set()
-        self._accessed.add(key)
-        if self._interceptor is None:
-            return column
-        if key not in self._intercepted:
-            self._intercepted[key] = self._interceptor(column)
-        return self._intercepted[key]
-
-    def _dones(self) -> Column | None:
-        flags = [
-            self._columns[name] for name in (Columns.TERMINATEDS, Columns.TRUNCATEDS) if name in self._columns
-        ]
-        if not flags:
-            return None
-        if is_tensor(flags[0]):
-            flags = [flag.bool() for flag in flags]
-        else:
-            flags = [flag.astype(bool, copy=False) for flag in flags]
-        return flags[0] if len(flags) == 1 else flags[0] | flags[1]
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        """Set a column; it is kept, not copied.
-
-        Raises:
-            SchemaError: Its rows are not those of the batch, or it is ``dones``. The batch is as before.
-        """
-        columns = {**self._columns, key: _column(key, value)}
-        check_layout(columns, self._time_major, self._zero_padded, self._max_seq_len)
-        if key not in self._columns:
-            self._added = {*(self._added or ()), key}
-        self._columns = columns
-        self._intercepted.pop(key, None)
-
-    def __delitem__(self, key: str) -> None:
-        if key not in self._columns:
-            raise MissingColumn(f"there is no column {excerpt(key)} to delete")
-        columns = {name: column for name, column in self._columns.items() if name != key}
-        if key == _SEQ_LENS:
-            check_layout(columns, self._time_major, self._zero_padded, self._max_seq_len)
-        self._columns = columns
-        self._intercepted.pop(key, None)
-        self._deleted = {*(self._deleted or ()), key}
-
-    def clear(self) -> None:
-        """Delete every column; the layout becomes plain steps."""
-        self._deleted = {*(self._deleted or ()), *self._columns}
-        self._columns, self._intercepted = {}, {}
-        self._time_major = self._zero_padded = False
-        self._max_seq_len = None
-
-    def __contains__(self, key: object) -> bool:
-        if key == _DONES:
-            return Columns.TERMINATEDS in self._columns or Columns.TRUNCATEDS in self._columns
-        return key in self._columns
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._columns)
-
     def __len__(self) -> int:
         return self.count
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """Column ``key``, through `__getitem__`, or ``default``."""
-        return self._read(key) if key in self else default
-
-    # The mixins of MutableMapping would call len(batch) for the number of columns.
-    def keys(self) -> KeysView[str]:
-        return self._columns.keys()
-
-    def values(self) -> ValuesView[Column]:
-        """The columns as stored: no interceptor is applied."""
-        return self._columns.values()
-
-    def items(self) -> ItemsView[str, Column]:
-        """Names and columns as stored: no interceptor is applied."""
-        return self._columns.items()
-
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
 
     def equals(self, other: object) -> bool:
         """Whether ``other`` is a batch with the same columns, in any order, and layout.
@@ -399,38 +294,17 @@ class SampleBatch(MutableMapping[str, Column]):
         """Set `is_training`."""
         self._is_training = training
 
-    @property
-    def accessed_keys(self) -> frozenset[str]:
-        """Names read by ``batch[name]`` or `get` so far."""
-        return frozenset(self._accessed or ())
-
-    @property
-    def added_keys(self) -> frozenset[str]:
-        """Columns added since the batch was made."""
-        return frozenset(self._added or ())
-
-    @property
-    def deleted_keys(self) -> frozenset[str]:
-        """Columns deleted since the batch was made."""
-        return frozenset(self._deleted or ())
-
-    def set_get_interceptor(self, fn: Callable[[Any], Any] | None) -> None:
-        """Pass each column read by name through ``fn``, once: its result is kept until the column is set.
-
-        `copy` keeps the interceptor; slices, other derived batches and pickles have none.
-        """
-        if fn is not self._interceptor:
-            self._interceptor, self._intercepted = fn, {}
-
     def is_terminated_or_truncated(self) -> bool:
-        """Whether the last step ends an episode; False for an empty batch. Needs terminateds or truncateds."""
+        """Whether the last step ends an episode; False for an empty batch. Needs one of the two flags."""
         dones = rows.steps(self, self["dones"])
         return bool(dones[-1]) if len(dones) else False
 
     def is_single_trajectory(self) -> bool:
         """Whether no step but the last ends an episode, and there is one ``eps_id``, if any."""
-        one_id = Columns.EPS_ID not in self or len(self.split_by_episode(Columns.EPS_ID)) <= 1
-        return one_id and not bool(rows.steps(self, self["dones"])[:-1].any())
+        if bool(rows.steps(self, self["dones"])[:-1].any()):
+            return False
+        ids = rows.steps(self, self._columns[Columns.EPS_ID]) if Columns.EPS_ID in self else np.zeros(0)
+        return bool(np.all(ids[1:] == ids[:-1]))
 
     # ---- rows ----
 
@@ -478,11 +352,12 @@ class SampleBatch(MutableMapping[str, Column]):
     ) -> Self:
         """Steps ``start`` to ``end``, through the middle of sequences where need be.
 
-        ``seq_lens`` and ``state_in_k`` are those of the sequences touched, shortened to what is left of each. A
-        sequence that loses its beginning keeps its ``state_in_k``, the state at the old beginning.
+        ``seq_lens`` and ``state_in_k`` are those of the sequences touched, shortened to what is left of each.
+        A sequence that loses its beginning keeps its ``state_in_k``, the state at the old beginning.
 
         Args:
-            start: First step; below 0, that many zero steps are put before the first one and join its sequence.
+            start: First step; below 0, that many zero steps are put before the first one and join its
+            sequence.
             end: The step after the last; more than there are is the end.
             state_start: First sequence to take lengths and states from; None: the one of ``start``.
             state_end: The sequence after the last; given together with ``state_start``.
@@ -491,14 +366,16 @@ class SampleBatch(MutableMapping[str, Column]):
             Views, or, where ``start`` is negative, copies.
 
         Raises:
-            SchemaError: The batch is padded (`unpad` first), or the sequences named are shorter than the rows.
+            SchemaError: The batch is padded (`unpad` first), or the sequences named are shorter than the
+            rows.
         """
         return rows.cut(self, start, end, state_start, state_end)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Each step as a dict from column to value (nested columns: to nested values), padding left out.
 
-        ``seq_lens`` reads 1 in each row; ``state_in_k`` is given on the first step of its sequence, else None.
+        ``seq_lens`` reads 1 in each row; ``state_in_k`` is given on the first step of its sequence, else
+        None.
         """
         return rows.iterate(self)
 
@@ -507,11 +384,11 @@ class SampleBatch(MutableMapping[str, Column]):
         return [self[key] for key in keys]
 
     def timeslices(self, size: int | None = None, num_slices: int | None = None) -> list[Self]:
-        """Cut into parts of ``size`` steps, the last maybe shorter, or into ``num_slices`` parts of about one size.
+        """Cut into parts of ``size`` steps, the last maybe shorter, or into ``num_slices`` about equal parts.
 
-        Parts are views, and joined they are the batch again. With ``seq_lens`` they are whole sequences: as many as
-        fit into ``size`` steps, a longer sequence alone. With ``num_slices`` some are empty where there are
-        fewer steps, or sequences, than parts.
+        Parts are views, and joined they are the batch again. With ``seq_lens`` they are whole sequences: as
+        many as fit into ``size`` steps, a longer sequence alone. With ``num_slices`` some are empty where
+        there are fewer steps, or sequences, than parts.
         """
         return rows.timeslices(self, size, num_slices)
 
@@ -519,9 +396,9 @@ class SampleBatch(MutableMapping[str, Column]):
         """Cut into episodes, or the parts of them that the batch holds, as views in the batch's order.
 
         Args:
-            key: ``"eps_id"``: at each change of the id, so that interleaved episodes give many parts; ``"dones"``:
-                after each step that terminates or truncates, the rest being the last part; None: by
-                ``eps_id`` if there is one, else by ``dones``.
+            key: ``"eps_id"``: at each change of the id, so that interleaved episodes give many parts;
+                ``"dones"``: after each step that terminates or truncates, the rest being the last part; None:
+                by ``eps_id`` if there is one, else by ``dones``.
 
         Raises:
             MissingColumn: The batch has neither, or not the one named.
@@ -531,7 +408,7 @@ class SampleBatch(MutableMapping[str, Column]):
     # ---- transformations: each gives a new batch ----
 
     def shuffle(self, seed: int | np.random.Generator | None = None) -> Self:
-        """The rows, or the whole sequences, in random order: one permutation for every column, infos included.
+        """The rows, or whole sequences, in random order: one permutation for every column, infos included.
 
         Unlike RLlib's, this leaves the batch itself as it is, and gives one in fresh memory.
 
@@ -541,11 +418,12 @@ class SampleBatch(MutableMapping[str, Column]):
         return rows.shuffle(self, seed)
 
     def right_zero_pad(self, max_seq_len: int, *, time_major: bool = False) -> Self:
-        """Lay each sequence out in ``max_seq_len`` rows, those after its end being zeros (None in object arrays).
+        """Lay each sequence out in ``max_seq_len`` rows; those after its end are zeros, or None for objects.
 
         Args:
             max_seq_len: Rows a sequence; ``state_in_k`` have one row a sequence as before.
-            time_major: Give columns of shape (max_seq_len, sequences, ...) instead of (sequences * max_seq_len, ...).
+            time_major: Give columns of shape (max_seq_len, sequences, ...) instead of (sequences *
+            max_seq_len, ...).
 
         Returns:
             A batch in fresh memory with ``zero_padded`` set. ``count`` is the same: padding is not counted.
@@ -570,7 +448,7 @@ class SampleBatch(MutableMapping[str, Column]):
         return concat_sample_batches([self, other])
 
     def copy(self, shallow: bool = False) -> Self:
-        """A copy that owns its arrays and infos; with ``shallow``, one that shares them but not the mapping."""
+        """A copy that owns its arrays and infos; if ``shallow``, one that shares them but not the mapping."""
         batch = self._like(self._map((lambda leaf: leaf) if shallow else copy_leaf))
         batch._interceptor = self._interceptor
         return batch
@@ -642,8 +520,9 @@ class SampleBatch(MutableMapping[str, Column]):
 
         Args:
             view_requirements: Name of an input -> (column, shift): the column's row ``shift`` steps from
-                ``index``; several shifts give an input with one more axis, after the row axis. Steps before the
-                first are zeros. (RLlib takes ViewRequirement objects; their ``data_col`` and ``shift`` go here.)
+                ``index``; several shifts give an input with one more axis, after the row axis. Steps before
+                the first are zeros. (RLlib takes ViewRequirement objects; their ``data_col`` and ``shift`` go
+                here.)
             index: A step, or ``"last"``: the one after the last row, whose ``obs`` is the last ``new_obs``.
 
         Returns:
@@ -654,20 +533,6 @@ class SampleBatch(MutableMapping[str, Column]):
             OptionError: A step lies outside of the batch.
         """
         return single_step_inputs(self, view_requirements, index)
-
-
-def _column(name: Any, value: Any) -> Column:
-    """``value`` as column ``name``; both may be anything."""
-    if not isinstance(name, str):
-        raise SchemaError(f"a column's name is a str, not {excerpt(name)} ({type(name).__name__})")
-    if name == _DONES:
-        raise SchemaError(
-            "dones cannot be written: it is read as terminateds OR truncateds; write the one that is meant",
-            column=_DONES,
-        )
-    if name == _SEQ_LENS and isinstance(value, list):
-        return np.asarray(value, np.int32)
-    return as_column(name, value)
 
 
 def _names(columns: Iterable[str]) -> set[str]:

@@ -1,7 +1,8 @@
 """Where sequences lie in a batch's rows: the arithmetic behind ``seq_lens``.
 
-Sequences lie one after the other (*ragged*: ``sum(seq_lens)`` rows), or each in ``max_seq_len`` rows of which the
-last ones are padding (*padded*: ``B * T`` rows), or padded with time first (*time-major*: shape ``(T, B, ...)``).
+Sequences lie one after the other (*ragged*: ``sum(seq_lens)`` rows), or each in ``max_seq_len`` rows of which
+the last ones are padding (*padded*: ``B * T`` rows), or padded with time first (*time-major*: shape ``(T, B,
+...)``).
 
 Example:
     >>> import numpy as np
@@ -21,7 +22,7 @@ __all__ = ["boundaries", "cuts", "padded_rows", "ragged_rows", "sequence_range"]
 
 
 def boundaries(seq_lens: np.ndarray) -> np.ndarray:
-    """First step of each sequence, and the end of the last: (B + 1,) int64."""
+    """First step of each of B sequences, and the end of the last: (B + 1,) int64."""
     bounds = np.zeros(len(seq_lens) + 1, np.int64)
     np.cumsum(seq_lens, out=bounds[1:])
     return bounds
@@ -72,7 +73,7 @@ def sequence_range(seq_lens: np.ndarray, rows: slice) -> tuple[int, int]:
 
 
 def cuts(count: int, bounds: np.ndarray | None, size: int) -> list[int]:
-    """Where to cut ``count`` steps into parts of ``size``, or, given sequence ``bounds``, at most ``size`` steps.
+    """Where to cut ``count`` steps into parts of ``size`` steps, or, given sequence ``bounds``, at most that.
 
     Returns:
         The ends of the parts, 0 first; a sequence longer than ``size`` makes a part of its own.
