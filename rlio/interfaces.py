@@ -18,16 +18,28 @@ from __future__ import annotations
 
 import atexit
 import logging
+import operator
 import threading
 import weakref
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias, TypedDict, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    Protocol,
+    Self,
+    TypeAlias,
+    TypedDict,
+    runtime_checkable,
+)
 
 from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples, copy_into, count_units, split_units
-from rlio.errors import ClosedError, EndOfData, OptionError, StateError
+from rlio.errors import ClosedError, EndOfData, OptionError, RlioError, StateError, excerpt
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -56,6 +68,15 @@ JsonState: TypeAlias = dict[str, Any]
 _STATE_VERSION = 1
 
 
+class _Rest(NamedTuple):
+    """A batch, or what is left of one, that waits for the next call."""
+
+    batch: Batch
+    #: Position that the whole batch was read at, and how many of its units were served.
+    origin: JsonState
+    served: int
+
+
 class InputReader(ABC):
     """A source of experience: `sample()` gives the next batch.
 
@@ -70,10 +91,12 @@ class InputReader(ABC):
     #: Whether a last batch shorter than asked for is dropped instead of served.
     drop_last: bool = False
 
-    # Class-level defaults, so that authors need not call super().__init__().
-    _carry: Batch | None = None
-    _carry_origin: JsonState | None = None
-    _carry_skip: int = 0
+    #: Units that a restored reader could not give again, as it is not `replayable`: they were read, but not
+    #: served, when the state was saved.
+    dropped: int = 0
+
+    # Class-level defaults, so that authors need not call super().__init__(). None stands for an empty queue.
+    _rests: deque[_Rest] | None = None
     _closed: bool = False
 
     # ---- hooks for authors ----
@@ -86,10 +109,10 @@ class InputReader(ABC):
         """Return, as JSON, what `_seek` needs to make `_next` continue from here."""
         return {}
 
-    def _seek(self, position: JsonState) -> None:
+    def _seek(self, position: JsonState) -> None:  # noqa: B027 - optional hook
         """Continue from ``position``, as `_position` gave it."""
 
-    def _close(self) -> None:
+    def _close(self) -> None:  # noqa: B027 - optional hook
         """Release files and threads. Called once."""
 
     def _take(self, n: int) -> Batch:
@@ -98,33 +121,54 @@ class InputReader(ABC):
         Readers that can cut to size on their own override this; the default joins and splits the batches of
         `_next` and remembers where the left-over came from, so that a saved state needs no data.
         """
+        taken: list[_Rest] = []
+        try:
+            parts, tail = self._gather(n, taken)
+            batch = parts[0] if len(parts) == 1 else concat_samples(parts)
+        except EndOfData:
+            raise
+        except BaseException:
+            # A reader that fails, or a batch that does not fit the others, takes no rows with it.
+            self._push(taken)
+            raise
+        if tail is not None:
+            self._push([tail])
+        return batch
+
+    def _gather(self, n: int, taken: list[_Rest]) -> tuple[list[Batch], _Rest | None]:
+        """Parts of ``n`` units in all, and what the last one leaves over; ``taken`` gets what was pulled."""
         parts: list[Batch] = []
         missing = n
         while missing:
             try:
-                batch = self._pull()
+                rest = self._pull()
             except EndOfData:
                 if not parts or self.drop_last:
                     raise
                 break
-            size = count_units(batch, self.unit)
+            taken.append(rest)
+            size = count_units(rest.batch, self.unit)
             if size > missing:
-                batch, self._carry = split_units(batch, missing, self.unit)
-                self._carry_skip += missing
-                size = missing
+                head, tail = split_units(rest.batch, missing, self.unit)
+                parts.append(head)
+                return parts, _Rest(tail, rest.origin, rest.served + missing)
             if size:
-                parts.append(batch)
+                parts.append(rest.batch)
             missing -= size
-        return parts[0] if len(parts) == 1 else concat_samples(parts)
+        return parts, None
 
-    def _pull(self) -> Batch:
-        """The left-over of the last `_take`, else the next batch."""
-        if self._carry is not None:
-            batch, self._carry = self._carry, None
-            return batch
-        self._carry_origin = self._position()
-        self._carry_skip = 0
-        return self._next()
+    def _pull(self) -> _Rest:
+        """What is left over, else the next batch."""
+        if self._rests:
+            return self._rests.popleft()
+        origin = self._position()
+        return _Rest(self._next(), origin, 0)
+
+    def _push(self, rests: list[_Rest]) -> None:
+        """Put ``rests`` back, to be pulled again in their order."""
+        if self._rests is None:
+            self._rests = deque()
+        self._rests.extendleft(reversed(rests))
 
     # ---- the contract ----
 
@@ -143,16 +187,17 @@ class InputReader(ABC):
 
         Raises:
             EndOfData: A finite reader is exhausted.
+            OptionError: ``n`` is below 1.
+            SchemaError: ``out`` does not fit; the batch is lost to this pass.
             ClosedError: After `close`.
         """
-        if self._closed:
-            raise ClosedError(f"{type(self).__name__} is closed: open a new one, or sample before close()")
+        self._check_open()
         if n is None:
-            batch = self._pull() if self._carry is not None else self._next()
-        elif n < 1:
+            batch = self._rests.popleft().batch if self._rests else self._next()
+        elif operator.index(n) < 1:
             raise OptionError(f"sample(n={n}): n is a number of {self.unit} and at least 1, or None")
         else:
-            batch = self._take(n)
+            batch = self._take(operator.index(n))
         return batch if out is None else copy_into(out, batch)
 
     def next(self) -> Batch:
@@ -170,15 +215,18 @@ class InputReader(ABC):
     def state_dict(self) -> JsonState:
         """Return the position as JSON: never options, buffers or data.
 
-        A fresh reader with the same arguments that loads it gives the same remainder. States are not
-        promised to load in other versions of rlio.
+        A fresh reader with the same arguments that loads it gives the same remainder, if the reader is
+        `replayable`; else what is left over is dropped, and counted in `dropped`. States are not promised
+        to load in other versions of rlio.
         """
-        if self._carry is None:
-            position, skip = self._position(), 0
-        else:
-            assert self._carry_origin is not None
-            position, skip = self._carry_origin, self._carry_skip
-        return {"version": _STATE_VERSION, "reader": type(self).__name__, "position": position, "skip": skip}
+        state: JsonState = {"version": _STATE_VERSION, "reader": type(self).__name__}
+        rests = self._rests or ()
+        if not self.replayable:
+            left = sum(count_units(rest.batch, self.unit) for rest in rests)
+            return state | {"position": self._position(), "skip": 0, "dropped": self.dropped + left}
+        if rests:
+            return state | {"position": rests[0].origin, "skip": rests[0].served, "dropped": self.dropped}
+        return state | {"position": self._position(), "skip": 0, "dropped": self.dropped}
 
     def load_state_dict(self, state: JsonState) -> None:
         """Continue from a state of `state_dict`.
@@ -187,32 +235,67 @@ class InputReader(ABC):
             StateError: ``state`` is of another version or class of reader, or does not fit the data; the
                 message says which key.
         """
+        self._check_open()
         expected = {"version": _STATE_VERSION, "reader": type(self).__name__}
         for key, value in expected.items():
             if state.get(key) != value:
                 raise StateError(
-                    f"state[{key!r}] is {state.get(key)!r} but this reader needs {value!r}: "
+                    f"state[{key!r}] is {excerpt(state.get(key))} but this reader needs {value!r}: "
                     "load it into the reader and version that saved it"
                 )
-        self._carry = None
-        self._seek(state["position"])
-        skip = int(state["skip"])
+        try:
+            position, skip, dropped = state["position"], int(state["skip"]), int(state["dropped"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(
+                f"the state of {type(self).__name__} needs 'position', and whole numbers as 'skip' and "
+                f"'dropped', but has {excerpt(state)}"
+            ) from error
+        self._rests = None
+        self.dropped = dropped
+        try:
+            self._seek(position)
+        except (KeyError, TypeError) as error:
+            if isinstance(error, RlioError):
+                raise
+            raise StateError(
+                f"state['position'] of {type(self).__name__} lacks something ({error!r}): {excerpt(position)}"
+            ) from error
+        if dropped:
+            logger.warning(
+                "%s: %d %s that were read but not served, in all, are dropped: they cannot be read again",
+                type(self).__name__,
+                dropped,
+                self.unit,
+            )
         if skip:
-            origin = self._position()
+            self._skip(skip)
+
+    def _skip(self, served: int) -> None:
+        """Read the next batch and keep what was not served of it."""
+        origin = self._position()
+        try:
             batch = self._next()
-            if count_units(batch, self.unit) <= skip:
-                raise StateError(
-                    f"state['skip'] is {skip} but the batch there has {count_units(batch, self.unit)} "
-                    f"{self.unit}: the data changed since the state was saved"
-                )
-            self._carry = split_units(batch, skip, self.unit)[1]
-            self._carry_origin, self._carry_skip = origin, skip
+        except EndOfData as end:
+            raise StateError(
+                f"state['skip'] is {served} but no data is left there: the data changed since it was saved"
+            ) from end
+        size = count_units(batch, self.unit)
+        if not 0 < served < size:
+            raise StateError(
+                f"state['skip'] is {served} but the batch there has {size} {self.unit}: "
+                "the data changed since it was saved"
+            )
+        self._push([_Rest(split_units(batch, served, self.unit)[1], origin, served)])
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"{type(self).__name__} is closed: open a new one, or use it before close()")
 
     def close(self) -> None:
         """Release what the reader holds. May be called again."""
         if not self._closed:
             self._closed = True
-            self._carry = None
+            self._rests = None
             self._close()
 
     def __enter__(self) -> Self:
@@ -244,10 +327,10 @@ class OutputWriter(ABC):
     def _write(self, batch: Batch) -> None:
         """Take ``batch``. It is the caller's: copy what is kept after returning."""
 
-    def _flush(self) -> None:
+    def _flush(self) -> None:  # noqa: B027 - optional hook
         """Make every row taken so far visible to readers."""
 
-    def _close(self) -> None:
+    def _close(self) -> None:  # noqa: B027 - optional hook
         """Release files and threads; called once, after a last `_flush`."""
 
     # ---- the contract ----
@@ -318,9 +401,7 @@ atexit.register(_close_open_writers)
 class Runner(Protocol):
     """What steps environments: an EnvRunner. `SamplerInput` turns one into an `InputReader`."""
 
-    def sample(
-        self, *, num_timesteps: int | None = None, num_episodes: int | None = None
-    ) -> list[Episode]:
+    def sample(self, *, num_timesteps: int | None = None, num_episodes: int | None = None) -> list[Episode]:
         """Step the environments and return the episodes, or chunks of episodes, that it took."""
 
     def stop(self) -> None:
@@ -351,15 +432,26 @@ class IOContext:
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     default_sampler_input: Callable[[], InputReader] | None = None
 
+    def __post_init__(self) -> None:
+        if self.worker_index < 0 or self.num_workers < 0 or 0 < self.num_workers < self.worker_index:
+            raise OptionError(
+                f"worker_index={self.worker_index}, num_workers={self.num_workers}: workers are 0 for the "
+                "local one and 1 to num_workers for the others"
+            )
+
     @property
     def rank(self) -> int:
         """Index of this worker among those that read: worker_index - 1, or 0 for a local worker."""
-        return max(self.worker_index - 1, 0)
+        return self.worker_index - 1 if self._is_remote else 0
 
     @property
     def world(self) -> int:
-        """Number of workers that read; at least 1."""
-        return max(self.num_workers, 1)
+        """Number of workers that share the reading; 1 for a local worker, which reads on its own."""
+        return self.num_workers if self._is_remote else 1
+
+    @property
+    def _is_remote(self) -> bool:
+        return self.worker_index > 0 and self.num_workers > 0
 
 
 class ReadKeywords(TypedDict, total=False):

@@ -286,6 +286,10 @@ class WindowOrder:
         """Number of windows; each holds at least one row."""
         return len(self._rows)
 
+    def groups_of(self, window: int) -> range:
+        """Return the row groups of a window, whatever the epoch."""
+        return range(int(self._first_group[window]), int(self._first_group[window + 1]))
+
     def window_at(self, epoch: int, position: int) -> WindowRef:
         """Return the window that serves ``position`` of ``epoch``, in O(log windows).
 
@@ -299,7 +303,7 @@ class WindowOrder:
         index = int(served[place])
         return WindowRef(
             index=index,
-            groups=range(int(self._first_group[index]), int(self._first_group[index + 1])),
+            groups=self.groups_of(index),
             first_row=int(self._first_row[index]),
             start_position=int(starts[place]),
             rows=int(self._rows[index]),

@@ -1,0 +1,75 @@
+"""Functions applied to every batch of a reader: clipping, normalising, postprocessing, filtering.
+
+Example:
+    >>> from rlio.batch import SampleBatch
+    >>> from rlio.interfaces import InputReader
+    >>> class Ones(InputReader):
+    ...     def _next(self):
+    ...         return SampleBatch(rewards=[1.0, 1.0])
+    >>> def double(batch):
+    ...     batch["rewards"] = 2 * batch["rewards"]
+    ...     return batch
+    >>> MappedInput(Ones(), double).sample(3)["rewards"].tolist()
+    [2.0, 2.0, 2.0]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rlio.batch import MultiAgentBatch, SampleBatch
+from rlio.errors import OptionError, excerpt
+from rlio.interfaces import Batch, InputReader, JsonState
+
+__all__ = ["MappedInput"]
+
+
+class MappedInput(InputReader):
+    """Gives the batches of ``child`` after ``functions``, applied in their order.
+
+    Functions see the child's own batches whole, whatever size is asked for, so that those which look across
+    rows (returns of an episode, say) give the same rows for any size. They may add, change and drop columns
+    and rows, and may change the batch that they are given. For the law of resuming they must be pure: the
+    same batch in, the same batch out.
+
+    Args:
+        child: The reader; closed with this one.
+        functions: Each takes a batch and returns one.
+
+    Raises:
+        OptionError: ``child`` is no reader, or a function cannot be called.
+    """
+
+    def __init__(self, child: InputReader, *functions: Callable[[Batch], Batch]) -> None:
+        if not isinstance(child, InputReader):
+            raise OptionError(f"MappedInput takes a reader, not {excerpt(child)}: rlio.read() opens a path")
+        for function in functions:
+            if not callable(function):
+                raise OptionError(f"MappedInput takes functions of a batch, not {excerpt(function)}")
+        self.child = child
+        self.functions = functions
+        self.replayable = child.replayable
+        self.unit = child.unit
+
+    def _next(self) -> Batch:
+        batch = self.child.sample()
+        for function in self.functions:
+            batch = function(batch)
+            if not isinstance(batch, (SampleBatch, MultiAgentBatch)):
+                raise OptionError(
+                    f"{_name(function)} returned {excerpt(batch)}: a function of MappedInput returns a batch"
+                )
+        return batch
+
+    def _position(self) -> JsonState:
+        return {"child": self.child.state_dict()}
+
+    def _seek(self, position: JsonState) -> None:
+        self.child.load_state_dict(position["child"])
+
+    def _close(self) -> None:
+        self.child.close()
+
+
+def _name(function: object) -> str:
+    return str(getattr(function, "__qualname__", type(function).__qualname__))

@@ -1,0 +1,78 @@
+"""A reader that writes down what passes through it: a live run, a replay, a conversion.
+
+Example:
+    >>> from rlio.batch import SampleBatch
+    >>> from rlio.interfaces import InputReader
+    >>> from rlio.writers.noop_output import NoopOutput
+    >>> class Ones(InputReader):
+    ...     def _next(self):
+    ...         return SampleBatch(rewards=[1.0, 1.0])
+    >>> reader = RecordingInput(Ones(), NoopOutput())
+    >>> len(reader.sample(3)), reader.writer.rows_received
+    (3, 3)
+"""
+
+from __future__ import annotations
+
+from rlio.batch import count_units
+from rlio.errors import OptionError, excerpt
+from rlio.interfaces import Batch, InputReader, JsonState, OutputWriter
+
+__all__ = ["RecordingInput"]
+
+
+class RecordingInput(InputReader):
+    """Gives the batches of ``child`` and writes each to ``writer`` before it is served.
+
+    Exactly what is served is written, row for row, whatever sizes are asked for. The state is the child's:
+    a reader that is restored to an earlier state serves rows again, and writes them again.
+
+    Args:
+        child: The reader; closed with this one.
+        writer: The writer; closed with this one, after the child.
+
+    Raises:
+        OptionError: ``child`` is no reader or ``writer`` no writer.
+    """
+
+    def __init__(self, child: InputReader, writer: OutputWriter) -> None:
+        if not isinstance(child, InputReader):
+            raise OptionError(
+                f"RecordingInput takes a reader, not {excerpt(child)}: rlio.read() opens a path"
+            )
+        if not isinstance(writer, OutputWriter):
+            raise OptionError(f"RecordingInput takes a writer, not {excerpt(writer)}: see ParquetWriter")
+        self.child = child
+        self.writer = writer
+        self.replayable = child.replayable
+        self.unit = child.unit
+
+    def _next(self) -> Batch:
+        return self._recorded(self.child.sample())
+
+    def _take(self, n: int) -> Batch:
+        # The child cuts to size and keeps what is left over, so that nothing unserved is written.
+        return self._recorded(self.child.sample(n))
+
+    def _recorded(self, batch: Batch) -> Batch:
+        try:
+            self.writer.write(batch)
+        except Exception as error:
+            error.add_note(
+                f"{count_units(batch, self.unit)} {self.unit} that {type(self.child).__name__} gave "
+                "were not written and are not served"
+            )
+            raise
+        return batch
+
+    def _position(self) -> JsonState:
+        return {"child": self.child.state_dict()}
+
+    def _seek(self, position: JsonState) -> None:
+        self.child.load_state_dict(position["child"])
+
+    def _close(self) -> None:
+        try:
+            self.child.close()
+        finally:
+            self.writer.close()

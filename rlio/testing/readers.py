@@ -1,0 +1,391 @@
+"""`ReaderTests`: what every `InputReader` must do; and `assert_resumes`, the law of resuming.
+
+Nothing here needs pytest, but it collects the suites: a subclass whose name it collects is all there is to
+write.
+
+Example:
+    >>> from rlio.batch import SampleBatch
+    >>> from rlio.errors import EndOfData
+    >>> from rlio.interfaces import InputReader
+    >>> class Three(InputReader):
+    ...     number = 0
+    ...     def _next(self):
+    ...         if self.number == 3:
+    ...             raise EndOfData("three batches")
+    ...         self.number += 1
+    ...         return SampleBatch(t=[2 * self.number - 2, 2 * self.number - 1])
+    ...     def _position(self):
+    ...         return {"number": self.number}
+    ...     def _seek(self, position):
+    ...         self.number = position["number"]
+    >>> assert_resumes(Three)
+    >>> assert_resumes(Three, n=4)
+    >>> class TestThree(ReaderTests):
+    ...     def make_reader(self):
+    ...         return Three()
+    ...     def expected_rows(self):
+    ...         return SampleBatch(t=[0, 1, 2, 3, 4, 5])
+    >>> TestThree().test_one_pass_gives_the_expected_rows()
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any, ClassVar
+
+import numpy as np
+
+from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples, count_units, split_units
+from rlio.errors import ClosedError, EndOfData, OptionError, RlioError, StateError
+from rlio.interfaces import Batch, InputReader, JsonState
+from rlio.nested import leaves, path_text
+
+__all__ = ["ReaderTests", "assert_resumes", "assert_same"]
+
+# "A state is a position": even that of a mixture of many readers fits into this.
+_STATE_BYTES = 64 * 1024
+
+
+def assert_same(found: Batch, expected: Batch, what: str = "the batch") -> None:
+    """Check that two batches are equal in kind, columns, dtypes, shapes and values; NaN equals NaN.
+
+    Raises:
+        AssertionError: They differ; the message says where.
+    """
+    if difference := _difference(found, expected):
+        raise AssertionError(f"{what}: {difference}")
+
+
+def assert_resumes(
+    make_reader: Callable[[], InputReader], n: int | None = None, *, batches: int = 20
+) -> None:
+    """Check the law of resuming: state before every batch, restored into a fresh reader, same remainder.
+
+    Args:
+        make_reader: Gives a fresh reader with the same arguments each time, a seed included.
+        n: What `sample` is called with.
+        batches: How many batches are looked at; a reader that ends before is followed to its end.
+
+    Raises:
+        AssertionError: A remainder differs, or a state is not JSON; the message says before which batch.
+    """
+    states: list[str] = []
+    expected: list[Batch | None] = []
+    with make_reader() as reader:
+        for number in range(batches):
+            states.append(_json_text(reader.state_dict(), f"state before batch {number}"))
+            batch = _sample(reader, n)
+            expected.append(None if batch is None else batch.copy())
+            if batch is None:
+                break
+    for number, text in enumerate(states):
+        with make_reader() as restored, make_reader() as again:
+            restored.load_state_dict(json.loads(text))
+            # A state that is saved right after it was loaded has to be as good as the first.
+            again.load_state_dict(json.loads(json.dumps(restored.state_dict())))
+            for kind, reader in (("restored", restored), ("restored and saved again", again)):
+                for later in range(number, len(expected)):
+                    what = f"sample({n}) number {later}, {kind} before number {number}"
+                    _assert_same_or_end(_sample(reader, n), expected[later], what)
+
+
+class ReaderTests:
+    """Conformance suite of readers; subclass it, give the two accessors, and pytest finds the tests.
+
+    Attributes:
+        finite: Whether the readers end.
+        ordered: Whether one pass gives the expected rows in their order, or in any.
+        batches: How many batches are looked at of readers that do not end.
+        sizes: What `sample` is called with.
+    """
+
+    finite: ClassVar[bool] = True
+    ordered: ClassVar[bool] = True
+    batches: ClassVar[int] = 12
+    sizes: ClassVar[tuple[int | None, ...]] = (None, 1, 3, 7)
+
+    # ---- the two accessors ----
+
+    def make_reader(self) -> InputReader:
+        """Give a fresh reader of the same data with the same arguments, a seed included."""
+        raise NotImplementedError(f"{type(self).__name__}.make_reader() must give a fresh reader")
+
+    def expected_rows(self) -> Batch | None:
+        """Give the rows of one pass, found without the reader; None where nobody can know them."""
+        raise NotImplementedError(f"{type(self).__name__}.expected_rows() must give the rows, or None")
+
+    # ---- what is read ----
+
+    def test_one_pass_gives_the_expected_rows(self) -> None:
+        expected = self.expected_rows()
+        if expected is None:
+            return
+        for n in self.sizes:
+            with self.make_reader() as reader:
+                rows = concat_samples(list(self._batches(reader, n)))
+            if not self.finite:
+                assert self.ordered, "an endless reader in another order has no first pass to compare"
+                size = min(count_units(batch, reader.unit) for batch in (expected, rows))
+                rows, expected = (split_units(batch, size, reader.unit)[0] for batch in (rows, expected))
+            if not self.ordered:
+                rows, expected = _sorted(rows), _sorted(expected)
+            assert_same(rows, expected, f"the rows of one pass in sample({n})")
+
+    def test_sizes_are_exact_until_the_last_batch(self) -> None:
+        for n in self.sizes:
+            if n is None:
+                continue
+            with self.make_reader() as reader:
+                counts = [count_units(batch, reader.unit) for batch in self._batches(reader, n)]
+            short = [count for count in counts[:-1] if count != n]
+            assert not short, f"sample({n}) gave {short} {reader.unit} before the last batch"
+            assert not counts or 0 < counts[-1] <= n, f"the last sample({n}) gave {counts[-1]}"
+
+    def test_what_is_left_over_comes_first_next_time(self) -> None:
+        with self.make_reader() as one, self.make_reader() as other:
+            whole = _first(one, 7)
+            parts = []
+            for n in (1, 4, 2):
+                if (part := _sample(other, n)) is not None:
+                    parts.append(part)
+        if one.replayable:
+            assert_same(concat_samples(parts), whole, "sample(1), sample(4), sample(2) beside sample(7)")
+
+    def test_next_is_sample(self) -> None:
+        with self.make_reader() as one, self.make_reader() as other:
+            if one.replayable:
+                for _ in range(3):
+                    if (batch := _sample(one, None)) is None:
+                        break
+                    assert_same(other.next(), batch, "next() beside sample()")
+
+    def test_a_batch_is_the_callers_own(self) -> None:
+        for n in (None, 3):
+            with self.make_reader() as reader:
+                kept = [(batch, batch.copy()) for batch in islice(self._batches(reader, n), 4)]
+            for number, (batch, copy) in enumerate(kept):
+                assert_same(batch, copy, f"sample({n}) number {number}, after later ones")
+
+    def test_writing_to_a_batch_changes_no_other(self) -> None:
+        with self.make_reader() as one, self.make_reader() as other:
+            if not one.replayable:
+                return
+            for number in range(6):
+                batch, clean = _sample(one, 3), _sample(other, 3)
+                _assert_same_or_end(batch, clean, f"sample(3) number {number}, after others were written to")
+                if batch is None:
+                    break
+                _overwrite(batch)
+
+    def test_illegal_sizes_raise(self) -> None:
+        with self.make_reader() as reader:
+            for n in (0, -1):
+                _raises(OptionError, lambda n=n: reader.sample(n), f"sample({n})")
+
+    # ---- the end ----
+
+    def test_iteration_stops_and_the_end_stays_the_end(self) -> None:
+        if not self.finite:
+            return
+        for n in (None, 3):
+            with self.make_reader() as reader:
+                while _sample(reader, n) is not None:
+                    pass
+                for size in (None, 1, 3):
+                    _raises(EndOfData, lambda size=size: reader.sample(size), f"sample({size}) at the end")
+                assert list(reader) == [], "iteration at the end gave batches"
+
+    def test_a_closed_reader_raises_and_may_be_closed_again(self) -> None:
+        reader = self.make_reader()
+        _sample(reader, 1)
+        reader.close()
+        reader.close()
+        _raises(ClosedError, reader.sample, "sample() after close()")
+        _raises(ClosedError, lambda: reader.sample(1), "sample(1) after close()")
+        self.make_reader().close()
+
+    def test_leaving_the_with_block_closes(self) -> None:
+        with self.make_reader() as reader:
+            pass
+        _raises(ClosedError, reader.sample, "sample() after the with block")
+
+    # ---- state ----
+
+    def test_the_state_is_small_json(self) -> None:
+        with self.make_reader() as reader:
+            for _ in range(4):
+                text = _json_text(reader.state_dict(), "the state")
+                assert len(text) <= _STATE_BYTES, f"the state has {len(text)} bytes: it must be a position"
+                if _sample(reader, 2) is None:
+                    break
+
+    def test_saving_the_state_changes_nothing(self) -> None:
+        with self.make_reader() as one, self.make_reader() as other:
+            if not one.replayable:
+                return
+            for _ in range(5):
+                one.state_dict()
+                _assert_same_or_end(_sample(one, 3), _sample(other, 3), "sample(3) after state_dict()")
+
+    def test_a_saved_state_does_not_change_afterwards(self) -> None:
+        with self.make_reader() as reader:
+            _sample(reader, 2)
+            state = reader.state_dict()
+            text = json.dumps(state)
+            for _ in range(3):
+                _sample(reader, 2)
+            assert json.dumps(state) == text, "sampling changed a state that was saved before"
+
+    def test_it_resumes_before_every_batch(self) -> None:
+        with self.make_reader() as reader:
+            if not reader.replayable:
+                return
+        for n in self.sizes:
+            assert_resumes(self.make_reader, n, batches=self.batches)
+
+    def test_a_state_loads_into_a_reader_that_has_been_used(self) -> None:
+        with self.make_reader() as one, self.make_reader() as other:
+            if not one.replayable:
+                return
+            _sample(one, 4)
+            state = one.state_dict()
+            while _sample(other, 3) is not None and self.finite:
+                pass
+            other.load_state_dict(json.loads(json.dumps(state)))
+            for _ in range(3):
+                _assert_same_or_end(_sample(other, 2), _sample(one, 2), "sample(2) of a used reader")
+
+    def test_a_foreign_state_raises(self) -> None:
+        with self.make_reader() as reader:
+            state = reader.state_dict()
+            for key, value in (("reader", "SomethingElse"), ("version", -1), ("position", None)):
+                wrong = {**state, key: value}
+                _raises(
+                    StateError, lambda wrong=wrong: reader.load_state_dict(wrong), f"state[{key!r}] wrong"
+                )
+
+    def _batches(self, reader: InputReader, n: int | None) -> Iterator[Batch]:
+        """The batches of one pass, or the first few of a reader without end."""
+        limit = None if self.finite else self.batches
+        number = 0
+        while limit is None or number < limit:
+            if (batch := _sample(reader, n)) is None:
+                return
+            number += 1
+            yield batch
+
+
+def _sample(reader: InputReader, n: int | None) -> Batch | None:
+    """The next batch; None at the end."""
+    try:
+        return reader.sample(n)
+    except EndOfData:
+        return None
+
+
+def _first(reader: InputReader, n: int) -> Batch:
+    batch = _sample(reader, n)
+    assert batch is not None, "the reader has no data at all: the suite needs some rows"
+    return batch
+
+
+def _raises(kind: type[RlioError], call: Callable[[], Any], what: str) -> None:
+    """Check that ``call`` raises ``kind``; ``Any``, because what it returns is wrong anyway."""
+    try:
+        result = call()
+    except kind:
+        return
+    raise AssertionError(f"{what} must raise {kind.__name__} but returned {result!r}")
+
+
+def _json_text(state: JsonState, what: str) -> str:
+    try:
+        text = json.dumps(state, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise AssertionError(f"{what} is not JSON: {error}") from error
+    assert json.loads(text) == state, (
+        f"{what} changes on its way through JSON (tuples, keys that are numbers?)"
+    )
+    return text
+
+
+def _assert_same_or_end(found: Batch | None, expected: Batch | None, what: str) -> None:
+    if found is None or expected is None:
+        assert found is expected, f"{what}: {_size(found)}, expected {_size(expected)}"
+        return
+    assert_same(found, expected, what)
+
+
+def _size(batch: Batch | None) -> str:
+    return "the end of the data" if batch is None else f"{batch.agent_steps()} rows"
+
+
+def _difference(found: Batch, expected: Batch) -> str | None:
+    """Where two batches differ, in words."""
+    if type(found) is not type(expected):
+        return f"a {type(found).__name__}, expected a {type(expected).__name__}"
+    if isinstance(found, MultiAgentBatch) and isinstance(expected, MultiAgentBatch):
+        if list(found.policy_batches) != list(expected.policy_batches):
+            return f"policies {list(found.policy_batches)}, expected {list(expected.policy_batches)}"
+        if found.env_steps() != expected.env_steps():
+            return f"{found.env_steps()} env steps, expected {expected.env_steps()}"
+        for policy, own in found.policy_batches.items():
+            if difference := _difference(own, expected.policy_batches[policy]):
+                return f"policy {policy!r}: {difference}"
+        return None
+    assert isinstance(found, SampleBatch)
+    assert isinstance(expected, SampleBatch)
+    if set(found) != set(expected):
+        return f"columns {sorted(found)}, expected {sorted(expected)}"
+    for name in found:
+        if difference := _column_difference(found[name], expected[name]):
+            return f"column {name!r}: {difference}"
+    return None if found.equals(expected) else "the batches' attributes (seq_lens, padding, ...) differ"
+
+
+def _column_difference(found: Any, expected: Any) -> str | None:
+    """Where two columns differ; ``Any``, because a column may be nested."""
+    ours, theirs = dict(leaves(found)), dict(leaves(expected))
+    if set(ours) != set(theirs):
+        return f"leaves {[path_text(path) for path in ours]}, expected {[path_text(path) for path in theirs]}"
+    for path, leaf in ours.items():
+        one, other = np.asarray(leaf), np.asarray(theirs[path])
+        where = f"{path_text(path)}: " if path else ""
+        if (one.dtype, one.shape) != (other.dtype, other.shape):
+            return f"{where}{one.dtype} {one.shape}, expected {other.dtype} {other.shape}"
+        if not SampleBatch({"x": one}).equals(SampleBatch({"x": other})):
+            rows = [i for i in range(len(one)) if not _same_row(one[i], other[i])]
+            return f"{where}rows {rows[:5]} of {len(one)} differ: {one[rows[:1]]}, expected {other[rows[:1]]}"
+    return None
+
+
+def _same_row(one: Any, other: Any) -> bool:
+    return SampleBatch({"x": [one]}).equals(SampleBatch({"x": [other]}))
+
+
+def _overwrite(batch: Batch) -> None:
+    """Write other numbers into every array of ``batch`` that may be written to."""
+    parts = batch.policy_batches.values() if isinstance(batch, MultiAgentBatch) else [batch]
+    for part in parts:
+        for name in part:
+            for _, leaf in leaves(part[name]):
+                if isinstance(leaf, np.ndarray) and leaf.flags.writeable and leaf.dtype.kind in "biuf":
+                    leaf[...] = leaf == 0
+
+
+def _sorted(batch: Batch) -> Batch:
+    """The rows in an order that depends on their values alone."""
+    if isinstance(batch, MultiAgentBatch):
+        sorted_parts = {policy: _sorted(part) for policy, part in batch.policy_batches.items()}
+        return MultiAgentBatch(sorted_parts, batch.env_steps())
+    keys = _row_keys(batch)
+    order = sorted(range(len(batch)), key=keys.__getitem__)
+    return batch[np.asarray(order, np.int64)]
+
+
+def _row_keys(batch: SampleBatch) -> list[list[str]]:
+    """Text of each row."""
+    columns = [np.asarray(leaf) for name in sorted(batch) for _, leaf in leaves(batch[name])]
+    return [[repr(column[row].tolist()) for column in columns] for row in range(len(batch))]

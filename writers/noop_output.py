@@ -1,0 +1,22 @@
+"""A writer that keeps nothing: what ``output=None`` means.
+
+Example:
+    >>> from rlio.batch import SampleBatch
+    >>> writer = NoopOutput()
+    >>> writer.write(SampleBatch(rewards=[1.0, 2.0]))
+    >>> writer.rows_received
+    2
+"""
+
+from __future__ import annotations
+
+from rlio.interfaces import Batch, OutputWriter
+
+__all__ = ["NoopOutput"]
+
+
+class NoopOutput(OutputWriter):
+    """Takes every batch, counts its rows and forgets it."""
+
+    def _write(self, batch: Batch) -> None:
+        """Keep nothing."""
