@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from rlio.errors import CorruptData, OptionError, SchemaConflict
+from rlio.errors import CorruptData, MissingColumn, OptionError, SchemaConflict
 from rlio.schemas.column import ColumnSpec
-from rlio.schemas.schema import PolicySchema, Schema, canonical_json
+from rlio.schemas.schema import Schema, canonical_json
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import Listing, Segment, list_shards
 from rlio.storage.names import SCHEMA_DIR, ShardName
@@ -159,11 +159,11 @@ class Dataset:
         for path, reason in self._listing.rejected:
             parts = path.split("/")
             name = ShardName.parse(parts[-1]) if len(parts) == 3 else None
-            if name is not None and name.end > covered.get(parts[1], 0):
-                lost.append((self.storage.uri_of(path), reason, name.rows))
-            elif name is not None and any(
-                name.first < hole.stop and hole.start < name.end for hole in self.holes.get(parts[1], [])
-            ):
+            if name is None:
+                continue
+            holes = self.holes.get(parts[1], [])
+            fills_hole = any(name.first < hole.stop and hole.start < name.end for hole in holes)
+            if fills_hole or name.end > covered.get(parts[1], 0):
                 lost.append((self.storage.uri_of(path), reason, name.rows))
         return lost
 
@@ -180,7 +180,7 @@ class Dataset:
             )
         for writer, holes in self.holes.items():
             raise CorruptData(
-                f"rows {holes[0].start} to {holes[0].stop - 1} of writer {writer!r} are missing between shards: "
+                f"rows {holes[0].start} to {holes[0].stop - 1} of writer {writer!r} are missing: "
                 "restore them, or read with on_error='skip'",
                 uri=self.uri,
             )
@@ -216,39 +216,55 @@ def _check_agreement(schemas: Mapping[str, Schema]) -> None:
                 other, spec = seen.setdefault((pid, leaf.column, leaf.path), (name, leaf.spec))
                 if (spec.dtype, spec.shape) != (leaf.spec.dtype, leaf.spec.shape):
                     raise SchemaConflict(
-                        f"policy {pid!r} has {spec.dtype} {spec.shape} in schema {other} and {leaf.spec.dtype} "
-                        f"{leaf.spec.shape} in schema {name}: keep them in different roots",
+                        f"policy {pid!r} has {spec.dtype} {spec.shape} in schema {other} and "
+                        f"{leaf.spec.dtype} {leaf.spec.shape} in schema {name}: keep them in different roots",
                         column=leaf.column,
                     )
 
 
-def common_columns(dataset: Dataset, *, missing: str) -> list[str] | None:
-    """The logical columns to read under a policy for absent ones; None: all that each shard has.
+def common_columns(dataset: Dataset, *, missing: str, wanted: list[str] | None) -> list[str] | None:
+    """The logical columns to read under a rule for those that only some writers have.
+
+    Args:
+        dataset: The data set.
+        missing: "error", "drop" or "fill".
+        wanted: The columns that the user asked for; None: all.
+
+    Returns:
+        ``wanted``, or, with "drop", those of them that all writers have; None: all.
 
     Raises:
-        OptionError: ``missing`` is none of "error", "drop", "fill".
-        SchemaConflict: A writer lacks a column that others have, and ``missing`` is "error".
+        OptionError: ``missing`` is none of the three.
+        MissingColumn: No writer has a wanted column.
+        SchemaConflict: Only some writers have a column, and ``missing`` is "error".
     """
     if missing not in ("error", "drop", "fill"):
         raise OptionError(f"missing={missing!r}: 'error', 'drop' or 'fill'")
-    by_policy: dict[str, list[tuple[str, PolicySchema]]] = {}
+    by_policy: dict[str, list[tuple[str, set[str]]]] = {}
     for name, schema in sorted(dataset.schemas.items()):
         for pid, policy in schema.policies.items():
-            by_policy.setdefault(pid, []).append((name, policy))
-    shared: set[str] = set()
-    differs = False
+            by_policy.setdefault(pid, []).append((name, set(policy.columns)))
+    known = {column for found in by_policy.values() for _, columns in found for column in columns}
+    for column in wanted or ():
+        if column not in known:
+            raise MissingColumn(
+                f"no column {column!r}; the data set has {', '.join(sorted(known))}",
+                uri=dataset.uri,
+                column=column,
+            )
+    partial: set[str] = set()
     for pid, found in by_policy.items():
-        columns = [set(policy.columns) for _, policy in found]
-        every, some = set.intersection(*columns), set.union(*columns)
-        shared |= every
-        if every != some:
-            differs = True
-            if missing == "error":
-                lacking = next(name for name, policy in found if some - set(policy.columns))
+        some = set.union(*(columns for _, columns in found)) & set(wanted or known)
+        for name, columns in found:
+            lacking = some - columns
+            partial |= lacking
+            if lacking and missing == "error":
                 raise SchemaConflict(
-                    f"schema {lacking} lacks {sorted(some - every)} of policy {pid!r}, which other writers have: "
+                    f"schema {name} lacks {sorted(lacking)} of policy {pid!r}, which other writers have: "
                     "read with missing='drop' or missing='fill'",
                     uri=dataset.uri,
-                    column=sorted(some - every)[0],
+                    column=min(lacking),
                 )
-    return sorted(shared) if differs and missing == "drop" else None
+    if missing == "drop" and partial:
+        return sorted(set(wanted or known) - partial)
+    return wanted

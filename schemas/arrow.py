@@ -19,7 +19,7 @@ __all__ = ["arrow_type", "from_arrow", "to_arrow"]
 
 
 def arrow_type(spec: ColumnSpec, *, nullable: bool) -> pa.DataType:
-    """The Arrow type of a column; wide rows that may be absent are of variable length, so that absence is free."""
+    """The Arrow type of a column. Wide rows that may be absent have variable length: absence is free."""
     if spec.kind == "text":
         return pa.binary() if spec.dtype == "|S" else pa.string()
     if spec.kind == "json":

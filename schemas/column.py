@@ -26,9 +26,9 @@ __all__ = ["ColumnSpec", "FrameStack", "Kind", "Nullable"]
 Kind: TypeAlias = Literal["scalar", "list", "bytes", "text", "json", "none"]
 
 #: Values of some rows: the full-length array, and which rows hold a value (None: all).
-Nullable: TypeAlias = tuple[Any, NDArray[np.bool_] | None]
+Nullable: TypeAlias = tuple[NDArray[Any], NDArray[np.bool_] | None]
 
-_PARQUET_TYPES = frozenset("b1 i1 i2 i4 i8 u1 u2 u4 u8 f4 f8".split())
+_PARQUET_TYPES = frozenset(("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8"))
 # A list costs a repetition level a value (about 4 ns), so that wide rows are better as bytes; one- and
 # two-byte values are widened to four in a list, so that their limit is lower still.
 _LIST_LIMIT = 512

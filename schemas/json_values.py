@@ -58,7 +58,7 @@ def load_value(text: str | bytes) -> Any:
 
 
 def floats_to_json(values: NDArray[Any]) -> list[Any]:
-    """Nested lists of ``values``, with NaN and infinities as the strings that JSON readers everywhere take."""
+    """Nested lists of ``values``, NaN and infinities as the strings that any JSON reader takes."""
     listed: list[Any] = values.tolist()
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         return [_special_to_text(item) for item in listed]

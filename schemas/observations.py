@@ -1,7 +1,7 @@
 """Each observation is stored once: links from ``new_obs`` to a later row's ``obs``, and newest frames only.
 
-Within one row group, ``_next[i] = k > 0`` says that ``new_obs`` of row i is ``obs`` of row i + k; 0 that it is
-stored in the row; -1 that it is missing. Frame stacks (consecutive rows that share all but one frame) store
+Within one row group, ``_next[i] = k > 0`` says that ``new_obs`` of row i is ``obs`` of row i + k; 0 that it
+is stored in the row; -1 that it is missing. Frame stacks (consecutive rows that share all but one frame) store
 the newest frame of every row, and the older ones only where the overlap with the row before in the same
 stream does not hold. Both are used only where the bytes are equal, so that NaN and -0.0 survive.
 """
@@ -103,7 +103,7 @@ def resolve_links(distance: NDArray[np.int32], obs: NDArray[Any], stored: NDArra
 
 
 def detect_stack(values: NDArray[Any]) -> FrameStack | None:
-    """Whether the rows of a batch look like frame stacks: most share all but one frame with the row before."""
+    """Whether rows look like frame stacks: most share all but one frame with the row before."""
     if values.ndim < 4 or len(values) < 8:
         return None
     for axis in (values.ndim - 2, 0):

@@ -1,7 +1,7 @@
 """Shards as Parquet files: row groups to bytes and back, every byte under a CRC.
 
-The file is plain Parquet, open to any engine. What rlio adds lies in structure columns (``_next``, ``_stream``,
-``_batch``) and in the footer's metadata (``rlio.*``); docs/format.md describes both. No extension types, no
+The file is plain Parquet, open to any engine. What rlio adds lies in structure columns (``_next``,
+``_stream``, ``_batch``) and in the footer's metadata (``rlio.*``); docs/format.md describes both. No extension types, no
 ``ARROW:schema``: there is nothing for a hook to act on.
 
 Not here: files and names (`rlio.storage`), and rows in memory (`rlio.schemas.row_groups`).
@@ -10,7 +10,6 @@ Not here: files and names (`rlio.storage`), and rows in memory (`rlio.schemas.ro
 from __future__ import annotations
 
 import base64
-import json
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from numpy.typing import NDArray
 from rlio.columns import Columns
 from rlio.errors import OptionError
 from rlio.schemas.arrow import arrow_type, to_arrow
-from rlio.schemas.column import ColumnSpec
+from rlio.schemas.column import ColumnSpec, Nullable
 from rlio.schemas.observations import STORED, link, split_stack, successors
 from rlio.schemas.row_groups import RowGroup, partial_columns
 from rlio.schemas.schema import FORMAT_VERSION, Schema, canonical_json
@@ -319,8 +318,9 @@ def file_fields(schema: Schema) -> list[pa.Field]:
     ]
 
 
-def _at(column: Any, rows: NDArray[np.int64]) -> NDArray[Any]:
+def _at(column: Nullable, rows: NDArray[np.int64]) -> NDArray[Any]:
     """The values of the given rows of a column that others may lack."""
+    values: NDArray[Any]
     values, valid = column
     return values[rows] if valid is None else values[(np.cumsum(valid) - 1)[rows]]
 

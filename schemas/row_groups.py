@@ -75,8 +75,8 @@ class Piece:
 def pieces_of(batch: SampleBatch | MultiAgentBatch, schema: Schema, *, room: int) -> list[list[Piece]]:
     """Check a written batch and cut it into lists of pieces, each to lie within one row group.
 
-    Plain rows fill the open group's ``room`` first and are then cut every ``schema.group_rows``. A sequence is
-    never cut, and neither is a batch of several policies, so that a joint step stays together: there a row
+    Plain rows fill the open group's ``room`` first and are then cut every ``schema.group_rows``. A sequence
+    is never cut, and neither is a batch of several policies, so that a joint step stays together: there a row
     group may get longer than the schema's.
 
     Raises:
@@ -129,6 +129,13 @@ class GroupBuffer:
         self._valid: dict[str, NDArray[np.bool_]] = {}
         self._partial = partial_columns(schema)
         self._capacity = 0
+        self._stream = np.empty(0, np.int32)
+        self._policy = np.empty(0, np.int16)
+        self._missing = np.empty(0, np.bool_)
+        self._has_missing = False
+        self._batches: list[str | None] = []
+        self._units = 0
+        self._env_steps = 0
         self._reserve(schema.group_rows)
         self._clear()
 
@@ -208,10 +215,9 @@ class GroupBuffer:
                 dtype = np.dtype(object) if spec.kind == "text" else spec.numpy
                 self._arrays[name] = _grown(self._arrays.get(name), (capacity, *spec.shape), dtype)
                 self._valid[name] = _grown(self._valid.get(name), (capacity,), np.bool_)
-        old = self._capacity
-        self._stream = _grown(self._stream if old else None, (capacity,), np.int32)
-        self._policy = _grown(self._policy if old else None, (capacity,), np.int16)
-        self._missing = _grown(self._missing if old else None, (capacity,), np.bool_)
+        self._stream = _grown(self._stream, (capacity,), np.int32)
+        self._policy = _grown(self._policy, (capacity,), np.int16)
+        self._missing = _grown(self._missing, (capacity,), np.bool_)
         self._capacity = capacity
 
     def _clear(self) -> None:
@@ -222,7 +228,7 @@ class GroupBuffer:
                 self._valid[name][:] = False
         self._missing[:] = False
         self._has_missing = False
-        self._batches: list[str | None] = []
+        self._batches = []
         self._units = 0
         self._env_steps = 0
 
@@ -262,7 +268,7 @@ def _unpadded(batch: SampleBatch) -> SampleBatch:
         raise SchemaError(
             "a time-major batch cannot be written: its first axis is time, not rows; transpose it"
         )
-    if Columns.SEQ_LENS in batch.keys() and (np.asarray(batch[Columns.SEQ_LENS]) < 1).any():
+    if Columns.SEQ_LENS in batch and (np.asarray(batch[Columns.SEQ_LENS]) < 1).any():
         raise SchemaError("a sequence of no rows cannot be written; drop it", column=Columns.SEQ_LENS)
     return batch.unpad() if batch.zero_padded else batch
 

@@ -135,8 +135,8 @@ class PolicySchema:
         if len(names) != len(batch.keys()):
             extra = sorted(set(batch.keys()) - set(names))
             raise SchemaError(
-                f"column {extra[0]!r} is new: policy {policy!r} was written with {sorted(names)} before; give "
-                "every batch of one writer the same columns, or open another writer",
+                f"column {extra[0]!r} is new: policy {policy!r} was written with {sorted(names)} before; "
+                "give every batch of one writer the same columns, or open another writer",
                 column=extra[0],
             )
         return arrays
@@ -308,7 +308,7 @@ def rebuild(found: list[tuple[Path, Any]]) -> Any:
 def _leaves_of(batch: SampleBatch) -> tuple[Leaf, ...]:
     """The leaves of a batch, named as if there were no other policy."""
     found = []
-    for column in batch.keys():
+    for column in batch:
         if column in RESERVED:
             raise SchemaError(f"column {column!r} is the format's own; rename yours", column=column)
         for path, item in leaves(batch[column]):

@@ -81,8 +81,8 @@ class DecodedGroup:
     def values(self, leaf: Leaf, rows: NDArray[np.int64] | None) -> NDArray[Any]:
         """The values of one leaf for a policy's rows (all of its sequences, for a column of those)."""
         if leaf.column == Columns.NEXT_OBS_VALID:
-            valid_obs = self.distance != MISSING
-            return (valid_obs if rows is None else valid_obs[rows]).astype(leaf.spec.numpy)
+            present = self.distance != MISSING
+            return np.asarray(present if rows is None else present[rows], leaf.spec.numpy)
         if leaf.spec.kind == "none":
             count = self.info.rows if rows is None else len(rows)
             return np.empty((count, *leaf.spec.shape), leaf.spec.numpy)
@@ -295,7 +295,7 @@ def _read_stack(
     following: NDArray[np.int64],
     columns: dict[str, Nullable],
 ) -> Nullable:
-    """Stacks of every row (obs), or of the rows that store one (new_obs, whose overlap is with its own obs)."""
+    """Stacks of every row (obs), or of the rows that store one (new_obs, overlapping with its own obs)."""
     assert spec.stack is not None
     newest_spec, older_spec = stack_specs(spec)
     newest, valid = from_arrow(decoded[name], newest_spec)

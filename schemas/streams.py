@@ -145,7 +145,7 @@ class StreamTable:
         sums = [0.0] * len(first)
         if _is_numeric(rewards) and len(first):
             sums = np.add.reduceat(np.asarray(rewards, np.float64), first).tolist()
-        begins = t[first].tolist() if t is not None and _is_numeric(t) else [None] * len(first)
+        begins: list[Any] = t[first].tolist() if t is not None and _is_numeric(t) else [None] * len(first)
         lengths = (last - first + 1).tolist()
         for run, number in enumerate(numbers.tolist()):
             if table.rows[number] == 0:

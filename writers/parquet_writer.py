@@ -151,7 +151,8 @@ class ParquetWriter(OutputWriter):
 
     def _encode_group(self) -> None:
         """Move the collected rows into the open shard."""
-        assert self._buffer is not None and self._schema is not None
+        assert self._buffer is not None
+        assert self._schema is not None
         if self._encoder is None:
             self._encoder = ShardEncoder(
                 self._schema, compression=self._compression, provenance=self._provenance.text

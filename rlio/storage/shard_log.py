@@ -59,7 +59,7 @@ class ShardLog:
         self.writer_id = make_writer_id(worker_index) if writer_id is None else check_writer_id(writer_id)
         if writer_id is not None and self.storage.list(writer_dir(writer_id)):
             raise OptionError(
-                f"writer {writer_id!r} has rows there already: take another writer_id, or None for a fresh one",
+                f"writer {writer_id!r} has rows there already: take another writer_id, or None for a new one",
                 uri=self.storage.uri,
             )
         #: Rows handed over so far: the number of the next row.
@@ -106,7 +106,7 @@ class ShardLog:
             logger.info("stored %s: %d rows", self.storage.uri_of(ref.path), shard.rows)
 
     def try_publish(self) -> None:
-        """`publish`, for a caller whose rows are safe in the queue: failing is logged and tried again later."""
+        """`publish` for a caller whose rows are safe in the queue: a failure is logged and tried again."""
         try:
             self.publish()
         except PublishError as error:

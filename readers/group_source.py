@@ -1,0 +1,406 @@
+"""Row groups of a data set in an order: what `DatasetReader` cuts its batches from.
+
+A position is the number of a unit (step, sequence or joint step) within an epoch. Recorded order needs the
+footer of the shard it is in; shuffled order needs all footers once, to know how many units each group has.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples, count_units, split_units
+from rlio.columns import Columns
+from rlio.dataset import Dataset
+from rlio.errors import CorruptData, DataNotFound
+from rlio.interfaces import Batch, Unit
+from rlio.multi_agent import step_numbers
+from rlio.replay.order import WindowOrder, WindowRef
+from rlio.schemas.filling import Filling
+from rlio.storage.listing import Segment
+from rlio.storage.shards import OpenShard
+
+__all__ = ["GroupSource", "RecordedOrder", "WindowedOrder", "open_groups"]
+
+logger = logging.getLogger("rlio")
+
+T = TypeVar("T")
+
+# Footers of this many shards stay parsed; a window of row groups seldom spans more.
+_OPEN_SHARDS = 16
+
+
+@dataclass(frozen=True)
+class GroupOptions:
+    """What is read of each group.
+
+    Attributes:
+        columns: Logical columns; None: all.
+        skip_damage: Whether damage is counted and passed over instead of raised.
+        filling: Adds the columns that a shard lacks; None where none may be lacking.
+    """
+
+    columns: list[str] | None = None
+    skip_damage: bool = False
+    filling: Filling | None = None
+
+
+class _Shards:
+    """Opens shards and reads their groups; used from one thread at a time."""
+
+    def __init__(self, dataset: Dataset, options: GroupOptions) -> None:
+        self._dataset = dataset
+        self._options = options
+        self._open: OrderedDict[int, OpenShard] = OrderedDict()
+        self._damaged: set[tuple[int, int]] = set()
+        #: Rows lost to damage.
+        self.skipped = 0
+
+    @property
+    def segments(self) -> list[Segment]:
+        return self._dataset.segments
+
+    def open(self, segment: int) -> OpenShard | None:
+        """The shard of a segment; None if it is damaged as a whole, which is then counted."""
+        shard = self._open.get(segment)
+        if shard is None:
+            try:
+                shard = self._dataset.open_shard(self.segments[segment])
+            except (CorruptData, DataNotFound) as error:
+                self._lose(segment, -1, self.segments[segment].rows, error)
+                return None
+            self._open[segment] = shard
+            if len(self._open) > _OPEN_SHARDS:
+                self._open.popitem(last=False)
+        else:
+            self._open.move_to_end(segment)
+        return shard
+
+    def spans(self, segment: int, unit: Unit) -> list[tuple[int, int]]:
+        """(first unit, units) of each group, those cut off by the segment having none.
+
+        A shard that is damaged as a whole is one group of its rows: what is lost is counted when reached.
+        """
+        part = self.segments[segment]
+        shard = self.open(segment)
+        if shard is None:
+            return [(0, part.rows if unit == "steps" else 0)]
+        sizes = shard.rows if shard.units == shard.rows else shard.units
+        starts = [0, *accumulate(sizes)]
+        stop = part.skip + part.rows
+        if sizes is not shard.rows and (part.skip, stop) != (0, sum(shard.rows)):
+            raise CorruptData(
+                f"only rows {part.skip} to {stop - 1} of the shard are live: its {unit} cannot be cut there",
+                uri=self._dataset.storage.uri_of(part.ref.path),
+            )
+        if sizes is not shard.rows:
+            return [(0, size) for size in sizes]
+        clipped = [(max(a, part.skip), min(b, stop)) for a, b in pairwise(starts)]
+        return [
+            (max(a, part.skip) - start, max(b - a, 0)) for (a, b), start in zip(clipped, starts, strict=False)
+        ]
+
+    def read(self, segment: int, group: int) -> Batch | None:
+        """The rows of a group, filled up as the options say; None if they are lost."""
+        shard = self.open(segment)
+        if shard is None:
+            return None
+        try:
+            batch = shard.read(group, columns=self._columns(shard))
+        except CorruptData as error:
+            self._lose(segment, group, shard.rows[group], error)
+            return None
+        filling = self._options.filling
+        return batch if filling is None else filling.fill(batch)
+
+    def _columns(self, shard: OpenShard) -> list[str] | None:
+        """The wanted columns; with filling, those that this shard has."""
+        columns = self._options.columns
+        if columns is None or self._options.filling is None:
+            return columns
+        has = {column for policy in shard.schema.policies.values() for column in policy.columns}
+        return [column for column in columns if column in has]
+
+    def _lose(self, segment: int, group: int, rows: int, error: Exception) -> None:
+        """Count lost rows once, or raise."""
+        if not self._options.skip_damage:
+            raise error
+        if (segment, group) not in self._damaged:
+            self._damaged.add((segment, group))
+            self.skipped += rows
+            logger.warning("skipped %d rows: %s", rows, error)
+
+
+class _Ahead(Generic[T]):
+    """Loads in a background thread what will be wanted next, one item ahead."""
+
+    def __init__(self, load: Callable[[Any], T]) -> None:
+        self._load = load
+        self._pool: ThreadPoolExecutor | None = None
+        self._key: Hashable = None
+        self._future: Future[T] | None = None
+
+    def get(self, key: Any) -> T:
+        """The item of ``key``, from the background if it was announced."""
+        future, announced = self._future, self._key
+        self._future = self._key = None
+        if future is not None:
+            # Also where another item is wanted: the loader is not to run in two threads at once.
+            item = future.result() if announced == key else future.exception()
+            if announced == key:
+                return item  # type: ignore[return-value]  # The other branch gives an exception or None.
+        return self._load(key)
+
+    def announce(self, key: Any) -> None:
+        """Begin to load the item of ``key``."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="rlio-decode")
+        self._key, self._future = key, self._pool.submit(self._load, key)
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._pool = None
+            self._future = self._key = None
+
+
+class GroupSource(ABC):
+    """Units of an epoch by position."""
+
+    def __init__(self, dataset: Dataset, options: GroupOptions, unit: Unit) -> None:
+        self._shards = _Shards(dataset, options)
+        self.unit = unit
+        #: Units of an epoch.
+        self.total = 0
+        lost = dataset.missing_shards()
+        if options.skip_damage:
+            for uri, reason, rows in lost:
+                self._shards.skipped += rows
+                logger.warning("skipped %d rows of %s: the shard %s", rows, uri, reason)
+        else:
+            dataset.check()
+
+    @property
+    def skipped(self) -> int:
+        """Rows lost to damage so far."""
+        return self._shards.skipped
+
+    @abstractmethod
+    def units(self, epoch: int, start: int, stop: int) -> Iterator[Batch]:
+        """The units at positions ``start`` to ``stop - 1``; fewer where damage was skipped."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the background thread."""
+
+    def count(self, batch: Batch) -> int:
+        """Units of a batch."""
+        return count_units(batch, self.unit)
+
+
+class RecordedOrder(GroupSource):
+    """Writers by id, rows ascending."""
+
+    def __init__(self, dataset: Dataset, options: GroupOptions, unit: Unit, *, by_row: bool) -> None:
+        super().__init__(dataset, options, unit)
+        count = len(dataset.segments)
+        if by_row:
+            sizes = [segment.rows for segment in dataset.segments]
+        else:
+            sizes = [sum(size for _, size in self._shards.spans(index, unit)) for index in range(count)]
+        self._starts = [0, *accumulate(sizes)]
+        self.total = self._starts[-1]
+        self._ahead: _Ahead[_Group] = _Ahead(self._load)
+        self._group: _Group | None = None
+
+    def units(self, epoch: int, start: int, stop: int) -> Iterator[Batch]:
+        """See `GroupSource.units`. Slices are views of the group, which nobody else gets."""
+        while start < stop:
+            group = self._group
+            if group is None or not group.start <= start < group.stop:
+                group = self._group = self._ahead.get(start)
+                if group.stop < self.total:
+                    self._ahead.announce(group.stop)
+            end = min(stop, group.stop)
+            if group.batch is not None:
+                yield _cut(group.batch, start - group.start, end - group.start, self.unit)
+            start = end
+
+    def _load(self, position: int) -> _Group:
+        """The group that holds ``position``."""
+        segment = bisect_right(self._starts, position) - 1
+        start = self._starts[segment]
+        for index, (first, size) in enumerate(self._shards.spans(segment, self.unit)):
+            if position < start + size:
+                batch = self._shards.read(segment, index)
+                if batch is not None and (first, size) != (0, count_units(batch, self.unit)):
+                    batch = _cut(batch, first, first + size, self.unit)
+                return _Group(start, start + size, batch)
+            start += size
+        raise CorruptData(
+            "the shard holds fewer rows than its name says",
+            uri=self._shards.segments[segment].ref.path,
+        )
+
+    def close(self) -> None:
+        self._ahead.close()
+        self._group = None
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A decoded group at its place in the epoch; without a batch if it is lost."""
+
+    start: int
+    stop: int
+    batch: Batch | None
+
+
+@dataclass(frozen=True)
+class _Window:
+    """A decoded window: its units in recorded order, and where each is in the batch (-1: lost)."""
+
+    batch: Batch | None
+    place: NDArray[np.int64] | None
+
+
+class WindowedOrder(GroupSource):
+    """Windows of row groups permuted, units permuted within: `rlio.replay.order.WindowOrder`."""
+
+    def __init__(self, dataset: Dataset, options: GroupOptions, unit: Unit, *, seed: int) -> None:
+        super().__init__(dataset, options, unit)
+        self._groups: list[tuple[int, int, int, int]] = []
+        for segment in range(len(dataset.segments)):
+            for group, (first, size) in enumerate(self._shards.spans(segment, unit)):
+                if size:
+                    self._groups.append((segment, group, first, size))
+        self._order = self._order_of(seed)
+        self.total = len(self._order)
+        self._ahead: _Ahead[_Window] = _Ahead(self._load)
+        self._current: tuple[int, int] | None = None
+        self._window = _Window(None, None)
+        self._rows = np.empty(0, np.int64)
+
+    def reseed(self, seed: int) -> None:
+        """Take another seed: that of a saved state."""
+        self._order = self._order_of(seed)
+        self._current = None
+
+    def units(self, epoch: int, start: int, stop: int) -> Iterator[Batch]:
+        """See `GroupSource.units`. Batches are copies."""
+        while start < stop:
+            window = self._order.window_at(epoch, start)
+            self._enter(epoch, window)
+            end = min(stop, window.stop_position)
+            rows = self._rows[start - window.start_position : end - window.start_position]
+            if self._window.place is not None:
+                rows = self._window.place[rows]
+                rows = rows[rows >= 0]
+            if self._window.batch is not None and len(rows):
+                yield _take(self._window.batch, rows, self.unit)
+            start = end
+
+    def _enter(self, epoch: int, window: WindowRef) -> None:
+        """Make ``window`` the current one, and announce the one after it."""
+        if self._current == (epoch, window.index):
+            return
+        self._window = self._ahead.get(window.index)
+        self._rows = self._order.rows_in(epoch, window)
+        self._current = (epoch, window.index)
+        last = window.stop_position == self.total
+        following = (
+            self._order.window_at(epoch + 1, 0)
+            if last
+            else self._order.window_at(epoch, window.stop_position)
+        )
+        if following.index != window.index:
+            self._ahead.announce(following.index)
+
+    def _load(self, index: int) -> _Window:
+        groups = [self._groups[number] for number in self._order.groups_of(index)]
+        parts: list[Batch] = []
+        place: list[NDArray[np.int64]] = []
+        found = 0
+        for segment, group, first, size in groups:
+            batch = self._shards.read(segment, group)
+            if batch is None:
+                place.append(np.full(size, -1, np.int64))
+                continue
+            if (first, size) != (0, count_units(batch, self.unit)):
+                batch = _cut(batch, first, first + size, self.unit)
+            parts.append(batch)
+            place.append(np.arange(found, found + size))
+            found += size
+        whole = found == sum(len(numbers) for numbers in place)
+        joined = concat_samples(parts) if len(parts) > 1 else parts[0] if parts else None
+        return _Window(joined, None if whole else np.concatenate(place))
+
+    def _order_of(self, seed: int) -> WindowOrder:
+        return WindowOrder([size for *_, size in self._groups], seed=seed)
+
+    def close(self) -> None:
+        self._ahead.close()
+        self._window = _Window(None, None)
+        self._current = None
+
+
+def open_groups(dataset: Dataset, options: GroupOptions, *, seed: int | None) -> GroupSource:
+    """The groups of a data set in recorded order, or shuffled by ``seed``."""
+    schemas = dataset.schemas.values()
+    joint = any(schema.multi_agent for schema in schemas)
+    sequences = any(
+        policy.has_sequences and (options.columns is None or Columns.SEQ_LENS in options.columns)
+        for schema in schemas
+        for policy in schema.policies.values()
+    )
+    unit: Unit = "sequences" if sequences and not joint else "steps"
+    if seed is None:
+        return RecordedOrder(dataset, options, unit, by_row=not joint and not sequences)
+    return WindowedOrder(dataset, options, unit, seed=seed)
+
+
+def _cut(batch: Batch, start: int, stop: int, unit: Unit) -> Batch:
+    """Units ``start`` to ``stop - 1`` of a batch, as views."""
+    if unit == "sequences" and isinstance(batch, SampleBatch):
+        return batch.sequences(start, stop)
+    if isinstance(batch, SampleBatch):
+        return batch if start == 0 and stop == len(batch) else batch[start:stop]
+    tail = split_units(batch, start, unit)[1] if start else batch
+    return split_units(tail, stop - start, unit)[0]
+
+
+def _take(batch: Batch, units: NDArray[np.int64], unit: Unit) -> Batch:
+    """The given units of a batch in that order, as copies."""
+    if isinstance(batch, MultiAgentBatch):
+        numbers, count = step_numbers(batch)
+        rank = np.full(count, -1, np.int64)
+        rank[units] = np.arange(len(units))
+        chosen = {pid: _rows_by_rank(rank[numbers[pid]]) for pid in batch}
+        return MultiAgentBatch(
+            {pid: batch[pid][rows] for pid, rows in chosen.items() if len(rows)}, len(units)
+        )
+    if unit == "steps":
+        taken: SampleBatch = batch[units]
+        return taken
+    lengths = np.asarray(batch[Columns.SEQ_LENS], np.int64)
+    firsts = (np.cumsum(lengths) - lengths)[units]
+    lengths = lengths[units]
+    ends = np.cumsum(lengths)
+    rows = np.arange(int(ends[-1])) + np.repeat(firsts - (ends - lengths), lengths)
+    return batch._like(batch._map_rows(lambda leaf: leaf[rows], lambda leaf: leaf[units]))
+
+
+def _rows_by_rank(rank: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Rows whose step was chosen, in the order of the choice."""
+    rows = np.flatnonzero(rank >= 0)
+    return rows[np.argsort(rank[rows], kind="stable")]

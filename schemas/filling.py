@@ -1,0 +1,70 @@
+"""Columns that only some writers have, filled with zeros where a shard lacks them (``missing="fill"``)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import numpy as np
+
+from rlio.batch import MultiAgentBatch, SampleBatch
+from rlio.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
+from rlio.schemas.column import ColumnSpec
+from rlio.schemas.schema import Leaf, Schema, rebuild
+
+__all__ = ["Filling"]
+
+
+class Filling:
+    """Knows every column of every policy, and makes batches have them all, in one order.
+
+    Where an observation is filled, the bool column ``new_obs_valid`` is False, as for a missing final one.
+
+    Args:
+        schemas: Of all writers.
+        columns: The logical columns wanted; None: all.
+    """
+
+    def __init__(self, schemas: Iterable[Schema], *, columns: Collection[str] | None) -> None:
+        self._columns: dict[str, dict[str, list[Leaf]]] = {}
+        self._lacks_next: set[str] = set()
+        policies = [item for schema in schemas for item in schema.policies.items()]
+        for pid, policy in policies:
+            known = self._columns.setdefault(pid, {})
+            for column, leaves in policy.columns.items():
+                if (columns is None or column in columns) and not is_per_sequence(column):
+                    known.setdefault(column, leaves)
+        for pid, policy in policies:
+            if Columns.NEXT_OBS in self._columns[pid] and Columns.NEXT_OBS not in policy.columns:
+                self._lacks_next.add(pid)
+
+    def fill(self, batch: SampleBatch | MultiAgentBatch) -> SampleBatch | MultiAgentBatch:
+        """The batch with every column; its own arrays are kept."""
+        if isinstance(batch, MultiAgentBatch):
+            parts = {pid: self._fill(pid, part) for pid, part in batch.items()}
+            return MultiAgentBatch(parts, batch.env_steps())
+        return self._fill(DEFAULT_POLICY_ID, batch)
+
+    def _fill(self, pid: str, batch: SampleBatch) -> SampleBatch:
+        rows = len(batch)
+        filled = SampleBatch(
+            {
+                column: batch[column]
+                if column in batch
+                else rebuild([(leaf.path, _zeros(leaf.spec, rows)) for leaf in leaves])
+                for column, leaves in self._columns[pid].items()
+            }
+            | {column: batch[column] for column in batch if is_per_sequence(column)}
+        )
+        if pid in self._lacks_next and Columns.NEXT_OBS_VALID not in batch:
+            filled[Columns.NEXT_OBS_VALID] = np.full(rows, Columns.NEXT_OBS in batch)
+        return filled
+
+
+def _zeros(spec: ColumnSpec, rows: int) -> Any:
+    """Zeros, empty strings, or None for objects."""
+    if spec.kind == "json":
+        return np.full(rows, None, object)
+    if spec.kind == "text":
+        return np.full(rows, b"" if spec.dtype == "|S" else "", object if spec.dtype == "|O" else None)
+    return np.zeros((rows, *spec.shape), spec.numpy)
