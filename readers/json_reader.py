@@ -1,0 +1,366 @@
+"""`JsonReader`: RLlib's JSON recordings, from folders, globs, lists, URIs and zip files.
+
+One line is one record, and a record is what was one batch when it was written. Records are read in the order
+of the files, one at a time, or, shuffled, in another pseudo-random order each epoch.
+
+Not here: what a record may look like (`rlio.readers.rllib_json`), and data sets that rlio wrote
+(`rlio.readers.dataset_reader`).
+
+Example:
+    >>> from rlio.storage import Storage
+    >>> record = b'{"type": "SampleBatch", "obs": [[0.5], [1.0]], "rewards": [1.0, 1.0]}'
+    >>> Storage.open("memory://json-example").put("old.json", record)
+    >>> with JsonReader("memory://json-example", epochs=1) as reader:
+    ...     [batch["rewards"].tolist() for batch in reader]
+    [[1.0, 1.0]]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from array import array
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Generator, Mapping, Sequence
+from io import BytesIO
+from itertools import accumulate
+from typing import IO, Any, Protocol, Unpack
+
+from rlio.errors import CorruptData, DataNotFound, EndOfData, OptionError, SchemaError, UnsafeData
+from rlio.interfaces import Batch, JsonState, ReadKeywords, ReadOptions
+from rlio.readers.inputs import Cursor, Failures, RecordCursor, StoredReader, index_in, relocate
+from rlio.readers.line_files import READ_ERRORS, Line, LineFile, open_line_files, read_lines
+from rlio.readers.rllib_json import RllibDecoder
+from rlio.readers.space_arrays import Spaces, check_spaces
+from rlio.readers.uniform import Uniform
+from rlio.storage import InputFile, expand_inputs
+from rlio.storage.filesystem import StrPath
+from rlio.storage.names import HEADER
+
+__all__ = ["JsonReader", "LineDecoder"]
+
+logger = logging.getLogger("rlio")
+
+_SUFFIXES = (".json", ".jsonl", ".zip")
+_MAX_LINE_BYTES = 64 << 20
+_OPEN_FILES = 4
+# A shuffled zip member up to this size is held inflated: going back in one means inflating it from its start.
+_HELD_BYTES = 64 << 20
+
+
+class LineDecoder(Protocol):
+    """Turns a line into a batch; raises CorruptData or SchemaError, which need not know the place."""
+
+    def decode(self, line: bytes) -> Batch:
+        """The batch in ``line``."""
+
+
+class JsonReader(StoredReader):
+    """Reads RLlib's JSON recordings.
+
+    Without ``batch_size``, `sample` serves the records as they were written. Records are alike: one whose
+    columns, dtypes or shapes are not those of the first record that can be read is damaged. Rows keep the
+    dtypes of JSON (int64, float64, bool; packed columns have their own) unless ``spaces`` say otherwise;
+    legacy ``dones`` become ``terminateds``. Record number i of the order over all epochs belongs to rank i
+    modulo world.
+
+    Args:
+        inputs: A file, folder, glob or URI, or a list of those; of folders and zip files, every ``*.json``
+            and ``*.jsonl``, and every ``*.zip`` of a folder.
+        spaces: (observation space, action space), or policy id -> such a pair: gives obs, new_obs, actions
+            and prev_actions their structure and dtypes back.
+        max_line_bytes: Longer records are refused before they are parsed.
+        storage_options: Keywords of the fsspec filesystem.
+        keywords: See `ReadOptions`.
+
+    Attributes:
+        blank_lines: Blank lines that were passed over.
+
+    Raises:
+        DataNotFound: ``inputs`` name no file.
+        OptionError: An option is illegal, or ``inputs`` hold a data set of rlio.
+        CorruptData: A zip file is damaged. (UnsafeData: it would inflate memory.)
+    """
+
+    def __init__(
+        self,
+        inputs: StrPath | Sequence[StrPath],
+        *,
+        spaces: Spaces | None = None,
+        max_line_bytes: int = _MAX_LINE_BYTES,
+        storage_options: Mapping[str, Any] | None = None,
+        **keywords: Unpack[ReadKeywords],
+    ) -> None:
+        options = ReadOptions.of(keywords, reader="JsonReader")
+        check_spaces(spaces)
+        if max_line_bytes < 1:
+            raise OptionError(f"max_line_bytes={max_line_bytes}: a number of bytes, at least 1")
+        files = expand_inputs(inputs, suffixes=_SUFFIXES, storage_options=storage_options)
+        _refuse_data_sets(files)
+        lines = open_line_files(files)
+        decoder = RllibDecoder(options.columns, spaces=spaces)
+        self._records = _Records(lines, decoder, max_line_bytes)
+
+        def make_cursor(seed: int, failures: Failures) -> Cursor:
+            if options.shuffle:
+                return RecordCursor(
+                    _IndexedRecords(self._records, failures), options, seed=seed, failures=failures
+                )
+            return _StreamCursor(self._records, options, failures)
+
+        details = {"spaces": None if spaces is None else repr(spaces), "max_line_bytes": max_line_bytes}
+        super().__init__(options, files, make_cursor, details=details)
+        logger.info("JsonReader: %d files, of which the first is %s", len(lines), lines[0].uri)
+
+    @property
+    def blank_lines(self) -> int:
+        return self._records.blank_lines
+
+    def _close(self) -> None:
+        super()._close()
+        self._records.close()
+
+
+def _refuse_data_sets(files: Sequence[InputFile]) -> None:
+    for file in files:
+        if file.path.rsplit("/", 1)[-1] == HEADER:
+            raise OptionError("this is a data set of rlio: open its folder with DatasetReader", uri=file.uri)
+
+
+class _Records:
+    """Lines of files as batches, wherever in the files they are."""
+
+    def __init__(self, files: Sequence[LineFile], decoder: LineDecoder, limit: int) -> None:
+        self.files = files
+        self.limit = limit
+        self.blank_lines = 0
+        self._decoder = decoder
+        self._uniform: Uniform | None = None
+        #: Streams by number of the file, the one used last at the end.
+        self._streams: OrderedDict[int, IO[bytes]] = OrderedDict()
+
+    def lines(self, file: int, offset: int = 0, number: int = 0) -> Generator[Line, None, None]:
+        """The lines of a file from ``offset``; raises CorruptData if the file cannot be read on."""
+        with self.files[file].open() as stream:
+            try:
+                yield from read_lines(stream, offset=offset, number=number, limit=self.limit)
+            except READ_ERRORS as error:
+                raise CorruptData(f"damaged zip file: {error}", uri=self.files[file].uri) from error
+
+    def decode(self, file: int, line: Line) -> Batch:
+        """The batch in ``line``; raises CorruptData or SchemaError with the place."""
+        if self._uniform is None:
+            self._uniform = self._first_record()
+        try:
+            return self._uniform.conform(self._parse(line))
+        except (CorruptData, SchemaError) as error:
+            raise relocate(error, uri=self.files[file].uri, record=line.number) from error
+
+    def _parse(self, line: Line) -> Batch:
+        if line.data is None:
+            raise UnsafeData(
+                f"a line of {line.size} bytes, more than max_line_bytes={self.limit}: raise it if the "
+                "file is yours"
+            )
+        return self._decoder.decode(line.data)
+
+    def _first_record(self) -> Uniform:
+        """What records look like: the first that can be read, so that it depends on nothing but the files."""
+        uniform = Uniform()
+        for file in range(len(self.files)):
+            # What cannot be read here is reported when its turn comes.
+            with contextlib.suppress(CorruptData), contextlib.closing(self.lines(file)) as lines:
+                for line in lines:
+                    with contextlib.suppress(CorruptData, SchemaError):
+                        if line.data != b"":
+                            uniform.adopt(self._parse(line))
+                    if uniform:
+                        return uniform
+        return uniform
+
+    def line_at(self, file: int, offset: int, size: int, number: int) -> Line:
+        """The line at ``offset``, whose bytes are known to be ``size``."""
+        if size > self.limit:
+            return Line(number, None, size, offset + size)
+        try:
+            stream = self._stream(file)
+            stream.seek(offset)
+            (line,) = read_lines(BytesIO(stream.read(size)), number=number, limit=self.limit)
+        except (*READ_ERRORS, ValueError) as error:
+            raise CorruptData(
+                f"the line is not there any more: {error}", uri=self.files[file].uri, record=number
+            ) from error
+        return line
+
+    def _stream(self, file: int) -> IO[bytes]:
+        """An open stream of a file; the few used last stay open."""
+        if file in self._streams:
+            self._streams.move_to_end(file)
+            return self._streams[file]
+        stream = self.files[file].open()
+        if self.files[file].member is not None and (self.files[file].size or 0) <= _HELD_BYTES:
+            with stream:
+                stream = BytesIO(stream.read())
+        self._streams[file] = stream
+        if len(self._streams) > _OPEN_FILES:
+            self._streams.popitem(last=False)[1].close()
+        return stream
+
+    def close(self) -> None:
+        """Close the files."""
+        while self._streams:
+            self._streams.popitem()[1].close()
+
+
+class _IndexedRecords:
+    """Records in any order, through an index of their offsets: 24 bytes a record, made by one pass."""
+
+    def __init__(self, records: _Records, failures: Failures) -> None:
+        self._records = records
+        self._failures = failures
+        self._offsets = array("q")
+        self._sizes = array("q")
+        self._numbers = array("q")
+        #: Records up to the end of each file; empty until the index is made.
+        self._ends: list[int] = []
+
+    def count(self) -> int:
+        if not self._ends:
+            self._index()
+        return self._ends[-1]
+
+    def _index(self) -> None:
+        for column in (self._offsets, self._sizes, self._numbers):
+            del column[:]  # of an attempt that failed
+        counts = []
+        for file in range(len(self._records.files)):
+            before, at = len(self._offsets), 0
+            try:
+                for line in self._records.lines(file):
+                    if line.data == b"":
+                        self._records.blank_lines += 1
+                    else:
+                        self._offsets.append(at)
+                        self._sizes.append(line.size)
+                        self._numbers.append(line.number)
+                    at = line.end
+            except CorruptData as error:
+                # What came before the damage is there to be read.
+                self._failures.handle(error)
+            counts.append(len(self._offsets) - before)
+        self._ends = list(accumulate(counts))
+
+    def load(self, index: int) -> Batch:
+        file = bisect_right(self._ends, index)
+        line = self._records.line_at(file, self._offsets[index], self._sizes[index], self._numbers[index])
+        return self._records.decode(file, line)
+
+
+class _StreamCursor:
+    """Serves records in the order of the files, without an index; deals and resumes as `RecordCursor` does.
+
+    The position is a place in a file and the number of records before it in this epoch, and the number of the
+    record with which the next round of dealing begins.
+    """
+
+    def __init__(self, records: _Records, options: ReadOptions, failures: Failures) -> None:
+        self._records = records
+        self._options = options
+        self._failures = failures
+        self._lines: Generator[Line, None, None] | None = None
+        self._go_to(epoch=0, round_=0)
+
+    def _go_to(
+        self, *, epoch: int, round_: int, file: int = 0, offset: int = 0, line: int = 0, record: int = 0
+    ) -> None:
+        self._stop()
+        self._epoch, self._round = epoch, round_
+        self._file, self._offset, self._line, self._record = file, offset, line, record
+
+    def _stop(self) -> None:
+        if self._lines is not None:
+            self._lines.close()
+            self._lines = None
+
+    def next(self) -> Batch:
+        place = self.position()
+        try:
+            return self._serve()
+        except EndOfData:
+            raise
+        except BaseException:
+            # Nothing was served: the next call begins where this one did.
+            self.seek(place)
+            raise
+
+    def _serve(self) -> Batch:
+        while True:
+            if self._options.epochs is not None and self._epoch >= self._options.epochs:
+                raise EndOfData(f"all records were read {self._options.epochs} times")
+            line = self._next_record()
+            if line is None:
+                self._turn()
+                continue
+            if self._record <= self._round + self._options.shard[0]:
+                continue
+            try:
+                batch = self._records.decode(self._file, line)
+            except (CorruptData, SchemaError) as error:
+                self._failures.handle(error)
+                self._round += self._options.shard[1]
+                continue
+            self._failures.succeeded()
+            self._round += self._options.shard[1]
+            return batch
+
+    def _turn(self) -> None:
+        """Begin the next epoch."""
+        if self._record == 0:
+            raise DataNotFound("the files hold no record: expected at least one line of JSON")
+        if self._options.epochs is None:
+            self._failures.check_hope(self._record)
+        last = self._epoch + 1 == self._options.epochs
+        self._go_to(epoch=self._epoch + 1, round_=0 if last else self._round - self._record)
+
+    def _next_record(self) -> Line | None:
+        """The next line that is not blank; None at the end of the last file."""
+        while self._file < len(self._records.files):
+            if self._lines is None:
+                self._lines = self._records.lines(self._file, self._offset, self._line)
+            try:
+                for line in self._lines:
+                    self._offset, self._line = line.end, line.number + 1
+                    if line.data != b"":
+                        self._record += 1
+                        return line
+                    self._records.blank_lines += 1
+            except CorruptData as error:
+                self._failures.handle(error)
+            self._stop()
+            self._file, self._offset, self._line = self._file + 1, 0, 0
+        return None
+
+    def position(self) -> JsonState:
+        return {
+            "epoch": self._epoch,
+            "round": self._round,
+            "file": self._file,
+            "offset": self._offset,
+            "line": self._line,
+            "record": self._record,
+        }
+
+    def seek(self, position: JsonState) -> None:
+        files = len(self._records.files)
+        self._go_to(
+            epoch=index_in(position, "epoch"),
+            round_=index_in(position, "round"),
+            file=index_in(position, "file", files + 1),
+            offset=index_in(position, "offset"),
+            line=index_in(position, "line"),
+            record=index_in(position, "record"),
+        )
+
+    def close(self) -> None:
+        self._stop()

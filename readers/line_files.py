@@ -1,0 +1,217 @@
+r"""Files of lines, plain or within zip files: read in pieces, from any line on, never as a whole.
+
+A zip file is read member by member where it lies, and never extracted; members that are not JSON are passed
+over.
+
+Example:
+    >>> from rlio.storage import Storage, expand_inputs
+    >>> Storage.open("memory://lines-example").put("a.json", b"{}\n\n{}")
+    >>> (file,) = open_line_files(expand_inputs("memory://lines-example/a.json"))
+    >>> with file.open() as stream:
+    ...     [(line.number, line.data, line.end) for line in read_lines(stream)]
+    [(0, b'{}', 3), (1, b'', 4), (2, b'{}', 6)]
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import IO, NamedTuple
+
+from rlio.errors import CorruptData, DataNotFound, UnsafeData, excerpt
+from rlio.storage import InputFile, open_input
+
+__all__ = ["READ_ERRORS", "Line", "LineFile", "open_line_files", "read_lines"]
+
+logger = logging.getLogger("rlio")
+
+#: What reading a damaged zip member raises.
+READ_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError)
+
+_CHUNK = 1 << 20
+_MEMBER_SUFFIXES = (".json", ".jsonl")
+_MAX_MEMBERS = 100_000
+# No text shrinks a thousandfold; files below the second limit harm nobody.
+_MAX_RATIO = 1000
+_RATIO_FREE_BYTES = 64 << 20
+_ENCRYPTED = 1
+
+
+class Line(NamedTuple):
+    """A line of a file.
+
+    Attributes:
+        number: Of the line in its file, from 0.
+        data: Its bytes, without the line end; None if there are more than the limit.
+        size: How many bytes it has.
+        end: Offset of the next line.
+    """
+
+    number: int
+    data: bytes | None
+    size: int
+    end: int
+
+
+@dataclass(frozen=True)
+class LineFile:
+    """A file of lines, or a member of a zip file.
+
+    Attributes:
+        uri: For messages.
+        file: The file, or the zip file.
+        member: The member's name within the zip file; never used as a path.
+        size: Bytes, if known.
+    """
+
+    uri: str
+    file: InputFile
+    member: str | None = None
+    size: int | None = None
+
+    def open(self) -> IO[bytes]:
+        """Open it at its start; the caller closes it."""
+        stream = open_input(self.file)
+        if self.member is None:
+            return stream
+        try:
+            archive = zipfile.ZipFile(stream)
+            return _Member(archive, archive.open(self.member), stream)
+        except BaseException as error:
+            stream.close()
+            if isinstance(error, (*READ_ERRORS, NotImplementedError, RuntimeError, KeyError)):
+                raise CorruptData(f"damaged zip file: {error}", uri=self.uri) from error
+            raise
+
+
+class _Member(io.BufferedReader):
+    """A member of a zip file that closes the zip file with itself."""
+
+    def __init__(self, archive: zipfile.ZipFile, member: IO[bytes], stream: IO[bytes]) -> None:
+        # A member has all of RawIOBase's methods; its declared type says IO, which typeshed does not relate.
+        super().__init__(member)  # type: ignore[arg-type]
+        self._archive = archive
+        self._stream = stream
+
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            self._archive.close()
+            self._stream.close()
+
+
+def open_line_files(files: Sequence[InputFile]) -> list[LineFile]:
+    """The files to read lines from: ``files`` themselves, and the JSON members of those that are zip files.
+
+    Raises:
+        CorruptData: A zip file is damaged.
+        UnsafeData: A member would inflate a thousandfold, or there are too many.
+        DataNotFound: A zip file holds no JSON.
+    """
+    found: list[LineFile] = []
+    for file in files:
+        if file.uri.lower().endswith(".zip"):
+            found.extend(_members(file))
+        else:
+            found.append(LineFile(file.uri, file, None, file.size))
+    _warn_of_twins(found)
+    return found
+
+
+def _members(file: InputFile) -> Iterable[LineFile]:
+    with open_input(file) as stream:
+        try:
+            with zipfile.ZipFile(stream) as archive:
+                infos = archive.infolist()
+        except (*READ_ERRORS, NotImplementedError, UnicodeError) as error:
+            raise CorruptData(f"damaged zip file: {error}", uri=file.uri) from error
+    if len(infos) > _MAX_MEMBERS:
+        raise UnsafeData(f"{len(infos)} members: more than {_MAX_MEMBERS} in one zip file", uri=file.uri)
+    chosen = [info for info in infos if _is_json(info)]
+    if not chosen:
+        names = ", ".join(excerpt(info.filename, 80) for info in infos[:8]) or "nothing"
+        raise DataNotFound(f"no JSON in the zip file: it holds {names}", uri=file.uri)
+    return [
+        LineFile(_check_member(info, file), file, info.filename, info.file_size)
+        for info in sorted(chosen, key=lambda info: info.filename)
+    ]
+
+
+def _is_json(info: zipfile.ZipInfo) -> bool:
+    base = info.filename.rsplit("/", 1)[-1]
+    # "__MACOSX/._x.json" and the like are what a file manager adds.
+    return not info.is_dir() and base.lower().endswith(_MEMBER_SUFFIXES) and not base.startswith(".")
+
+
+def _check_member(info: zipfile.ZipInfo, file: InputFile) -> str:
+    """The member's URI, if it may be read. No member yields more bytes than it declares."""
+    uri = f"{file.uri}!{excerpt(info.filename)[1:-1]}"
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise UnsafeData(
+            f"compression method {info.compress_type}: stored and deflated members are read", uri=uri
+        )
+    if info.flag_bits & _ENCRYPTED:
+        raise UnsafeData("an encrypted member: decrypt it first", uri=uri)
+    if info.file_size > _RATIO_FREE_BYTES and info.file_size > _MAX_RATIO * max(info.compress_size, 1):
+        raise UnsafeData(
+            f"{info.compress_size} bytes would inflate to {info.file_size}, more than a thousandfold", uri=uri
+        )
+    return uri
+
+
+def _warn_of_twins(files: Sequence[LineFile]) -> None:
+    """Warn where a member of a zip file lies beside it too: RLlib's reader used to extract them there."""
+    plain = {(file.uri, file.size) for file in files if file.member is None}
+    for file in files:
+        if file.member is not None:
+            folder = file.file.uri.rpartition("/")[0]
+            if (f"{folder}/{file.member}", file.size) in plain:
+                logger.warning(
+                    "%s lies beside the zip file too, with as many bytes: both are read; name only one of "
+                    "them if it is the same recording",
+                    file.uri,
+                )
+
+
+def read_lines(
+    stream: IO[bytes], *, offset: int = 0, number: int = 0, limit: int = 64 << 20
+) -> Iterator[Line]:
+    """Yield the lines of ``stream`` from ``offset``, which begins line ``number``.
+
+    Lines end with a newline, carriage returns before it dropped; the last line needs none. A byte-order mark
+    at the file's start is dropped. At most ``limit`` bytes of a line, and one piece of the file, are in memory.
+    """
+    if offset:
+        stream.seek(offset)
+    at = offset
+    parts: list[bytes] = []
+    size = 0
+    while chunk := stream.read(_CHUNK):
+        start = 0
+        while (newline := chunk.find(b"\n", start)) >= 0:
+            size += newline - start
+            parts.append(chunk[start:newline])
+            at += size + 1
+            yield _line(number, parts if size <= limit else None, size, at)
+            number, parts, size, start = number + 1, [], 0, newline + 1
+        size += len(chunk) - start
+        if size <= limit:
+            parts.append(chunk[start:])
+        else:
+            parts = []
+    if size:
+        yield _line(number, parts if size <= limit else None, size, at + size)
+
+
+def _line(number: int, parts: list[bytes] | None, size: int, end: int) -> Line:
+    if parts is None:
+        return Line(number, None, size, end)
+    data = parts[0] if len(parts) == 1 else b"".join(parts)
+    if number == 0 and data.startswith(b"\xef\xbb\xbf"):
+        data = data[3:]
+    return Line(number, data.strip(), size, end)

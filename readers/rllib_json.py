@@ -1,0 +1,435 @@
+"""RLlib's records: one JSON object a line, turned into a batch.
+
+Every form that RLlib has written since 2019 is known: with and without ``type``, one step a line, wrapped in
+``value``, multi-agent, packed columns, ``dones``. What JSON lost comes back where ``spaces`` say what it was;
+without them lists become arrays as NumPy makes them (int64, float64, bool), and text and infos object arrays.
+
+Not here: where the lines come from (`rlio.readers.json_reader`), what is in a packed column
+(`rlio.readers.packed`).
+
+Example:
+    >>> line = b'{"type": "SampleBatch", "obs": [[0.5], [1.0]], "dones": [false, true]}'
+    >>> RllibDecoder().decode(line)
+    SampleBatch(2 steps: obs float64 (2, 1), terminateds bool (2,))
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.arrays import object_column
+from rlio.batch import MultiAgentBatch, SampleBatch
+from rlio.columns import DEFAULT_POLICY_ID, STATE_IN_PREFIX, Columns, is_per_sequence
+from rlio.errors import CorruptData, MissingColumn, SchemaError, UnsafeData, excerpt
+from rlio.interfaces import Batch
+from rlio.nested import leaves
+from rlio.readers.packed import Limits, is_packed, unpack
+from rlio.readers.space_arrays import Spaces, fit_space, space_of
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+__all__ = ["RllibDecoder", "map_done_columns", "parse_line", "wanted_columns"]
+
+Array: TypeAlias = NDArray[Any]
+
+# Lists and objects in one line: each costs some 60 bytes, so that a line of empty ones takes 30 times its
+# size. Frames of 84x84x4 written out as text have one list in 18 characters, so that the line limit is first.
+_MAX_CONTAINERS = 4_000_000
+
+# Columns of numbers that are not whole by nature: a logger's [1, 1] and [0.5, 1] are the same column.
+_FLOATS = frozenset(
+    (
+        Columns.REWARDS,
+        Columns.PREV_REWARDS,
+        Columns.ACTION_DIST_INPUTS,
+        Columns.ACTION_LOGP,
+        Columns.ACTION_PROB,
+        Columns.VF_PREDS,
+        Columns.ADVANTAGES,
+        Columns.VALUE_TARGETS,
+        Columns.WEIGHTS,
+    )
+)
+_FLAGS = frozenset((Columns.TERMINATEDS, Columns.TRUNCATEDS, Columns.DONES, Columns.NEXT_OBS_VALID))
+# A record of one step has numbers here where others have lists.
+_SCALARS = (
+    *(Columns.REWARDS, Columns.DONES, Columns.TERMINATEDS, Columns.TRUNCATEDS),
+    *(Columns.T, Columns.EPS_ID, Columns.UNROLL_ID, Columns.AGENT_INDEX),
+)
+_EXPECTED = frozenset((Columns.OBS, Columns.ACTIONS, *_SCALARS))
+_SPECIAL_FLOATS = {"NaN": np.nan, "Infinity": np.inf, "-Infinity": -np.inf}
+# Half of a two-part character, escaped: Python reads it, nothing can write it again.
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+def parse_line(line: bytes) -> dict[str, Any]:
+    """The JSON object in ``line``.
+
+    Raises:
+        CorruptData: It is no JSON object in UTF-8, or names a key twice.
+        UnsafeData: It would take many times its size in memory.
+    """
+    if line.count(b"[") + line.count(b"{") > _MAX_CONTAINERS:
+        raise UnsafeData(
+            f"a line of {len(line)} bytes with more than {_MAX_CONTAINERS} lists: split the record"
+        )
+    try:
+        record = json.loads(line.decode("utf-8"), object_pairs_hook=_unique)
+        if _SURROGATE.search(line):
+            json.dumps(record, ensure_ascii=False).encode("utf-8")
+    except UnicodeError as error:
+        raise CorruptData(
+            f"not text in UTF-8: {error.reason if hasattr(error, 'reason') else error}"
+        ) from error
+    except RecursionError as error:
+        raise UnsafeData("JSON nested too deeply to be a record") from error
+    except ValueError as error:
+        raise CorruptData(f"not a JSON record: {excerpt(str(error))}; found {excerpt(line, 80)}") from error
+    if not isinstance(record, dict):
+        raise CorruptData(f"expected a JSON object of columns, found a {type(record).__name__}")
+    return record
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose keys differ: of two values for one column, neither can be trusted."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise CorruptData(f"the key {excerpt(key)} occurs twice in one object")
+            seen.add(key)
+    return found
+
+
+def wanted_columns(columns: list[str] | None) -> frozenset[str] | None:
+    """The columns to decode for a user who asked for ``columns``; None: all."""
+    if columns is None:
+        return None
+    wanted = set(columns)
+    if Columns.DONES in wanted:
+        wanted |= {Columns.TERMINATEDS, Columns.TRUNCATEDS}
+    if wanted & {Columns.TERMINATEDS, Columns.TRUNCATEDS}:
+        wanted.add(Columns.DONES)  # as which older files have them
+    if any(name.startswith(STATE_IN_PREFIX) for name in wanted):
+        wanted.add(Columns.SEQ_LENS)  # without which recurrent states belong to no rows
+    return frozenset(wanted)
+
+
+@dataclass(frozen=True)
+class _Record:
+    """What is known of a record while its columns are converted."""
+
+    one_step: bool
+    #: Whether infinities are there because somebody wrote them, not because a number was too large.
+    infinite: bool
+
+
+class RllibDecoder:
+    """Turns RLlib's records into batches.
+
+    Args:
+        columns: Columns to decode, others are not even unpacked; None: all.
+        spaces: (observation space, action space), or policy id -> such a pair: obs, new_obs, actions and
+            prev_actions get their structure and dtypes.
+        limits: What a packed column may ask for.
+    """
+
+    def __init__(
+        self,
+        columns: list[str] | None = None,
+        *,
+        spaces: Spaces | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self._asked = columns
+        self._wanted = wanted_columns(columns)
+        self._spaces = spaces
+        self._limits = limits or Limits()
+
+    def decode(self, line: bytes) -> Batch:
+        """The batch in one line.
+
+        Raises:
+            CorruptData: The line is damaged. (UnsafeData: it asks for more than data may.)
+            SchemaError: Its columns do not fit each other or ``spaces``. (MissingColumn: one is absent.)
+        """
+        return self.decode_record(parse_line(line), infinite=b"Infinity" in line)
+
+    def decode_record(self, record: Mapping[str, Any], *, infinite: bool = True) -> Batch:
+        """The batch in a record that is parsed already; see `decode`."""
+        if record.keys() == {"value"} and isinstance(record["value"], dict):
+            record = record["value"]
+        kind = record.get("type")
+        if kind == "MultiAgentBatch":
+            return self._multi_agent(record, infinite)
+        if kind not in (None, "SampleBatch"):
+            raise CorruptData(
+                f"a record of type {excerpt(kind)}: expected 'SampleBatch', 'MultiAgentBatch' or no type"
+            )
+        columns = {name: value for name, value in record.items() if name != "type"}
+        return self._batch(columns, DEFAULT_POLICY_ID, infinite)
+
+    def _multi_agent(self, record: Mapping[str, Any], infinite: bool) -> MultiAgentBatch:
+        steps, policies = record.get("count"), record.get("policy_batches")
+        if type(steps) is not int or not 0 <= steps < 2**48:
+            raise CorruptData(f"count, the record's environment steps, is {excerpt(steps)}")
+        if not isinstance(policies, dict) or not all(
+            isinstance(b, dict) for b in policies.values() if b is not None
+        ):
+            raise CorruptData(f"policy_batches is {excerpt(policies, 80)}: expected policy id -> columns")
+        batches = {}
+        for policy, columns in policies.items():
+            if columns is not None:
+                batches[policy] = self._batch(columns, policy, infinite)
+        return MultiAgentBatch(batches, steps)
+
+    def _batch(self, columns: Mapping[str, Any], policy: str, infinite: bool) -> SampleBatch:
+        columns = {name: value for name, value in columns.items() if value is not None}
+        if not _EXPECTED & columns.keys():
+            names = ", ".join(excerpt(name, 40) for name in list(columns)[:8]) or "nothing"
+            raise CorruptData(
+                f"no record of experience: found {names}; expected obs, actions, rewards and the like"
+            )
+        one_step = any(
+            type(columns[name]) in (bool, int, float)
+            or (type(columns[name]) is str and name == Columns.EPS_ID)
+            for name in _SCALARS
+            if name in columns
+        )
+        context = _Record(one_step, infinite)
+        spaces = space_of(self._spaces, policy)
+        arrays = {
+            name: self._column(name, value, spaces.get(name), context)
+            for name, value in columns.items()
+            if self._wanted is None or name in self._wanted
+        }
+        map_done_columns(arrays)
+        self._check_asked(arrays)
+        rows = _check_rows(arrays)
+        return _make_batch(arrays, rows)
+
+    def _check_asked(self, arrays: Mapping[str, Any]) -> None:
+        for name in self._asked or ():
+            found = name in arrays or (
+                name == Columns.DONES and bool({Columns.TERMINATEDS, Columns.TRUNCATEDS} & arrays.keys())
+            )
+            if not found:
+                raise MissingColumn("a column that was asked for is not in the record", column=name)
+
+    # ---- one column ----
+
+    def _column(self, name: str, value: Any, space: gym.Space[Any] | None, context: _Record) -> Any:
+        try:
+            value = self._unpacked(value, context)
+            if space is not None:
+                return fit_space(value, space, lambda leaf: _to_array(name, leaf, context))
+            return _convert(name, value, context)
+        except (SchemaError, CorruptData) as error:
+            if error.column is not None:
+                raise
+            raise type(error)(str(error), column=name) from error
+
+    def _unpacked(self, value: Any, context: _Record) -> Any:
+        """``value`` with packed text replaced by arrays; a one-step record's get their row axis."""
+        if is_packed(value):
+            found = unpack(value, limits=self._limits)
+            return _add_rows(found) if context.one_step else found
+        if isinstance(value, list) and value and is_packed(value[0]) and all(map(is_packed, value)):
+            # One blob a row, as RLlib's `compress()` leaves them.
+            return _stack([unpack(item, limits=self._limits) for item in value])
+        if isinstance(value, dict):
+            return {key: self._unpacked(item, context) for key, item in value.items()}
+        return value
+
+
+def _add_rows(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _add_rows(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_add_rows(item) for item in value)
+    return np.asarray(value)[None]
+
+
+def _stack(rows: list[Any]) -> Any:
+    """Rows, each an array or a dict or tuple of arrays, as one array or a dict or tuple of arrays."""
+    first = rows[0]
+    if isinstance(first, dict):
+        if any(not isinstance(row, dict) or row.keys() != first.keys() for row in rows):
+            raise SchemaError("packed rows of unlike structure")
+        return {key: _stack([row[key] for row in rows]) for key in first}
+    if isinstance(first, tuple):
+        if any(not isinstance(row, tuple) or len(row) != len(first) for row in rows):
+            raise SchemaError("packed rows of unlike structure")
+        return tuple(_stack([row[i] for row in rows]) for i in range(len(first)))
+    arrays = [np.asarray(row) for row in rows]
+    unlike = {(array.dtype.str, array.shape) for array in arrays}
+    if len(unlike) > 1:
+        raise SchemaError(f"packed rows of unlike dtype or shape: {sorted(map(str, unlike))[:4]}")
+    return np.stack(arrays)
+
+
+def _convert(name: str, value: Any, context: _Record) -> Any:
+    """A column without a space, as nested as it was written."""
+    if isinstance(value, dict) and not (context.one_step and name == Columns.INFOS):
+        if not value and context.one_step:
+            return object_column([value])
+        return {_key(key): _convert(name, item, context) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_convert(name, item, context) for item in value)
+    return _to_array(name, value, context)
+
+
+def _key(key: Any) -> str:
+    if type(key) is not str:
+        raise SchemaError(f"a nested column with the key {excerpt(key)}: expected text")
+    return key
+
+
+def _to_array(name: str, value: Any, context: _Record) -> Array:
+    """A leaf with its row axis first."""
+    if isinstance(value, np.ndarray):
+        array = value
+        if array.ndim == 0 or (array.dtype == object and array.ndim > 1):
+            raise SchemaError(f"an array of shape {array.shape} and dtype {array.dtype} has no rows")
+    else:
+        if context.one_step:
+            value = [value]
+        elif not isinstance(value, list):
+            raise SchemaError(f"expected a list with one item a row, found {excerpt(value, 80)}")
+        array = object_column(value) if name == Columns.INFOS else _from_list(name, value, context)
+    if name in _FLAGS and array.dtype != np.bool_:
+        if array.dtype.kind not in "iuf" or not np.isin(array, (0, 1)).all():
+            raise SchemaError(f"expected true and false, found {excerpt(array[:4].tolist())}")
+        return array.astype(np.bool_)
+    if name in _FLOATS and array.dtype.kind in "iu":
+        return array.astype(np.float64)
+    return array
+
+
+def _from_list(name: str, rows: list[Any], context: _Record) -> Array:
+    try:
+        array = np.array(rows)
+    except (ValueError, OverflowError) as error:
+        raise SchemaError(
+            f"rows of unlike shape, {excerpt(rows, 80)}: an array needs rows of one shape; if the column "
+            "is a tuple of parts, give spaces="
+        ) from error
+    kind = array.dtype.kind
+    if kind == "U":
+        return _from_text(name, rows, array, context)
+    if kind == "O":
+        if array.ndim == 1 and not any(isinstance(row, (int, float)) for row in rows):
+            return object_column(rows)
+        raise SchemaError(
+            f"numbers beside null or others, or integers of more than 64 bits: {excerpt(rows, 80)}; write "
+            "NaN for a missing number"
+        )
+    if kind == "f" and array.size:
+        return _check_floats(rows, array, context)
+    return array
+
+
+def _from_text(name: str, rows: list[Any], array: Array, context: _Record) -> Array:
+    """Text, one string a row; or floats, some of which are the words for what JSON has no number for."""
+    words = np.isin(array, tuple(_SPECIAL_FLOATS))
+    if array.ndim == 1 and all(type(row) is str for row in rows) and not (name in _FLOATS and words.all()):
+        return object_column(rows)
+    numbers = np.array(_replace_words(rows))
+    if numbers.dtype.kind != "f":
+        raise SchemaError(f"text among numbers: {excerpt(rows, 80)}")
+    return _check_floats(rows, numbers, _Record(context.one_step, True))
+
+
+def _replace_words(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_replace_words(item) for item in value]
+    if isinstance(value, str):
+        if value not in _SPECIAL_FLOATS:
+            raise SchemaError(f"text among numbers: {excerpt(value, 80)}")
+        return _SPECIAL_FLOATS[value]
+    return value
+
+
+def _check_floats(rows: list[Any], array: Array, context: _Record) -> Array:
+    """Refuse what became a float on the way: integers of 64 bits and more, and numbers beyond any float."""
+    with np.errstate(invalid="ignore"):
+        large = np.abs(array) >= 2.0**63
+    if not large.any():
+        return array
+    if not context.infinite and np.isinf(array).any():
+        raise CorruptData("a number too large for a float")
+    flat = np.array(rows, object).ravel()[large.ravel()]
+    if any(type(item) is int for item in flat):
+        whole = np.array(rows, object).ravel()
+        if all(type(item) is int and 0 <= item < 2**64 for item in whole):
+            return np.array(rows, np.uint64)
+        raise SchemaError(f"integers of more than 64 bits: {excerpt(rows, 80)}")
+    return array
+
+
+# ---- the batch ----
+
+
+def map_done_columns(columns: dict[str, Any]) -> None:
+    """Replace the ``dones`` of older files, in place: they become ``terminateds``, less those truncated.
+
+    Raises:
+        SchemaError: There are ``terminateds`` too, and they say something else.
+    """
+    if Columns.DONES not in columns:
+        return
+    dones = columns.pop(Columns.DONES)
+    terminateds, truncateds = columns.get(Columns.TERMINATEDS), columns.get(Columns.TRUNCATEDS)
+    others = [flags for flags in (terminateds, truncateds) if flags is not None]
+    if any(np.shape(flags) != np.shape(dones) for flags in others):
+        raise SchemaError(
+            f"dones has shape {np.shape(dones)}, unlike the flags beside it", column=Columns.DONES
+        )
+    if terminateds is None:
+        columns[Columns.TERMINATEDS] = dones if truncateds is None else dones & ~truncateds
+    elif truncateds is not None and not np.array_equal(dones, terminateds | truncateds):
+        raise SchemaError(
+            "dones is not terminateds or truncateds: one of them is wrong", column=Columns.DONES
+        )
+    elif truncateds is None and not np.array_equal(dones, terminateds):
+        # Done and not terminated is truncated.
+        if (terminateds & ~dones).any():
+            raise SchemaError("a row is terminated and not done", column=Columns.DONES)
+        columns[Columns.TRUNCATEDS] = dones & ~terminateds
+
+
+def _check_rows(arrays: Mapping[str, Any]) -> int:
+    """Number of rows, on which all columns agree."""
+    first: tuple[str, int] | None = None
+    for name, column in arrays.items():
+        if is_per_sequence(name):
+            continue
+        for _, leaf in leaves(column):
+            if first is None:
+                first = (name, len(leaf))
+            elif len(leaf) != first[1]:
+                raise SchemaError(
+                    f"{len(leaf)} rows where column {excerpt(first[0], 40)} has {first[1]}; if it is a tuple "
+                    "of parts, give spaces=",
+                    column=name,
+                )
+    return 0 if first is None else first[1]
+
+
+def _make_batch(arrays: dict[str, Any], rows: int) -> SampleBatch:
+    lengths = arrays.get(Columns.SEQ_LENS)
+    if lengths is not None and lengths.dtype.kind in "iu" and len(lengths) and rows != int(lengths.sum()):
+        longest, over = divmod(rows, len(lengths))
+        if not over and int(lengths.max()) <= longest:
+            # RLlib wrote padded batches without saying so: each sequence has as many rows.
+            return SampleBatch(arrays, zero_padded=True, max_seq_len=longest)
+    return SampleBatch(arrays)

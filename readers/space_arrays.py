@@ -1,0 +1,170 @@
+"""Columns read back into the structure and dtypes of a gymnasium space, which text formats do not keep.
+
+Example:
+    >>> import gymnasium as gym
+    >>> space = gym.spaces.Dict(position=gym.spaces.Box(-1, 1, (2,)), mode=gym.spaces.Discrete(3))
+    >>> column = fit_space({"position": [[0, 1], [1, 0]], "mode": [2, 0]}, space, np.array)
+    >>> column["position"].dtype, column["mode"].tolist()
+    (dtype('float32'), [2, 0])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.arrays import object_column
+from rlio.columns import DEFAULT_POLICY_ID, Columns
+from rlio.errors import OptionError, SchemaError, excerpt
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+__all__ = ["Spaces", "check_spaces", "fit_space", "space_of"]
+
+Array: TypeAlias = NDArray[Any]
+#: (observation space, action space), or policy id -> such a pair.
+Spaces: TypeAlias = (
+    "tuple[gym.Space[Any], gym.Space[Any]] | Mapping[str, tuple[gym.Space[Any], gym.Space[Any]]]"
+)
+
+
+def check_spaces(spaces: Spaces | None) -> None:
+    """Raise OptionError unless ``spaces`` is what readers take."""
+    if spaces is None:
+        return
+    import gymnasium as gym
+
+    pairs = list(spaces.values()) if isinstance(spaces, Mapping) else [spaces]
+    for pair in pairs:
+        if not (isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(s, gym.Space) for s in pair)):
+            raise OptionError(
+                f"spaces={excerpt(spaces)}: expected (observation_space, action_space), or a dict from "
+                "policy id to such a pair"
+            )
+
+
+def space_of(spaces: Spaces | None, policy: str) -> dict[str, gym.Space[Any]]:
+    """Column -> space for the batches of ``policy``; empty where nothing is known of it."""
+    if isinstance(spaces, Mapping):
+        pair = spaces.get(policy)
+        if pair is None and policy == DEFAULT_POLICY_ID and len(spaces) == 1:
+            (pair,) = spaces.values()
+    else:
+        pair = spaces
+    if pair is None:
+        return {}
+    observation, action = pair
+    return {
+        Columns.OBS: observation,
+        Columns.NEXT_OBS: observation,
+        Columns.ACTIONS: action,
+        Columns.PREV_ACTIONS: action,
+    }
+
+
+def fit_space(value: Any, space: gym.Space[Any], to_array: Callable[[Any], Array]) -> Any:
+    """``value`` as columns of ``space``.
+
+    Args:
+        value: Lists or arrays with the rows first; for a Dict or Tuple space nested likewise (a tuple may be
+            a list), or one flat vector a row, as gymnasium's `flatten` makes them.
+        space: Any space; those of objects (Text, Graph, Sequence, OneOf) give object arrays.
+        to_array: Turns one leaf into an array, rows first.
+
+    Raises:
+        SchemaError: ``value`` has another structure or shape, or values that the dtype cannot hold.
+    """
+    import gymnasium as gym
+
+    spaces = gym.spaces
+    if isinstance(space, spaces.Dict):
+        if isinstance(value, dict):
+            if value.keys() != space.spaces.keys():
+                raise SchemaError(f"parts {sorted(value)} where the space has {sorted(space.spaces)}")
+            return {key: fit_space(value[key], part, to_array) for key, part in space.spaces.items()}
+        return _from_flat(to_array(value), space)
+    if isinstance(space, spaces.Tuple):
+        if (
+            isinstance(value, (list, tuple))
+            and len(value) == len(space.spaces)
+            and not _is_flat(value, space)
+        ):
+            return tuple(
+                fit_space(item, part, to_array) for item, part in zip(value, space.spaces, strict=True)
+            )
+        return _from_flat(to_array(value), space)
+    if isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+        array = to_array(value)
+        shape = space.shape or ()
+        if array.shape[1:] == shape:
+            return _cast(array, space.dtype)
+        if array.ndim > 1 and np.prod(array.shape[1:]) == np.prod(shape):
+            return _cast(array.reshape(len(array), *shape), space.dtype)
+        return _from_flat(array, space)
+    return value if isinstance(value, np.ndarray) else object_column(value)
+
+
+def _is_flat(value: Any, space: gym.Space[Any]) -> bool:
+    """Whether a list for a Tuple space holds flat rows rather than parts: the rows are then vectors alike."""
+    import gymnasium as gym
+
+    if not isinstance(space, gym.spaces.Tuple) or not space.is_np_flattenable:
+        return False
+    size = gym.spaces.flatdim(space)
+    return all(
+        isinstance(row, (list, np.ndarray)) and len(row) == size and np.ndim(row[0]) == 0 for row in value
+    )
+
+
+def _from_flat(array: Array, space: gym.Space[Any]) -> Any:
+    """Undo gymnasium's `flatten`, for all rows at once."""
+    import gymnasium as gym
+
+    spaces = gym.spaces
+    size = gym.spaces.flatdim(space) if space.is_np_flattenable else -1
+    if array.ndim != 2 or array.shape[1] != size:
+        raise SchemaError(
+            f"rows of shape {array.shape[1:]} and dtype {array.dtype} do not fit {excerpt(space)}"
+        )
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        parts = list(space.spaces.values()) if isinstance(space, spaces.Dict) else list(space.spaces)
+        ends = np.cumsum([gym.spaces.flatdim(part) for part in parts])
+        pieces = [
+            _from_flat(piece, part) for piece, part in zip(np.split(array, ends[:-1], 1), parts, strict=True)
+        ]
+        if isinstance(space, spaces.Dict):
+            return dict(zip(space.spaces, pieces, strict=True))
+        return tuple(pieces)
+    if isinstance(space, spaces.Discrete):
+        return (_from_one_hot(array) + space.start).astype(space.dtype)
+    if isinstance(space, spaces.MultiDiscrete):
+        ends = np.cumsum(space.nvec.ravel())
+        digits = np.stack([_from_one_hot(part) for part in np.split(array, ends[:-1], 1)], 1)
+        return (digits.reshape(len(array), *space.shape) + space.start).astype(space.dtype)
+    return _cast(array.reshape(len(array), *(space.shape or ())), space.dtype)
+
+
+def _from_one_hot(array: Array) -> NDArray[np.int64]:
+    if not (np.isin(array, (0, 1)).all() and (array.sum(1) == 1).all()):
+        raise SchemaError(f"expected one-hot rows of {array.shape[1]}, found {excerpt(array[:2].tolist())}")
+    return np.asarray(array.argmax(1), np.int64)
+
+
+def _cast(array: Array, dtype: Any) -> Array:
+    """``array`` as ``dtype``, if that can hold its values (floats may lose digits)."""
+    dtype = np.dtype(dtype)
+    if array.dtype == dtype:
+        return array
+    if array.dtype.kind not in "biuf":
+        raise SchemaError(f"dtype {array.dtype} where the space has {dtype}")
+    with np.errstate(invalid="ignore", over="ignore"):
+        cast = array.astype(dtype)
+    if dtype.kind != "f" and not np.array_equal(cast, array):
+        raise SchemaError(
+            f"values that {dtype}, the dtype of the space, cannot hold: {excerpt(array[:2].tolist())}"
+        )
+    return cast
