@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Number
 from typing import Any, TypeAlias
 
@@ -27,6 +28,7 @@ from rlio.nested import leaves, map_structure
 
 __all__ = [
     "Column",
+    "SwappedArray",
     "as_column",
     "concat_leaves",
     "copy_leaf",
@@ -139,6 +141,25 @@ def copy_leaf(leaf: Any) -> Any:
     if not isinstance(leaf, np.ndarray):
         return leaf.clone()
     return copy.deepcopy(leaf) if leaf.dtype.hasobject else leaf.copy(order="K")
+
+
+@dataclass(frozen=True, slots=True)
+class SwappedArray:
+    """An array of a foreign byte order as pickles hold it; pickle would give back the native order."""
+
+    array: np.ndarray
+
+    @classmethod
+    def wrap(cls, leaf: Any) -> Any:
+        """``leaf`` itself, or, if its byte order is foreign, its bytes under the native one."""
+        if isinstance(leaf, np.ndarray) and not leaf.dtype.isnative:
+            return cls(leaf.view(leaf.dtype.newbyteorder()))
+        return leaf
+
+    @classmethod
+    def unwrap(cls, leaf: Any) -> Any:
+        """The inverse of `wrap`."""
+        return leaf.array.view(leaf.array.dtype.newbyteorder()) if isinstance(leaf, cls) else leaf
 
 
 def zero_leaf(leaf: Any, rows: int) -> Any:

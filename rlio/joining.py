@@ -257,8 +257,7 @@ def _zeros(name: str, like: Column, sample: SampleBatch) -> Column:
         length, number = sample.max_seq_len or 0, len(sample._lens())
 
         def wide(leaf: Any) -> Any:
-            flat = leaf.reshape(-1, *leaf.shape[2:])
-            return zero_leaf(flat, length * number).reshape(length, number, *leaf.shape[2:])
+            return zero_leaf(leaf[0], length * number).reshape(length, number, *leaf.shape[2:])
 
         return map_structure(wide, like)
     rows = len(sample._lens()) * (sample.max_seq_len or 0) if sample.zero_padded else sample.count

@@ -62,8 +62,14 @@ def steps(batch: SampleBatch, column: Any) -> np.ndarray:
     """The array or tensor ``column`` of ``batch`` with one row a step: padding left out, time not first."""
     array = to_numpy(column)
     if batch.time_major:
-        array = array.swapaxes(0, 1).reshape(-1, *array.shape[2:])
+        array = _batch_major(array)
     return array[padded_rows(batch._lens(), batch.max_seq_len or 0)] if batch.zero_padded else array
+
+
+def _batch_major(leaf: Any) -> Any:
+    """(T, B, ...) as (B * T, ...), the layout of padded sequences."""
+    # Not reshape(-1, ...): it cannot tell the number of rows where a row has no elements.
+    return leaf.swapaxes(0, 1).reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])
 
 
 def take(batch: BatchT, key: Any) -> BatchT:
@@ -151,7 +157,9 @@ def split_by_episode(batch: BatchT, key: str | None) -> list[BatchT]:
     change = values[1:] != values[:-1] if key == Columns.EPS_ID else values[:-1]
     if len(values) == 0:
         return []
-    ends = np.flatnonzero(change.reshape(len(change), -1).any(axis=1)) + 1
+    if change.ndim > 1:
+        change = change.any(axis=tuple(range(1, change.ndim)))
+    ends = np.flatnonzero(change) + 1
     return _slices(batch, [0, *ends.tolist(), len(values)])
 
 
@@ -221,7 +229,7 @@ def unpad(batch: BatchT) -> BatchT:
 
     def gather(leaf: Any) -> Any:
         if batch.time_major:
-            leaf = leaf.swapaxes(0, 1).reshape(-1, *leaf.shape[2:])
+            leaf = _batch_major(leaf)
         return take_leaf(leaf, rows)
 
     return type(batch)._trusted(

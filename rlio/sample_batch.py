@@ -27,6 +27,7 @@ import numpy as np
 from rlio import rows
 from rlio.arrays import (
     Column,
+    SwappedArray,
     copy_leaf,
     equal_columns,
     row_count,
@@ -178,7 +179,7 @@ class SampleBatch(ColumnMapping):
     def __getstate__(self) -> dict[str, Any]:
         # Interceptors are mostly closures over a device: they belong to a process, and stay there.
         return {
-            "columns": self._columns,
+            "columns": self._map(SwappedArray.wrap),
             "time_major": self._time_major,
             "zero_padded": self._zero_padded,
             "max_seq_len": self._max_seq_len,
@@ -188,6 +189,7 @@ class SampleBatch(ColumnMapping):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._set_state(**state)
+        self._columns = self._map(SwappedArray.unwrap)
 
     # ---- the mapping ----
 

@@ -176,7 +176,7 @@ class TestMapping:
 
     def test_keys_read_added_and_deleted_are_tracked(self) -> None:
         batch = SampleBatch(a=[1], b=[2])
-        batch["a"], batch.get("b")  # noqa: B018  # reading is what is tested
+        batch["a"], batch.get("b")  # reading is what is tested
         batch["c"] = [3]
         del batch["b"]
         assert (batch.accessed_keys, batch.added_keys, batch.deleted_keys) == ({"a", "b"}, {"c"}, {"b"})
