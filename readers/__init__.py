@@ -5,6 +5,9 @@ from typing import TYPE_CHECKING
 from rlio._lazy import lazy_exports
 
 __all__ = [
+    "D4RLReader",
+    "DatasetReader",
+    "JsonReader",
     "MappedInput",
     "MixedInput",
     "RecordingInput",
@@ -18,6 +21,9 @@ if __name__ != "rlio.readers":
     )
 
 if TYPE_CHECKING:
+    from rlio.readers.d4rl_reader import D4RLReader
+    from rlio.readers.dataset_reader import DatasetReader
+    from rlio.readers.json_reader import JsonReader
     from rlio.readers.mapped_input import MappedInput
     from rlio.readers.mixed_input import MixedInput
     from rlio.readers.recording_input import RecordingInput

@@ -18,22 +18,32 @@ __all__ = [
     "ClosedError",
     "Columns",
     "CorruptData",
+    "D4RLReader",
     "DataNotFound",
+    "Dataset",
+    "DatasetReader",
     "EndOfData",
+    "Episode",
     "IOContext",
     "InputReader",
+    "JsonReader",
     "MappedInput",
     "MissingColumn",
     "MissingExtra",
     "MixedInput",
+    "MultiAgentBatch",
     "NoopOutput",
     "OptionError",
     "OutputWriter",
     "ParquetWriter",
+    "Policy",
     "PublishError",
+    "RandomPolicy",
     "RecordingInput",
     "RlioError",
     "Roll",
+    "RolloutConfig",
+    "SampleBatch",
     "SchemaConflict",
     "SchemaError",
     "ShuffledInput",
@@ -42,12 +52,17 @@ __all__ = [
     "UnknownName",
     "UnsafeData",
     "__version__",
+    "concat_samples",
+    "open_dataset",
 ]
 
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
+    from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
     from rlio.columns import Columns
+    from rlio.dataset import Dataset, open_dataset
+    from rlio.episode import Episode
     from rlio.errors import (
         ClosedError,
         CorruptData,
@@ -65,10 +80,16 @@ if TYPE_CHECKING:
         UnsafeData,
     )
     from rlio.interfaces import InputReader, IOContext, OutputWriter
+    from rlio.policies.policy import Policy
+    from rlio.policies.random_policy import RandomPolicy
+    from rlio.readers.d4rl_reader import D4RLReader
+    from rlio.readers.dataset_reader import DatasetReader
+    from rlio.readers.json_reader import JsonReader
     from rlio.readers.mapped_input import MappedInput
     from rlio.readers.mixed_input import MixedInput
     from rlio.readers.recording_input import RecordingInput
     from rlio.readers.shuffled_input import ShuffledInput
+    from rlio.rollout.config import RolloutConfig
     from rlio.writers.noop_output import NoopOutput
     from rlio.writers.parquet_writer import ParquetWriter
     from rlio.writers.roll import Roll
