@@ -241,10 +241,13 @@ class RecordCursor:
 class TableSource(Protocol):
     """Rows in groups, whose sizes are known without reading them."""
 
-    #: Rows of each group.
-    rows: Sequence[int]
-    #: About how many bytes each takes in memory.
-    sizes: Sequence[int]
+    @property
+    def rows(self) -> Sequence[int]:
+        """Rows of each group."""
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """About how many bytes each group takes in memory."""
 
     def load(self, group: int, start: int, stop: int) -> SampleBatch:
         """Read rows of one group, as fresh arrays; raises CorruptData or SchemaError if it is damaged."""

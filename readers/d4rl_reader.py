@@ -1,0 +1,465 @@
+"""`D4RLReader`: HDF5 files in D4RL's flat layout, one dataset a column and one row a step.
+
+Every row is served exactly once, also the last of an episode, whose successor many files do not hold:
+``new_obs`` is zeros there and ``new_obs_valid`` false, never the first observation of the next episode.
+Timeouts are truncations.
+
+HDF5 is read by h5py (extra ``hdf5``). Links that lead elsewhere, virtual and external data and compression
+plug-ins are refused: a file from a stranger stays inside itself.
+
+Example:
+    >>> import io, h5py, numpy as np
+    >>> from rlio.storage import Storage
+    >>> stream = io.BytesIO()
+    >>> with h5py.File(stream, "w") as file:
+    ...     for name, values in {"observations": [[0.0], [1.0], [2.0]], "actions": [[1.0]] * 3}.items():
+    ...         file[name] = np.array(values, np.float32)
+    ...     file["rewards"], file["terminals"] = np.ones(3, np.float32), np.array([False, True, False])
+    >>> Storage.open("memory://d4rl-example").put("a.hdf5", stream.getvalue())
+    >>> with D4RLReader("memory://d4rl-example/a.hdf5", epochs=1) as reader:
+    ...     batch = reader.sample()
+    >>> batch["eps_id"].tolist(), batch["new_obs"].tolist(), batch["new_obs_valid"].tolist()
+    ([0, 0, 1], [[1.0], [0.0], [0.0]], [True, False, False])
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import IO, Any, TypeAlias, TypeVar, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.batch import SampleBatch
+from rlio.columns import Columns
+from rlio.errors import (
+    CorruptData,
+    MissingColumn,
+    MissingExtra,
+    OptionError,
+    RlioError,
+    SchemaError,
+    UnsafeData,
+    excerpt,
+)
+from rlio.interfaces import ReadKeywords, ReadOptions
+from rlio.readers.inputs import Cursor, Failures, StoredReader, TableCursor, relocate
+from rlio.readers.rllib_json import wanted_columns
+from rlio.storage import InputFile, expand_inputs, open_input
+from rlio.storage.filesystem import StrPath
+
+__all__ = ["D4RLReader"]
+
+logger = logging.getLogger("rlio")
+
+Array: TypeAlias = NDArray[Any]
+T = TypeVar("T")
+#: Type and shape of a row.
+_Spec: TypeAlias = "tuple[np.dtype[Any], tuple[int, ...]]"
+
+_SUFFIXES = (".hdf5", ".h5")
+_NAMES = {
+    "observations": Columns.OBS,
+    "next_observations": Columns.NEXT_OBS,
+    "actions": Columns.ACTIONS,
+    "rewards": Columns.REWARDS,
+    "terminals": Columns.TERMINATEDS,
+    "timeouts": Columns.TRUNCATEDS,
+    "infos/action_log_probs": Columns.ACTION_LOGP,
+}
+_NEEDED = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.TERMINATEDS)
+_FLAGS = (Columns.TERMINATEDS, Columns.TRUNCATEDS)
+# One number a row, which some files hold as (rows, 1).
+_FLAT = (*_FLAGS, Columns.REWARDS, Columns.ACTION_LOGP)
+
+# Rows read at a time. Small groups mix better when shuffled; larger ones serve where HDF5's own chunks are
+# larger, which are inflated as a whole.
+_MIN_GROUP_ROWS = 4096
+_MAX_GROUP_ROWS = 65_536
+_GROUP_BYTES = 64 << 20
+_MAX_ROW_BYTES = 256 << 20
+_MAX_CHUNK_BYTES = 256 << 20
+_MAX_DATASETS = 4096
+_FLAG_ROWS = 1 << 20
+_OPEN_FILES = 4
+# gzip, shuffle, fletcher32, szip, nbit, scaleoffset and lzf come with h5py; others are loaded from plug-ins.
+_FILTERS = frozenset((1, 2, 3, 4, 5, 6, 32000))
+
+
+class D4RLReader(StoredReader):
+    """Reads HDF5 files in D4RL's layout.
+
+    Columns are ``obs, actions, rewards, terminateds, new_obs, eps_id, t``, ``truncateds`` where the file has
+    timeouts, ``new_obs_valid`` where it has no next observations, ``action_logp`` where it has them; other
+    datasets with a row a step keep their HDF5 path as name (``infos/qpos``). Episodes end at terminals and
+    timeouts and are numbered through all files; a tail without either keeps both flags false. Without
+    ``batch_size``, `sample` serves some thousands of rows. Shuffled, rows of some 16 places of the files are
+    mixed at a time.
+
+    Args:
+        inputs: A file, folder, glob or URI, or a list of those; of folders, every ``*.hdf5`` and ``*.h5``.
+        max_episode_steps: Time limit of the environment, for old files without timeouts: an episode that
+            reaches it is truncated there.
+        storage_options: Keywords of the fsspec filesystem.
+        keywords: See `ReadOptions`. Each rank gets its share of every stretch of rows.
+
+    Raises:
+        MissingExtra: h5py is not installed.
+        DataNotFound: ``inputs`` name no file, or the files hold no row.
+        CorruptData: A file is no HDF5, or damaged. (UnsafeData: it leads out of itself, or needs a
+            plug-in.)
+        SchemaError: A file is not in D4RL's layout, or unlike the first.
+    """
+
+    def __init__(
+        self,
+        inputs: StrPath | Sequence[StrPath],
+        *,
+        max_episode_steps: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        **keywords: Unpack[ReadKeywords],
+    ) -> None:
+        options = ReadOptions.of(keywords, reader="D4RLReader")
+        if max_episode_steps is not None and max_episode_steps < 1:
+            raise OptionError(f"max_episode_steps={max_episode_steps}: at least 1, or None")
+        files = expand_inputs(inputs, suffixes=_SUFFIXES, storage_options=storage_options)
+        self._handles = _Handles(files)
+
+        def make_cursor(seed: int, failures: Failures) -> Cursor:
+            table = _Table(self._handles, failures, options.columns, max_episode_steps)
+            return TableCursor(table, options, seed=seed, failures=failures)
+
+        try:
+            super().__init__(options, files, make_cursor, details={"max_episode_steps": max_episode_steps})
+        except BaseException:
+            self._handles.close()
+            raise
+        logger.info("D4RLReader: %d files, of which the first is %s", len(files), files[0].uri)
+
+    def _close(self) -> None:
+        super()._close()
+        self._handles.close()
+
+
+class _Handles:
+    """Open HDF5 files: the few used last."""
+
+    def __init__(self, files: Sequence[InputFile]) -> None:
+        try:
+            import h5py
+        except ImportError as error:
+            raise MissingExtra("h5py", "hdf5") from error
+        self._h5py = h5py
+        self.files = files
+        self._open: OrderedDict[int, tuple[Any, IO[bytes]]] = OrderedDict()
+
+    def file(self, number: int) -> Any:
+        """The h5py file."""
+        if number in self._open:
+            self._open.move_to_end(number)
+            return self._open[number][0]
+        stream = open_input(self.files[number])
+        try:
+            # The cache holds the chunks around the group being read; h5py's own, of 1 MB, often holds none.
+            file = self._h5py.File(stream, "r", rdcc_nbytes=_GROUP_BYTES)
+        except BaseException:
+            stream.close()
+            raise
+        self._open[number] = (file, stream)
+        if len(self._open) > _OPEN_FILES:
+            self._close_one(self._open.popitem(last=False)[1])
+        return file
+
+    def guarded(self, number: int, record: int | None, action: Callable[[], T]) -> T:
+        """What ``action`` returns; what h5py says about damaged data becomes CorruptData with the place."""
+        try:
+            return action()
+        except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
+            # HDF5's own errors carry no errno, unlike those of the filesystem.
+            if isinstance(error, (SchemaError, CorruptData)):
+                raise relocate(error, uri=self.files[number].uri, record=record) from error
+            if isinstance(error, RlioError) or getattr(error, "errno", None) is not None:
+                raise
+            raise CorruptData(
+                f"not readable as HDF5: {excerpt(str(error))}", uri=self.files[number].uri, record=record
+            ) from error
+
+    def child(self, group: Any, name: str) -> Any:
+        """A member of ``group``, if it is stored right there."""
+        link = group.get(name, getlink=True)
+        if not isinstance(link, self._h5py.HardLink):
+            raise UnsafeData(f"{excerpt(name)} is a {type(link).__name__}, which may lead out of the file")
+        return group[name]
+
+    def is_dataset(self, item: Any) -> bool:
+        return isinstance(item, self._h5py.Dataset)
+
+    def is_group(self, item: Any) -> bool:
+        return isinstance(item, self._h5py.Group)
+
+    def close(self) -> None:
+        while self._open:
+            self._close_one(self._open.popitem()[1])
+
+    def _close_one(self, pair: tuple[Any, IO[bytes]]) -> None:
+        file, stream = pair
+        try:
+            file.close()
+        finally:
+            stream.close()
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The datasets of one file, or of one of the numbered groups that very large files are split into."""
+
+    file: int
+    #: Column -> path of its dataset.
+    paths: dict[str, str]
+    #: Column -> dtype and shape of a row, as served.
+    specs: dict[str, _Spec]
+    rows: int
+    group_rows: int
+    #: Where its episodes begin, with its end behind them.
+    starts: NDArray[np.int64]
+
+
+class _Table:
+    """The rows of all files, in groups; a `TableSource`."""
+
+    def __init__(
+        self,
+        handles: _Handles,
+        failures: Failures,
+        columns: list[str] | None,
+        max_episode_steps: int | None,
+    ) -> None:
+        self._handles = handles
+        self._wanted = wanted_columns(columns)
+        self._max_steps = max_episode_steps
+        self._parts: list[_Part] = []
+        for number in range(len(handles.files)):
+            try:
+                self._parts.extend(self._open_parts(number))
+            except (CorruptData, SchemaError) as error:
+                failures.handle(error)
+        self._check_asked(columns)
+        episodes = [len(part.starts) - 1 for part in self._parts]
+        self._first_episodes = [0, *accumulate(episodes)]
+        #: (part, first row) of each group.
+        self._groups: list[tuple[int, int]] = []
+        self.rows: list[int] = []
+        self.sizes: list[int] = []
+        for number, part in enumerate(self._parts):
+            row_bytes = _row_bytes(part.specs)
+            for first in range(0, part.rows, part.group_rows):
+                count = min(part.group_rows, part.rows - first)
+                self._groups.append((number, first))
+                self.rows.append(count)
+                self.sizes.append(count * row_bytes)
+
+    # ---- what is in the files ----
+
+    def _open_parts(self, number: int) -> list[_Part]:
+        parts: list[_Part] = self._handles.guarded(number, None, lambda: self._find_parts(number))
+        first = self._parts[0] if self._parts else parts[0]
+        uri = self._handles.files[number].uri
+        for part in parts:
+            for name in {*first.specs, *part.specs}:
+                if first.specs.get(name) != part.specs.get(name):
+                    raise SchemaError(
+                        f"found {_spec_text(part.specs.get(name))} where the first file has "
+                        f"{_spec_text(first.specs.get(name))}",
+                        uri=uri,
+                        column=name,
+                    )
+        return parts
+
+    def _find_parts(self, number: int) -> list[_Part]:
+        root, uri = self._handles.file(number), self._handles.files[number].uri
+        if "observations" not in root and "virtual" in root:
+            chunks = self._handles.child(root, "virtual")
+            names = sorted(chunks, key=lambda name: (len(name), name))
+            if names:
+                return [self._part(number, self._handles.child(chunks, name), uri) for name in names]
+        return [self._part(number, root, uri)]
+
+    def _part(self, number: int, group: Any, uri: str) -> _Part:
+        found = self._datasets(group, "", uri)
+        missing = [name for name in _NEEDED if name not in found]
+        if missing:
+            there = ", ".join(excerpt(name, 40) for name in list(group)[:8]) or "nothing"
+            raise MissingColumn(
+                f"not in D4RL's layout: found {there}; expected observations, actions, rewards and terminals",
+                uri=uri,
+                column=missing[0],
+            )
+        rows = found[Columns.OBS].shape[0]
+        specs, paths, chunk_rows = {}, {}, 1
+        for name, dataset in found.items():
+            if dataset.shape[0] != rows:
+                if name in _NAMES.values():
+                    raise SchemaError(
+                        f"{dataset.shape[0]} rows where observations has {rows}", uri=uri, column=name
+                    )
+                logger.info("%s: %s has no row a step and is left out", uri, excerpt(dataset.name))
+                continue
+            specs[name], paths[name] = _spec(name, dataset, uri), dataset.name
+            chunk_rows = max(chunk_rows, dataset.chunks[0] if dataset.chunks else 1)
+        if self._max_steps is not None:
+            if Columns.TRUNCATEDS in paths:
+                raise OptionError(
+                    "max_episode_steps is for files without timeouts; the file has them", uri=uri
+                )
+            specs[Columns.TRUNCATEDS] = (np.dtype(np.bool_), ())
+        if Columns.NEXT_OBS not in paths:
+            specs[Columns.NEXT_OBS] = specs[Columns.OBS]
+            specs[Columns.NEXT_OBS_VALID] = (np.dtype(np.bool_), ())
+        specs[Columns.EPS_ID] = specs[Columns.T] = (np.dtype(np.int64), ())
+        wished = min(max(_MIN_GROUP_ROWS, chunk_rows), _MAX_GROUP_ROWS)
+        group_rows = max(1, min(wished, _GROUP_BYTES // _row_bytes(specs)))
+        return _Part(number, paths, specs, rows, group_rows, self._starts(number, paths, rows))
+
+    def _datasets(self, group: Any, prefix: str, uri: str) -> dict[str, Any]:
+        """Column -> dataset, of ``group`` and the infos within it."""
+        found: dict[str, Any] = {}
+        if len(group) > _MAX_DATASETS:
+            raise UnsafeData(f"{len(group)} datasets: more than {_MAX_DATASETS}", uri=uri)
+        for key in group:
+            path = prefix + key
+            if path in ("metadata", "virtual"):
+                continue
+            item = self._handles.child(group, key)
+            if self._handles.is_group(item):
+                if path == "infos":
+                    found.update(self._datasets(item, "infos/", uri))
+            elif self._handles.is_dataset(item) and item.shape and item.dtype.kind in "biuf":
+                _check_dataset(item, path, uri)
+                found[_NAMES.get(path, path)] = item
+            elif path in _NAMES:
+                raise SchemaError(f"{path} is no array of numbers with a row a step", uri=uri)
+        return found
+
+    def _check_asked(self, columns: list[str] | None) -> None:
+        if not self._parts:
+            return
+        part = self._parts[0]
+        for name in columns or ():
+            if name not in part.specs and name != Columns.DONES:
+                raise MissingColumn(
+                    f"a column that was asked for is not there; the file has {', '.join(sorted(part.specs))}",
+                    uri=self._handles.files[part.file].uri,
+                    column=name,
+                )
+
+    # ---- episodes ----
+
+    def _starts(self, number: int, paths: Mapping[str, str], rows: int) -> NDArray[np.int64]:
+        """Where episodes begin, with the end of the rows behind them."""
+        file = self._handles.file(number)
+        ends = []
+        for first in range(0, rows, _FLAG_ROWS):
+            stop = min(first + _FLAG_ROWS, rows)
+            done = np.zeros(stop - first, np.bool_)
+            for name in _FLAGS:
+                if name in paths:
+                    done |= _read(name, file[paths[name]], first, stop)
+            ends.append(np.flatnonzero(done) + first + 1)
+        bounds = np.concatenate([[0], *ends, [rows]]).astype(np.int64)
+        bounds = bounds[np.append(True, np.diff(bounds) > 0)]
+        if self._max_steps is not None:
+            cuts = [
+                np.arange(start, stop, self._max_steps)
+                for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
+            ]
+            bounds = np.append(np.concatenate(cuts), rows) if cuts else bounds
+        return bounds
+
+    # ---- rows ----
+
+    def load(self, group: int, start: int, stop: int) -> SampleBatch:
+        number, first = self._groups[group]
+        part = self._parts[number]
+        return self._handles.guarded(
+            part.file, group, lambda: self._rows(number, first + start, first + stop)
+        )
+
+    def _rows(self, number: int, first: int, stop: int) -> SampleBatch:
+        part = self._parts[number]
+        file = self._handles.file(part.file)
+        columns: dict[str, Array] = {
+            name: _read(name, file[path], first, stop)
+            for name, path in part.paths.items()
+            if self._wants(name)
+        }
+        rows = np.arange(first, stop)
+        starts, first_episode = part.starts, self._first_episodes[number]
+        episode = np.searchsorted(starts, rows, side="right") - 1
+        steps = rows - starts[episode]
+        last = rows + 1 == starts[episode + 1]
+        if self._max_steps is not None and self._wants(Columns.TRUNCATEDS):
+            terminated = _read(Columns.TERMINATEDS, file[part.paths[Columns.TERMINATEDS]], first, stop)
+            columns[Columns.TRUNCATEDS] = (steps + 1 == self._max_steps) & ~terminated
+        if Columns.NEXT_OBS not in part.paths and self._wants(Columns.NEXT_OBS):
+            follow = np.zeros((stop - first, *part.specs[Columns.OBS][1]), part.specs[Columns.OBS][0])
+            known = _read(Columns.OBS, file[part.paths[Columns.OBS]], first + 1, min(stop + 1, part.rows))
+            follow[: len(known)] = known
+            follow[last] = 0
+            columns[Columns.NEXT_OBS], columns[Columns.NEXT_OBS_VALID] = follow, ~last
+        if self._wants(Columns.EPS_ID):
+            columns[Columns.EPS_ID] = episode + first_episode
+        if self._wants(Columns.T):
+            columns[Columns.T] = steps
+        return SampleBatch(columns)
+
+    def _wants(self, name: str) -> bool:
+        return self._wanted is None or name in self._wanted
+
+
+def _check_dataset(dataset: Any, path: str, uri: str) -> None:
+    """Refuse data that lies elsewhere, needs a plug-in, or inflates memory."""
+    if dataset.is_virtual or dataset.external:
+        raise UnsafeData(f"{excerpt(path)} lies in other files, which are not opened", uri=uri)
+    layout = dataset.id.get_create_plist()
+    filters = {layout.get_filter(i)[0] for i in range(layout.get_nfilters())}
+    if filters - _FILTERS:
+        raise UnsafeData(f"{excerpt(path)} needs HDF5 plug-ins {sorted(filters - _FILTERS)}", uri=uri)
+    if math.prod(dataset.shape[1:]) * dataset.dtype.itemsize > _MAX_ROW_BYTES:
+        raise UnsafeData(f"{excerpt(path)} has rows of shape {dataset.shape[1:]}: too large", uri=uri)
+    if dataset.chunks and math.prod(dataset.chunks) * dataset.dtype.itemsize > _MAX_CHUNK_BYTES:
+        raise UnsafeData(f"{excerpt(path)} has chunks of shape {dataset.chunks}: too large", uri=uri)
+
+
+def _spec(name: str, dataset: Any, uri: str) -> _Spec:
+    """Type and shape of a row of ``dataset`` as column ``name``."""
+    shape = tuple(dataset.shape[1:])
+    if name not in _FLAT:
+        return dataset.dtype, shape
+    if shape not in ((), (1,)):
+        raise SchemaError(f"rows of shape {shape}: expected one number a row", uri=uri, column=name)
+    return (np.dtype(np.bool_) if name in _FLAGS else dataset.dtype), ()
+
+
+def _read(name: str, dataset: Any, first: int, stop: int) -> Array:
+    """Rows of ``dataset`` as column ``name``."""
+    values: Array = np.asarray(dataset[first:stop])
+    if name in _FLAT:
+        values = values.reshape(len(values))
+    if name in _FLAGS and values.dtype != np.bool_:
+        if not np.isin(values, (0, 1)).all():
+            raise SchemaError(f"expected flags, found {excerpt(values[:4].tolist())}", column=name)
+        values = values.astype(np.bool_)
+    return values
+
+
+def _row_bytes(specs: Mapping[str, _Spec]) -> int:
+    return max(1, sum(dtype.itemsize * math.prod(shape) for dtype, shape in specs.values()))
+
+
+def _spec_text(spec: _Spec | None) -> str:
+    return "no such column" if spec is None else f"{spec[0]} rows of shape {spec[1]}"
