@@ -154,7 +154,8 @@ def test_every_error_is_public_and_has_a_line_in_the_tree() -> None:
     assert all(name in str(errors.__doc__) for name in tree)
 
 
-PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/rllib.md", "docs/format.md")
+# docs/format.md is not among them: "rlio.<key>" there is a key in a footer.
+PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/rllib.md")
 
 
 @pytest.mark.parametrize("page", PAGES)
