@@ -114,18 +114,18 @@ class Episode:
 
     def _check(self) -> None:
         steps = len(self)
-        per_step = {"rewards": self.rewards, **self.extra_outputs}
-        if self.infos is not None:
-            per_step["infos"] = self.infos
+        for name in self.extra_outputs:
+            if name in _OWN_COLUMNS or is_per_sequence(name):
+                raise SchemaError(
+                    "an extra output takes the name of a column with a meaning of its own: rename it",
+                    column=name,
+                )
+        per_step = {Columns.REWARDS: self.rewards, Columns.INFOS: self.infos, **self.extra_outputs}
         for name, column in per_step.items():
-            rows = row_count(column)
-            if rows != steps:
+            rows = None if column is None else row_count(column)
+            if column is not None and rows != steps:
                 raise SchemaError(
                     f"{rows} rows but 'actions' has {steps}: expected one an action", column=name
-                )
-            if name in (_OWN_COLUMNS - {Columns.REWARDS, Columns.INFOS}) or is_per_sequence(name):
-                raise SchemaError(
-                    "an extra output takes the name of a column with a meaning of its own", column=name
                 )
         observations = row_count(self.observations)
         if observations not in (steps, steps + 1):

@@ -368,6 +368,8 @@ def split_units(batch: BatchT, n: int, unit: str) -> tuple[BatchT, BatchT]:
         numbers, total = _numbers(batch, unit)
         _check_enough(n, total, unit)
         head, tail = batch._cut(numbers, [0, n, total])
+        if unit == "episodes":
+            head, tail = (type(batch)(part.policy_batches, step_numbers(part)[1]) for part in (head, tail))
         return head, tail
     ends = range(batch.count + 1) if unit == "steps" else _ends(batch, unit)
     _check_enough(n, len(ends) - 1, unit)
