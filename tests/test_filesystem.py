@@ -8,6 +8,7 @@ import logging
 import multiprocessing
 import os
 import random
+import shutil
 import stat
 import threading
 import uuid
@@ -244,6 +245,29 @@ def test_a_lost_response_after_which_another_content_is_there_is_put_again() -> 
     storage = Storage.on(FaultyFileSystem(MemoryFileSystem(), choose), other, retry=AT_ONCE)
     storage.put("a.bin", b"content")
     assert storage.read("a.bin") == b"content"
+
+
+def test_a_large_object_that_was_torn_is_not_taken_for_stored() -> None:
+    data = bytes(3 * 2**20)
+    fs = FaultyFileSystem(MemoryFileSystem(), lambda call: "torn" if call.number == 1 else None)
+    storage = Storage.on(fs, fresh("memory")[8:], retry=AT_ONCE)
+    storage.put("a.bin", data)
+    assert storage.read("a.bin") == data
+    assert Counter(call.operation for call in fs.calls)["pipe_file"] == 2
+
+
+def test_a_folder_that_vanished_is_made_again(tmp_path: Path) -> None:
+    from fsspec.implementations.arrow import ArrowFSWrapper
+    from pyarrow.fs import LocalFileSystem as ArrowLocal
+
+    arrow = Storage.on(
+        ArrowFSWrapper(ArrowLocal()), str(tmp_path / "arrow"), uri="arrow://run", retry=AT_ONCE
+    )
+    for storage in (arrow, Storage.open(tmp_path / "local", retry=AT_ONCE)):
+        for _ in range(2):
+            storage.put("data/w/a.bin", b"content")
+            assert storage.read("data/w/a.bin") == b"content"
+            shutil.rmtree(storage.root)
 
 
 def test_attempts_are_bounded_and_further_and_further_apart() -> None:

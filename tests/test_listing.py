@@ -35,7 +35,7 @@ def shard(first: int, rows: int, *, crc32: int = 0) -> ShardRef:
 
 # Small numbers, so that ranges meet, nest, repeat and leave gaps.
 shards = st.lists(
-    st.builds(shard, st.integers(0, 40), st.integers(1, 15), crc32=st.integers(0, 2)), max_size=15
+    st.builds(shard, st.integers(0, 20), st.integers(1, 8), crc32=st.integers(0, 2)), max_size=15
 )
 
 
@@ -127,6 +127,11 @@ def test_holes_are_ranges_of_missing_rows() -> None:
     assert cover_rows(refs, trim=30, sealed=40).holes == [range(35, 40)]
     assert cover_rows([]) == Coverage([], [])
     assert cover_rows([], sealed=3).holes == [range(3)]
+
+
+def test_of_equal_ranges_the_smallest_name_serves() -> None:
+    twins = [shard(0, 5, crc32=2), shard(0, 5, crc32=1), shard(0, 5, crc32=3)]
+    assert live_shards(twins) == [Segment(twins[1], 0, 5)]
 
 
 def test_rows_far_out_are_counted_exactly() -> None:
@@ -235,12 +240,12 @@ def test_what_is_neither_shard_nor_marker_is_reported_and_not_served(storage: St
 
 def test_markers_bound_what_is_wanted(storage: Storage) -> None:
     refs = [publish(storage, "w", first, 5) for first in (0, 5, 10)]
-    for marker in ("_trim-3", "_trim-7", "_sealed-20"):
+    for marker in ("_trim-3", "_trim-10", "_trim-7", "_sealed-9", "_sealed-20"):
         storage.put(f"data/w/{marker}", b"")
     listing = list_shards(storage)
-    assert (listing.trimmed, listing.sealed, listing.rejected) == ({"w": 7}, {"w": 20}, [])
+    assert (listing.trimmed, listing.sealed, listing.rejected) == ({"w": 10}, {"w": 20}, [])
     segments, holes = listing.cover("w")
-    assert segments == [Segment(refs[1], 2, 3), Segment(refs[2], 0, 5)]
+    assert segments == [Segment(refs[2], 0, 5)]
     assert holes == [range(15, 20)]
 
 
