@@ -152,6 +152,16 @@ class TestArrow(FileSystemTests):
         return Storage.on(ArrowFSWrapper(ArrowLocal()), str(tmp_path / "run"), uri="arrow://run")
 
 
+class TestAsynchronous(FileSystemTests):
+    """An asynchronous client behind the synchronous calls, as those of object stores are."""
+
+    def make_storage(self, tmp_path: Path) -> Storage:
+        from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
+
+        fs = AsyncFileSystemWrapper(MemoryFileSystem(), asynchronous=False)
+        return Storage.on(fs, "/" + uuid.uuid4().hex, uri="async://run")
+
+
 class TestFaulty(FileSystemTests):
     """Every call may fail in every way, a fifth of them do, and the suite passes all the same."""
 
@@ -347,7 +357,10 @@ SYSCALLS = ("open", "write", "fsync", "replace", "close", "mkdir", "stat", "unli
 
 
 class FailingOs:
-    """Makes the n-th call (from 0) of SYSCALLS fail; with ``sticky``, every later one too."""
+    """Makes the n-th call (from 0) of SYSCALLS fail; with ``sticky``, every later one too.
+
+    A negative ``code`` ends the process instead.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, n: int, *, sticky: bool, code: int) -> None:
         self.n, self.sticky, self.code = n, sticky, code
@@ -361,6 +374,8 @@ class FailingOs:
             failing = self.n >= 0 and hit(number, self.n, self.sticky)
             if not failing or name == "close":
                 result = call(*args, **kwargs)  # a descriptor is gone even if closing it fails
+            if failing and self.code < 0:
+                os._exit(9)
             if failing:
                 raise OSError(self.code, f"injected into {name}")
             return result
@@ -404,6 +419,35 @@ def test_whatever_system_call_of_a_put_fails_the_object_is_old_or_whole(
     assert n >= 10
     # One EIO is repaired by the second attempt; no attempt makes room on a full disk.
     assert failures == 0 if code == errno.EIO and not sticky else failures > 5
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.parametrize("old", [None, b"the old object"])
+def test_a_process_that_dies_at_any_system_call_of_a_put_leaves_the_object_old_or_whole(
+    tmp_path: Path, old: bytes | None
+) -> None:
+    data = b"0123456789" * 1000
+    contents = []
+    for n in itertools.count():
+        storage = Storage.open(tmp_path / str(n))
+        if old is not None:
+            storage.put("data/a.bin", old)
+        child = os.fork()
+        if child == 0:
+            with pytest.MonkeyPatch.context() as patch:
+                FailingOs(patch, n, sticky=False, code=-1)
+                storage.put("data/a.bin", data)
+            os._exit(0)
+        died = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+        file = tmp_path / str(n) / "data" / "a.bin"
+        contents.append(file.read_bytes() if file.exists() else None)
+        storage.put("data/a.bin", data)
+        assert [entry.path for entry in storage.list("data")] == ["data/a.bin"]
+        assert storage.read("data/a.bin") == data
+        if not died:
+            break
+    assert set(contents) == {old, data}
+    assert contents == sorted(contents, key=lambda content: content == data), "once whole, whole for good"
 
 
 @linux_only
