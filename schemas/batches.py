@@ -54,7 +54,7 @@ def _policy_batch(
 
 def _attributes(group: DecodedGroup) -> dict[str, Any]:
     """``max_seq_len`` and the mean ``num_grad_updates`` of the written batches that begin in the group."""
-    texts = {text for text in group.batches or () if text is not None}
+    texts = set(group.batches)
     if texts <= {"{}"}:
         return {}
     try:

@@ -1,8 +1,8 @@
 """Each observation is stored once: links from ``new_obs`` to a later row's ``obs``, and newest frames only.
 
 Within one row group, ``_next[i] = k > 0`` says that ``new_obs`` of row i is ``obs`` of row i + k; 0 that it
-is stored in the row; -1 that it is missing. Frame stacks (consecutive rows that share all but one frame) store
-the newest frame of every row, and the older ones only where the overlap with the row before in the same
+is stored in the row; -1 that it is missing. Frame stacks (consecutive rows that share all but one frame)
+store the newest frame of every row, and the older ones only where the overlap with the row before in the same
 stream does not hold. Both are used only where the bytes are equal, so that NaN and -0.0 survive.
 """
 

@@ -1,8 +1,8 @@
 """Shards as Parquet files: row groups to bytes and back, every byte under a CRC.
 
 The file is plain Parquet, open to any engine. What rlio adds lies in structure columns (``_next``,
-``_stream``, ``_batch``) and in the footer's metadata (``rlio.*``); docs/format.md describes both. No extension types, no
-``ARROW:schema``: there is nothing for a hook to act on.
+``_stream``, ``_batch``) and in the footer's metadata (``rlio.*``); docs/format.md describes both. No
+extension types, no ``ARROW:schema``: there is nothing for a hook to act on.
 
 Not here: files and names (`rlio.storage`), and rows in memory (`rlio.schemas.row_groups`).
 """
@@ -28,7 +28,7 @@ from rlio.schemas.column import ColumnSpec, Nullable
 from rlio.schemas.observations import STORED, link, split_stack, successors
 from rlio.schemas.row_groups import RowGroup, partial_columns
 from rlio.schemas.schema import FORMAT_VERSION, Schema, canonical_json
-from rlio.schemas.streams import Streams
+from rlio.schemas.streams import STREAM_COLUMNS, StreamTable
 
 __all__ = ["Compression", "EncodedShard", "GroupInfo", "ShardEncoder", "file_fields", "linked_columns"]
 
@@ -36,6 +36,8 @@ __all__ = ["Compression", "EncodedShard", "GroupInfo", "ShardEncoder", "file_fie
 OLDER = "#older"
 NEXT, STREAM, BATCH = "_next", "_stream", "_batch"
 MAGIC = b"PAR1"
+# One page a column and row group: pages of 1 MiB cost a tenth more to write, for their levels and CRCs.
+_PAGE_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ class ShardEncoder:
         self._provenance = provenance
         self._sink = _Sink()
         self._fields = file_fields(schema)
-        self._partial = partial_columns(schema)
+        self._table = StreamTable()
         self._linked = linked_columns(schema)
         self._writer = pq.ParquetWriter(
             pa.PythonFile(self._sink, mode="w"),
@@ -130,6 +132,7 @@ class ShardEncoder:
             write_statistics=[name for name, spec in schema.columns.items() if spec.kind == "scalar"],
             store_schema=False,
             write_page_checksum=True,
+            data_page_size=_PAGE_BYTES,
         )
 
     @property
@@ -139,7 +142,9 @@ class ShardEncoder:
 
     def add(self, group: RowGroup) -> None:
         """Encode a group; its arrays may be reused afterwards."""
-        table = pa.Table.from_arrays(self._arrays(group), schema=pa.schema(self._fields))
+        table = pa.Table.from_arrays(
+            self._arrays(group, self._streams(group)), schema=pa.schema(self._fields)
+        )
         # The magic bytes before the first group count to it, so that every byte before the footer is covered.
         start = 0 if not self._groups else self._sink.size
         if self._groups:
@@ -149,9 +154,11 @@ class ShardEncoder:
         self._groups.append(info)
         self.rows += group.rows
 
-    def finish(self, streams: Streams) -> EncodedShard:
+    def finish(self) -> EncodedShard:
         """Write the footer and give the file's bytes."""
-        packed = zstandard.ZstdCompressor(level=3).compress(canonical_json(streams.to_json()).encode())
+        packed = zstandard.ZstdCompressor(level=3).compress(
+            canonical_json(self._table.streams.to_json()).encode()
+        )
         metadata = {
             "rlio.format": str(FORMAT_VERSION),
             "rlio.schema": self.schema.text,
@@ -167,11 +174,26 @@ class ShardEncoder:
         assert zlib.crc32(data[footer_start:]) == self._sink.crc32
         return EncodedShard(data, self.rows, self._sink.crc32)
 
-    def _arrays(self, group: RowGroup) -> list[pa.Array]:
+    def _streams(self, group: RowGroup) -> NDArray[np.int32]:
+        """The stream of each row; policies are numbered one after the other."""
+        stream = np.empty(group.rows, np.int32)
+        for number, pid in enumerate(group.policies):
+            columns = self.schema.policies[pid].columns
+            every = np.arange(group.rows) if group.policy is None else np.flatnonzero(group.policy == number)
+            rows = slice(None) if group.policy is None else every
+            named = {
+                name: _at(group.columns[columns[name][0].physical], rows)
+                for name in STREAM_COLUMNS
+                if name in columns and columns[name][0].physical in group.columns
+            }
+            stream[rows] = self._table.assign(pid, named, len(every))
+        return stream
+
+    def _arrays(self, group: RowGroup, stream: NDArray[np.int32]) -> list[pa.Array]:
         """The Arrow arrays of a group in the order of the file's fields."""
-        following = successors(group.stream)
+        following = successors(stream)
         columns = dict(group.columns)
-        distance = self._link(group, following)
+        distance = self._link(group, stream, following)
         for name in self._linked:
             values, valid = columns[name]
             own = distance if valid is None else distance[valid]
@@ -183,7 +205,7 @@ class ShardEncoder:
             if field.name == NEXT:
                 arrays.append(pa.array(distance))
             elif field.name == STREAM:
-                arrays.append(pa.array(group.stream))
+                arrays.append(pa.array(stream))
             elif field.name == BATCH:
                 arrays.append(pa.array(group.batches, pa.string()))
             elif field.name in stacked:
@@ -194,7 +216,9 @@ class ShardEncoder:
                 arrays.append(to_arrow(values, valid, self.schema.columns[field.name]))
         return arrays
 
-    def _link(self, group: RowGroup, following: NDArray[np.int64]) -> NDArray[np.int32]:
+    def _link(
+        self, group: RowGroup, stream: NDArray[np.int32], following: NDArray[np.int64]
+    ) -> NDArray[np.int32]:
         """The ``_next`` column: policies are linked one by one, since their observations differ."""
         distance = np.zeros(group.rows, np.int32)
         for number, pid in enumerate(group.policies):
@@ -210,7 +234,7 @@ class ShardEncoder:
                 (_at(group.columns[a.physical], rows), _at(group.columns[b.physical], rows)) for a, b in pairs
             ]
             missing = None if group.missing is None else group.missing[rows]
-            near = link(arrays, successors(group.stream[rows]), missing)
+            near = link(arrays, successors(stream[rows]), missing)
             target = np.arange(len(rows)) + np.maximum(near, 0)
             distance[rows] = np.where(near > 0, rows[target] - rows, near)
         return distance
@@ -318,7 +342,7 @@ def file_fields(schema: Schema) -> list[pa.Field]:
     ]
 
 
-def _at(column: Nullable, rows: NDArray[np.int64]) -> NDArray[Any]:
+def _at(column: Nullable, rows: NDArray[np.int64] | slice) -> NDArray[Any]:
     """The values of the given rows of a column that others may lack."""
     values: NDArray[Any]
     values, valid = column

@@ -18,7 +18,6 @@ from rlio.columns import DEFAULT_POLICY_ID, Columns
 from rlio.errors import SchemaError
 from rlio.schemas.column import Nullable
 from rlio.schemas.schema import PolicySchema, Schema
-from rlio.schemas.streams import STREAM_COLUMNS, StreamTable
 
 __all__ = ["GroupBuffer", "RowGroup", "pieces_of"]
 
@@ -33,7 +32,6 @@ class RowGroup:
     Attributes:
         rows: Number of rows.
         columns: Physical column -> (values of the rows that have one, which rows those are or None for all).
-        stream: Shape (rows,).
         policy: Policy number of each row, or None if there is one policy.
         policies: Names of the policies by number.
         missing: Rows whose final observation is missing, or None.
@@ -44,7 +42,6 @@ class RowGroup:
 
     rows: int
     columns: dict[str, Nullable]
-    stream: NDArray[np.int32]
     policy: NDArray[np.int16] | None
     policies: list[str]
     missing: NDArray[np.bool_] | None
@@ -129,7 +126,6 @@ class GroupBuffer:
         self._valid: dict[str, NDArray[np.bool_]] = {}
         self._partial = partial_columns(schema)
         self._capacity = 0
-        self._stream = np.empty(0, np.int32)
         self._policy = np.empty(0, np.int16)
         self._missing = np.empty(0, np.bool_)
         self._has_missing = False
@@ -149,7 +145,7 @@ class GroupBuffer:
         """Rows until the group is full."""
         return max(self.schema.group_rows - self.rows, 0)
 
-    def append(self, piece: Piece, table: StreamTable) -> None:
+    def append(self, piece: Piece) -> None:
         """Copy a piece's rows in; its columns must have been checked against the schema."""
         rows, arrays = piece.rows, piece.arrays
         policy = self.schema.policies[piece.policy]
@@ -165,8 +161,6 @@ class GroupBuffer:
             self._units += len(lengths)
         else:
             self._units += rows
-        named = {name: policy.single(arrays, name) for name in STREAM_COLUMNS if name in policy.columns}
-        self._stream[start:stop] = table.assign(piece.policy, named, rows)
         self._policy[start:stop] = self._policies.index(piece.policy)
         if Columns.NEXT_OBS_VALID in policy.columns:
             self._missing[start:stop] = ~policy.single(arrays, Columns.NEXT_OBS_VALID).astype(bool)
@@ -186,7 +180,6 @@ class GroupBuffer:
         group = RowGroup(
             rows=rows,
             columns=columns,
-            stream=self._stream[:rows],
             policy=self._policy[:rows] if len(self._policies) > 1 else None,
             policies=self._policies,
             missing=self._missing[:rows] if self._has_missing else None,
@@ -215,7 +208,6 @@ class GroupBuffer:
                 dtype = np.dtype(object) if spec.kind == "text" else spec.numpy
                 self._arrays[name] = _grown(self._arrays.get(name), (capacity, *spec.shape), dtype)
                 self._valid[name] = _grown(self._valid.get(name), (capacity,), np.bool_)
-        self._stream = _grown(self._stream, (capacity,), np.int32)
         self._policy = _grown(self._policy, (capacity,), np.int16)
         self._missing = _grown(self._missing, (capacity,), np.bool_)
         self._capacity = capacity

@@ -46,6 +46,8 @@ _MAX_FOOTER = 64 << 20
 _MAX_STREAMS_BYTES = 256 << 20
 _MAX_DECODED_GROUP = 1 << 30
 _TAIL = 64 << 10
+# Below this, handing columns to pyarrow's threads costs more than it gains.
+_THREADED_ROWS = 4096
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class DecodedGroup:
         stream: Stream number of each row, shape (rows,).
         policy: Policy id of each stream of the shard.
         distance: The ``_next`` column.
-        batches: JSON text on the first row of each written batch, None elsewhere; None if not asked for.
+        batches: JSON texts of the written batches that begin here; empty if not asked for.
     """
 
     schema: Schema
@@ -68,7 +70,7 @@ class DecodedGroup:
     stream: NDArray[np.int32]
     policy: Sequence[str]
     distance: NDArray[np.int32]
-    batches: list[str | None] | None
+    batches: list[str]
 
     def policies(self) -> dict[str, NDArray[np.int64] | None]:
         """The policies with rows here, and the rows of each (None: all)."""
@@ -254,7 +256,7 @@ class ShardFile:
             pre_buffer=False,
         )
         table = file.read_row_group(
-            index, columns=None if chosen == everything else chosen, use_threads=False
+            index, columns=None if chosen == everything else chosen, use_threads=info.rows > _THREADED_ROWS
         )
         if table.num_rows != info.rows:
             raise CorruptData(f"{table.num_rows} rows where {info.rows} are listed")
@@ -282,7 +284,7 @@ class ShardFile:
             stream,
             self.streams.policy,
             distance,
-            decoded[BATCH].to_pylist() if BATCH in decoded else None,
+            decoded[BATCH].drop_null().to_pylist() if BATCH in decoded else [],
         )
         linked = set(linked_columns(self.schema)) & {leaf.physical for leaf in wanted}
         return _with_next_observations(group, linked) if linked else group

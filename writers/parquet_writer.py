@@ -18,13 +18,13 @@ from typing import Any
 from rlio.batch import MultiAgentBatch
 from rlio.errors import SchemaConflict
 from rlio.interfaces import Batch, OutputWriter
-from rlio.schemas.parquet import Compression, ShardEncoder
+from rlio.schemas.parquet import Compression
 from rlio.schemas.provenance import Provenance
 from rlio.schemas.row_groups import GroupBuffer, Piece, pieces_of
 from rlio.schemas.schema import Schema
-from rlio.schemas.streams import StreamTable
 from rlio.storage.shard_log import ShardLog
 from rlio.writers.roll import Roll
+from rlio.writers.shard_builder import ShardBuilder
 
 __all__ = ["ParquetWriter"]
 
@@ -65,16 +65,21 @@ class ParquetWriter(OutputWriter):
     ) -> None:
         super().__init__()
         self._roll = roll or Roll()
-        self._compression = Compression.parse(compression)
         self._log = ShardLog(
             root, writer_id=writer_id, worker_index=worker_index, storage_options=storage_options
         )
         self._provenance = provenance or Provenance()
+        self._builder = ShardBuilder(
+            self._log,
+            roll=self._roll,
+            compression=Compression.parse(compression),
+            provenance=self._provenance.text,
+        )
         self._spaces = self._provenance.spaces_to_json(spaces)
         self._schema: Schema | None = None
         self._buffer: GroupBuffer | None = None
-        self._encoder: ShardEncoder | None = None
-        self._streams = StreamTable()
+        #: Rows since a shard was ended here; the builder may have ended it earlier, at ``max_bytes``.
+        self._shard_rows = 0
         self._timer: threading.Timer | None = None
 
     @property
@@ -95,9 +100,9 @@ class ParquetWriter(OutputWriter):
     def _write(self, batch: Batch) -> None:
         # Rows of earlier calls that could not be stored are tried again here, before anything new is taken.
         if self._log.waiting_bytes >= self._roll.max_bytes:
-            self._log.publish()
+            self._builder.store()
         self._adopt(batch)
-        if len(batch) == 0 or self._schema is None or self._buffer is None:
+        if batch.agent_steps() == 0 or self._schema is None or self._buffer is None:
             return
         for pieces in pieces_of(batch, self._schema, room=self._room()):
             self._append(pieces)
@@ -117,7 +122,7 @@ class ParquetWriter(OutputWriter):
             schema = schema.extended(batch, spaces=self._spaces)
         if schema is self._schema or not schema.policies:
             return
-        self._store()
+        self._finish()
         self._schema, self._buffer = schema, GroupBuffer(schema)
 
     def _room(self) -> int:
@@ -125,75 +130,49 @@ class ParquetWriter(OutputWriter):
         assert self._buffer is not None
         room = self._buffer.room
         if self._roll.max_rows is not None:
-            room = min(room, self._roll.max_rows - self._open_rows())
+            room = min(room, self._roll.max_rows - self._shard_rows)
         return room
 
-    def _open_rows(self) -> int:
-        buffered = self._buffer.rows if self._buffer else 0
-        return buffered + (self._encoder.rows if self._encoder else 0)
-
     def _append(self, pieces: list[Piece]) -> None:
-        """Add the pieces of one row group, finishing the group or shard before and after as needed."""
+        """Add the pieces of one row group, ending the group or shard before and after as needed."""
         assert self._buffer is not None
         rows = sum(piece.rows for piece in pieces)
         max_rows = self._roll.max_rows
-        if max_rows is not None and self._open_rows() and self._open_rows() + rows > max_rows:
-            self._roll_shard()
+        if max_rows is not None and self._shard_rows and self._shard_rows + rows > max_rows:
+            self._finish()
         elif self._buffer.rows and rows > self._buffer.room:
-            self._encode_group()
+            self._buffer = self._builder.add(self._buffer)
         for piece in pieces:
-            self._buffer.append(piece, self._streams)
-        if self._buffer.is_full:
-            self._encode_group()
-        encoded = self._encoder.encoded_bytes if self._encoder else 0
-        if encoded >= self._roll.max_bytes or (max_rows is not None and self._open_rows() >= max_rows):
-            self._roll_shard()
+            self._buffer.append(piece)
+        self._shard_rows += rows
+        if max_rows is not None and self._shard_rows >= max_rows:
+            self._finish()
+        elif self._buffer.is_full:
+            self._buffer = self._builder.add(self._buffer)
 
-    def _encode_group(self) -> None:
-        """Move the collected rows into the open shard."""
-        assert self._buffer is not None
-        assert self._schema is not None
-        if self._encoder is None:
-            self._encoder = ShardEncoder(
-                self._schema, compression=self._compression, provenance=self._provenance.text
-            )
-        self._encoder.add(self._buffer.take())
-
-    def _finish_shard(self) -> None:
-        """Hand the open shard, if it has rows, over to the log."""
-        if self._buffer is not None and self._buffer.rows:
-            self._encode_group()
-        if self._encoder is not None and self._schema is not None:
-            shard = self._encoder.finish(self._streams.streams)
-            self._log.append(
-                shard.data,
-                rows=shard.rows,
-                suffix="parquet",
-                footer_crc32=shard.footer_crc32,
-                schema=self._schema,
-            )
-            self._encoder = None
-            self._streams = StreamTable()
+    def _hand_over(self) -> None:
+        """Give the collected rows to the background."""
         self._stop_timer()
+        self._shard_rows = 0
+        if self._buffer is not None and self._buffer.rows:
+            self._buffer = self._builder.add(self._buffer)
 
-    def _roll_shard(self) -> None:
-        """Finish a shard in the middle of a write: what cannot be stored now stays queued."""
-        self._finish_shard()
-        self._log.try_publish()
-
-    def _store(self) -> None:
-        self._finish_shard()
-        self._log.publish()
+    def _finish(self) -> None:
+        """End the open shard; it is stored in the background, or stays queued where it cannot be."""
+        self._hand_over()
+        self._builder.finish()
 
     def _flush(self) -> None:
-        self._store()
+        self._hand_over()
+        self._builder.store()
 
     def _close(self) -> None:
         self._stop_timer()
+        self._builder.close()
 
     def _start_timer(self) -> None:
         """Bound the age of rows that are only in memory, also when no further write comes."""
-        if self._timer is None and self._roll.max_seconds is not None and self._open_rows():
+        if self._timer is None and self._roll.max_seconds is not None:
             self._timer = threading.Timer(self._roll.max_seconds, self._on_timer)
             self._timer.daemon = True
             self._timer.start()
@@ -206,4 +185,4 @@ class ParquetWriter(OutputWriter):
     def _on_timer(self) -> None:
         with self._lock:
             if not self._closed and self._timer is not None:
-                self._roll_shard()
+                self._finish()

@@ -68,19 +68,17 @@ class ShardLog:
         self.rows_published = 0
         #: Bytes of the shards that are stored.
         self.bytes_published = 0
+        #: Bytes of encoded shards that are not stored yet.
+        self.waiting_bytes = 0
         self._waiting: deque[_Waiting] = deque()
         self._has_header = False
         self._schemas: set[str] = set()
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes of encoded shards that could not be stored yet."""
-        return sum(len(shard.data) for shard in self._waiting)
 
     def append(self, data: bytes, *, rows: int, suffix: Suffix, footer_crc32: int, schema: Schema) -> None:
         """Number a shard's rows and queue it; `publish` stores it."""
         self._waiting.append(_Waiting(data, self.next_row, rows, suffix, footer_crc32, schema))
         self.next_row += rows
+        self.waiting_bytes += len(data)
 
     def publish(self) -> None:
         """Store every queued shard, the oldest first.
@@ -101,6 +99,7 @@ class ShardLog:
                 footer_crc32=shard.footer_crc32,
             )
             self._waiting.popleft()
+            self.waiting_bytes -= len(shard.data)
             self.rows_published += shard.rows
             self.bytes_published += len(shard.data)
             logger.info("stored %s: %d rows", self.storage.uri_of(ref.path), shard.rows)

@@ -1,0 +1,160 @@
+"""Encoding and storing in the background, so that `write()` costs a copy of the rows.
+
+One thread a writer encodes row groups and stores shards, in the order in which they were handed over: what is
+written depends on the rows alone, never on timing. At most two row groups of rows and one encoded shard are
+in memory, unless a shard cannot be stored.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from rlio.errors import PublishError
+from rlio.schemas.parquet import Compression, ShardEncoder
+from rlio.schemas.row_groups import GroupBuffer
+from rlio.storage.shard_log import ShardLog
+from rlio.writers.roll import Roll
+
+__all__ = ["ShardBuilder"]
+
+
+class ShardBuilder:
+    """Turns full buffers into stored Parquet shards. Called under the writer's lock.
+
+    Args:
+        log: Numbers and stores the shards.
+        roll: Its ``max_bytes`` ends a shard here; rows and age are the writer's to watch.
+        compression: Of the pages.
+        provenance: JSON text for every footer.
+    """
+
+    def __init__(self, log: ShardLog, *, roll: Roll, compression: Compression, provenance: str) -> None:
+        self._log = log
+        self._roll = roll
+        self._compression = compression
+        self._provenance = provenance
+        self._encoder: ShardEncoder | None = None
+        self._worker = _Worker()
+        self._busy: Future[None] | None = None
+        self._spare: GroupBuffer | None = None
+        self._failure: BaseException | None = None
+
+    def add(self, buffer: GroupBuffer) -> GroupBuffer:
+        """Encode the rows of a buffer, and give an empty buffer of the same schema to go on with."""
+        self._wait()
+        spare, self._spare = self._spare, buffer
+        self._busy = self._worker.submit(lambda: self._encode(buffer))
+        return spare if spare is not None and spare.schema is buffer.schema else GroupBuffer(buffer.schema)
+
+    def finish(self) -> None:
+        """End the open shard; storing it is tried, and tried again by `store` if it fails."""
+        self._wait()
+        self._busy = self._worker.submit(self._finish)
+
+    def store(self) -> None:
+        """End the open shard and return once everything handed over is stored.
+
+        Raises:
+            PublishError: Something could not be stored; it is kept.
+        """
+        self._wait()
+        self._busy = self._worker.submit(self._store)
+        self._wait()
+
+    def close(self) -> None:
+        """End the thread; what is not stored by then is lost, so `store` comes first."""
+        self._worker.stop()
+
+    def _wait(self) -> None:
+        """Wait for the job before, so that its error surfaces and no third buffer is needed.
+
+        Rows that could not be encoded are gone, so that such an error is raised by every later call; rows
+        that could not be stored are kept, and `store` tries again.
+        """
+        if self._failure is not None:
+            raise self._failure
+        busy, self._busy = self._busy, None
+        if busy is not None:
+            try:
+                busy.result()
+            except PublishError:
+                raise
+            except BaseException as error:
+                self._failure = error
+                raise
+
+    # ---- in the thread ----
+
+    def _encode(self, buffer: GroupBuffer) -> None:
+        if self._encoder is not None and self._encoder.schema is not buffer.schema:
+            self._finish()
+        if self._encoder is None:
+            self._encoder = ShardEncoder(
+                buffer.schema, compression=self._compression, provenance=self._provenance
+            )
+        self._encoder.add(buffer.take())
+        if self._encoder.encoded_bytes >= self._roll.max_bytes:
+            self._finish()
+
+    def _finish(self) -> None:
+        self._end_shard()
+        self._log.try_publish()
+
+    def _store(self) -> None:
+        self._end_shard()
+        self._log.publish()
+
+    def _end_shard(self) -> None:
+        encoder, self._encoder = self._encoder, None
+        if encoder is not None:
+            shard = encoder.finish()
+            self._log.append(
+                shard.data,
+                rows=shard.rows,
+                suffix="parquet",
+                footer_crc32=shard.footer_crc32,
+                schema=encoder.schema,
+            )
+
+
+class _Worker:
+    """A daemon thread that runs jobs in order.
+
+    Not an executor of the standard library: those refuse jobs once the interpreter begins to exit, which is
+    when writers that were left open publish their last rows.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], None], Future[None]] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, job: Callable[[], None]) -> Future[None]:
+        """Queue a job; its error is in the future."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="rlio-encode", daemon=True)
+            self._thread.start()
+        future: Future[None] = Future()
+        self._jobs.put((job, future))
+        return future
+
+    def stop(self) -> None:
+        """End the thread after the jobs that are queued."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        while (item := self._jobs.get()) is not None:
+            job, future = item
+            try:
+                job()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(None)
+            # The thread must not keep a job's rows alive while it waits for the next one.
+            del item, job, future
