@@ -144,8 +144,8 @@ class _Source:
 class MixedInput(InputReader):
     """Gives batches that hold steps of every source in proportion to its weight.
 
-    Shares are exact in steps, whatever the sizes of the sources' own batches: see `Schedule`. The rows of a
-    batch are grouped by source, in the sources' order, so that sequences and fragments stay whole. A
+    Shares are exact in steps (or sequences, where all sources count in those), whatever the sizes of the
+    sources' own batches: see `Schedule`. The rows of a batch are grouped by source, in the sources' order, so that sequences and fragments stay whole. A
     SampleBatch beside a MultiAgentBatch is wrapped as ``default_policy``.
 
     Args:
@@ -167,7 +167,7 @@ class MixedInput(InputReader):
 
     Raises:
         OptionError: An argument is illegal: no sources, one twice, a weight that is negative or not finite,
-            all weights 0, a source that does not count in steps.
+            all weights 0, sources that count in different units.
     """
 
     def __init__(
@@ -195,6 +195,7 @@ class MixedInput(InputReader):
         self.columns = columns
         self.source_column = source_column
         self.replayable = all(reader.replayable for reader in readers.values())
+        self.unit = next(iter(readers.values())).unit
         self._sources = [_Source(name, reader, rewinds=end == "rewind") for name, reader in readers.items()]
         self._order = list(range(count))
         if seed is not None:
@@ -237,12 +238,14 @@ class MixedInput(InputReader):
             raise
         except BaseException as error:
             self._schedule, schedule.counts = schedule, counts
-            if lost := sum(count_units(batch, "steps") for parts in drawn for batch in parts):
+            if lost := sum(count_units(batch, self.unit) for parts in drawn for batch in parts):
                 self.dropped += lost
-                error.add_note(f"{lost} steps that the mixture's sources gave for this batch are not served")
+                error.add_note(
+                    f"{lost} {self.unit} that the mixture's sources gave for this batch are not served"
+                )
             raise
         for source, parts in zip(self._sources, drawn, strict=True):
-            source.served += sum(count_units(part, "steps") for part in parts)
+            source.served += sum(count_units(part, self.unit) for part in parts)
         return batch
 
     def _draw(self, n: int, drawn: list[list[Batch]]) -> None:
@@ -273,13 +276,13 @@ class MixedInput(InputReader):
             except EndOfData:
                 size = 0
             else:
-                size = count_units(batch, "steps")
+                size = count_units(batch, self.unit)
                 parts.append(batch)
             got += size
             if got == share or source.start is None:
                 return got
             if got == began:
-                raise OptionError(f"source {source.name!r} of the mixture has no steps: leave it out")
+                raise OptionError(f"source {source.name!r} of the mixture has no {self.unit}: leave it out")
             began = got
             source.reader.load_state_dict(source.start)
 
@@ -294,7 +297,7 @@ class MixedInput(InputReader):
                 name = ended[0].name
                 why = "cannot rewind, as it is not replayable" if self.end == "rewind" else "end='error'"
                 raise OptionError(
-                    f"source {name!r} of the mixture ended after {ended[0].served} served steps while "
+                    f"source {name!r} of the mixture ended after {ended[0].served} served {self.unit} while "
                     f"{source.name!r} goes on, and {why}: give it more epochs, or say end='rewind' or "
                     "end='renormalise'"
                 )
@@ -441,9 +444,9 @@ def _named(sources: Sources) -> tuple[dict[str, InputReader], list[Weight] | Non
         raise OptionError(f"a mixture needs one source or more, each reader once; it was given {len(pairs)}")
     if weights and len(weights) < len(readers):
         raise OptionError("some sources have names and others weights: name all of them, or none")
-    for name, reader in readers.items():
-        if reader.unit != "steps":
-            raise OptionError(f"source {name!r} counts in {reader.unit}: a mixture is exact in steps only")
+    units = {name: reader.unit for name, reader in readers.items()}
+    if len(set(units.values())) > 1:
+        raise OptionError(f"the sources count in different units: {excerpt(units)}; a mixture needs one")
     return readers, weights or None
 
 

@@ -250,11 +250,12 @@ def test_illegal_arguments_raise(sources: Any, options: dict[str, Any], message:
         MixedInput(sources, **{"batch_size": 4, **options})
 
 
-def test_a_source_that_counts_in_episodes_raises() -> None:
+def test_sources_that_count_in_different_units_raise() -> None:
     reader = Counting(None)
     reader.unit = "episodes"
-    with pytest.raises(OptionError, match="counts in episodes"):
-        MixedInput([(reader, 1)], batch_size=4)
+    assert MixedInput([(reader, 1)], batch_size=4).unit == "episodes"
+    with pytest.raises(OptionError, match=r"different units.*episodes"):
+        MixedInput([(reader, 1), (Counting(None), 1)], batch_size=4)
 
 
 # ---- ends ----
@@ -455,20 +456,15 @@ def test_a_mixture_with_a_live_source_resumes_the_others_exactly() -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "key"),
-    [
-        (lambda: mix([1, 2, 3]), "sources"),
-        (lambda: mix([1, 1]), "weights"),
-        (lambda: mix([1, 2], seed=5), "order"),
-    ],
+    ("weights", "seed", "key"),
+    [([1] * 5, None, "sources"), ([1] * 5 + [2], None, "weights"), ([1] * 6, 4, "order")],
 )
-def test_the_state_of_another_mixture_raises_and_names_the_difference(other: Any, key: str) -> None:
-    state = mix([1, 2], seed=3).state_dict()
-    state["position"]["order"] = [0, 1] if key != "order" else [1, 0]
-    reader = other()
-    reader._order = reader._order if key != "order" else [0, 1]
-    with pytest.raises(StateError, match=key):
-        reader.load_state_dict(state)
+def test_the_state_of_another_mixture_raises_and_names_the_difference(
+    weights: list[int], seed: int | None, key: str
+) -> None:
+    state = mix([1] * 6).state_dict()
+    with pytest.raises(StateError, match=rf"'position'\]\['{key}'\]"):
+        mix(weights, seed=seed).load_state_dict(state)
 
 
 # ---- closing ----

@@ -125,9 +125,11 @@ def test_every_large_permutation_is_a_bijection(n: int) -> None:
 def test_huge_permutations_stay_in_range_and_never_repeat(n: int) -> None:
     order = Permutation(n, seed=1, epoch=0)
     values = np.concatenate([order.take(0, 40_000), order.take(n - 40_000, n)])
-    assert values.min() >= 0 and values.max() < n
+    assert values.min() >= 0
+    assert values.max() < n
     assert len(np.unique(values)) == 80_000
-    assert values.max() > n * 0.99 and values.min() < n * 0.01
+    assert values.max() > n * 0.99
+    assert values.min() < n * 0.01
 
 
 @given(n=st.integers(1, 10**7), seed=SEEDS, epoch=st.integers(0, 10**6), data=st.data())
@@ -298,7 +300,8 @@ def test_ranks_cover_each_position_once_even_if_their_number_changes(total: int,
         world, batch_size = data.draw(st.integers(1, 7)), data.draw(st.integers(1, 60))
         dealt = [deal(position, batch_size, rank, world, total) for rank in range(world)]
         sizes = [stop - start for start, stop, _ in dealt]
-        assert max(sizes) - min(sizes) <= 1 and max(sizes) <= batch_size
+        assert max(sizes) - min(sizes) <= 1
+        assert max(sizes) <= batch_size
         if total - position >= world * batch_size:
             assert set(sizes) == {batch_size}
         for start, stop, _ in dealt:

@@ -1,0 +1,385 @@
+"""Turns what a user wrote as an input or output into a reader or writer.
+
+An input is a reader; a function of `IOContext`; a registered name; ``"sampler"``; a path, URI or glob, or a
+list of those; or a mixture of all these with weights. An output is a writer; a function of `IOContext`; a
+registered name; ``"logdir"``; a path or URI; or None. Names are registered with `register_input` and
+`register_output`, or by an installed package through its entry points in the groups ``rlio.readers`` and
+``rlio.writers``. A registered name wins over a path; ``./name`` is the path. A path is a path, whatever
+letters it contains.
+
+Example:
+    >>> from rlio.interfaces import IOContext
+    >>> from rlio.readers.mixed_input import MixedInput
+    >>> resolve_output(None, IOContext())
+    <rlio.writers.noop_output.NoopOutput object at ...>
+    >>> register_output("nowhere", lambda context: resolve_output(None, context))
+    >>> resolve_output("nowhere", IOContext()).rows_received
+    0
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
+from typing import Any, Generic, TypeAlias, TypeVar, cast
+
+from rlio.errors import DataNotFound, OptionError, excerpt
+from rlio.interfaces import InputReader, IOContext, OutputWriter
+
+__all__ = ["read", "register_input", "register_output", "resolve_input", "resolve_output"]
+
+InputCreator: TypeAlias = Callable[[IOContext], InputReader]
+OutputCreator: TypeAlias = Callable[[IOContext], OutputWriter]
+T = TypeVar("T")
+
+_HEADER = "_rlio.json"
+# Which reader opens which files; named, so that only the one that is used is imported.
+_DATASET_READER = "rlio.readers.dataset_reader:DatasetReader"
+_READERS = {
+    "rlio.readers.json_reader:JsonReader": (".json", ".jsonl", ".zip"),
+    "rlio.readers.d4rl_reader:D4RLReader": (".hdf5", ".h5"),
+    "rlio.readers.foreign_parquet:ForeignParquetReader": (".parquet",),
+}
+_MIXED_INPUT = "rlio.readers.mixed_input:MixedInput"
+_PARQUET_WRITER = "rlio.writers.parquet_writer:ParquetWriter"
+_NOOP_OUTPUT = "rlio.writers.noop_output:NoopOutput"
+
+# Options of a mixture itself; all others go to the readers that it opens. `columns` is either's, by its type.
+_MIX_OPTIONS = ("batch_size", "end", "source_column")
+# Steps of a mixture's batch where none are asked for: as many as one fragment of RLlib's rollouts.
+_MIX_BATCH_SIZE = 200
+
+
+class _Registry(Generic[T]):
+    """Names and what creates a reader or writer for each."""
+
+    def __init__(self, kind: Any, noun: str, group: str, *, reserved: str) -> None:
+        # Any: as type[T], mypy would take no abstract class.
+        self.kind = kind
+        self.noun = noun
+        self.group = group
+        self.reserved = reserved
+        self._creators: dict[str, Callable[..., Any]] = {}
+
+    def register(self, name: str, creator: Callable[..., Any]) -> None:
+        if not isinstance(name, str) or not name or name == self.reserved:
+            raise OptionError(
+                f"{excerpt(name)} cannot be the name of {self.noun}: any text but '' and {self.reserved!r}"
+            )
+        if not callable(creator):
+            raise OptionError(
+                f"{self.noun} {name!r} needs a function of IOContext, or a class, not {excerpt(creator)}"
+            )
+        self._creators[name] = creator
+
+    def names(self) -> list[str]:
+        """All names that are known now."""
+        return sorted(
+            {self.reserved, *self._creators, *(point.name for point in entry_points(group=self.group))}
+        )
+
+    def find(self, name: str) -> Callable[..., Any] | None:
+        """What is registered under ``name``: in this process, else by an installed package."""
+        if creator := self._creators.get(name):
+            return creator
+        # No package is asked for what is a path at first sight: looking takes milliseconds.
+        if not _may_be_name(name):
+            return None
+        points = {point.value: point for point in entry_points(group=self.group, name=name)}
+        if len(points) > 1:
+            owners = ", ".join(f"{point.value} of {_owner(point)}" for point in points.values())
+            raise OptionError(
+                f"several packages register {self.noun} {name!r}: {owners}; pass the class itself"
+            )
+        for point in points.values():
+            return self._load(point)
+        return None
+
+    def _load(self, point: EntryPoint) -> Callable[..., Any]:
+        try:
+            creator = point.load()
+        except (ImportError, AttributeError) as error:
+            raise OptionError(
+                f"{self.noun} {point.name!r} of {_owner(point)} is not to be had at {point.value}: {error}"
+            ) from error
+        if not callable(creator):
+            raise OptionError(f"{point.value} of {_owner(point)} is {excerpt(creator)}, not {self.noun}")
+        return creator  # type: ignore[no-any-return]  # whatever the package wrote; checked to be callable
+
+    def create(self, creator: Callable[..., Any], context: IOContext, origin: str) -> T:
+        """Call ``creator`` and check what it gives."""
+        if isinstance(creator, type) and issubclass(creator, self.kind):
+            made = creator(**context.options)
+        else:
+            made = creator(context)
+        if not isinstance(made, self.kind):
+            raise OptionError(
+                f"{origin} gave {excerpt(made)}: it must give {self.noun}, a {self.kind.__name__}"
+            )
+        return cast("T", made)
+
+
+_inputs: _Registry[InputReader] = _Registry(InputReader, "an input", "rlio.readers", reserved="sampler")
+_outputs: _Registry[OutputWriter] = _Registry(OutputWriter, "an output", "rlio.writers", reserved="logdir")
+
+
+def register_input(name: str, creator: InputCreator | type[InputReader]) -> None:
+    """Make ``name`` an input, in this process; a name that is taken is given anew.
+
+    Args:
+        name: Any text but ``"sampler"``.
+        creator: A function of `IOContext` that gives a reader, or a class of readers, which is called with
+            the options as keywords.
+
+    Raises:
+        OptionError: ``name`` or ``creator`` is none.
+    """
+    _inputs.register(name, creator)
+
+
+def register_output(name: str, creator: OutputCreator | type[OutputWriter]) -> None:
+    """Make ``name`` an output, in this process; a name that is taken is given anew.
+
+    Args:
+        name: Any text but ``"logdir"``.
+        creator: A function of `IOContext` that gives a writer, or a class of writers, which is called with
+            the options as keywords.
+
+    Raises:
+        OptionError: ``name`` or ``creator`` is none.
+    """
+    _outputs.register(name, creator)
+
+
+def read(value: Any, **options: Any) -> InputReader:
+    """Open an input on its own: whatever ``input=`` of a worker takes, apart from ``"sampler"``.
+
+    Args:
+        value: See `resolve_input`.
+        options: Keywords of the reader, such as those of `ReadOptions`. For a mixture: ``batch_size``,
+            ``end``, ``source_column`` and a text as ``columns`` are the mixture's, the rest is for the
+            readers that it opens.
+
+    Returns:
+        The reader; close it, or use it in a ``with`` block.
+
+    Raises:
+        DataNotFound: Nothing is stored there, and no input has that name.
+        OptionError: ``value`` is of no kind that is known, or an option is illegal.
+    """
+    return resolve_input(value, IOContext(options=MappingProxyType(options)))
+
+
+def resolve_input(value: Any, context: IOContext) -> InputReader:
+    """Make the reader that ``value`` stands for.
+
+    Args:
+        value: A reader; a function of `IOContext`, or a class of readers, which gets ``context.options`` as
+            keywords; a registered name; ``"sampler"``; a path, URI or glob, or a list of those, read in
+            shards by ``context.rank``; or a mixture: a dict of any of these -> weight, or a list of pairs.
+        context: What functions get, and the options of the reader.
+
+    Returns:
+        The reader, owned by the caller.
+
+    Raises:
+        DataNotFound: Nothing is stored there, and no input has that name.
+        OptionError: ``value`` is of no kind that is known, options are given that nothing takes, or folders
+            hold files of several kinds or of none.
+    """
+    if isinstance(value, InputReader):
+        _refuse_options(context, f"the input is a {type(value).__name__} already")
+        return value
+    if isinstance(value, Mapping):
+        return _mixture(list(value.items()), context)
+    if isinstance(value, str):
+        if value == "sampler":
+            _refuse_options(context, "the sampler has its own configuration")
+            return _sampler(context)
+        if creator := _inputs.find(value):
+            return _inputs.create(creator, context, f"the input {value!r}")
+    elif callable(value):
+        return _inputs.create(value, context, f"the input {excerpt(value)}")
+    if isinstance(value, (str, os.PathLike)):
+        return _stored([value], context)
+    if isinstance(value, Sequence) and value:
+        if all(isinstance(item, (str, os.PathLike)) for item in value):
+            return _stored(list(value), context)
+        if all(isinstance(item, tuple) and len(item) == 2 for item in value):
+            return _mixture(list(value), context)
+    raise OptionError(
+        f"the input is {excerpt(value)}: expected a reader, a function of IOContext, one of the names "
+        f"{', '.join(_inputs.names())}, a path, a list of paths, or a dict or pairs of those with weights"
+    )
+
+
+def resolve_output(value: Any, context: IOContext) -> OutputWriter:
+    """Make the writer that ``value`` stands for.
+
+    Args:
+        value: A writer; a function of `IOContext`, or a class of writers, which gets ``context.options`` as
+            keywords; a registered name; ``"logdir"``, a data set in ``context.log_dir``; a path or URI, a
+            data set there; or None, which keeps nothing.
+        context: What functions get, and the options of the writer.
+
+    Returns:
+        The writer, owned by the caller.
+
+    Raises:
+        OptionError: ``value`` is of no kind that is known, or options are given that nothing takes.
+    """
+    if value is None:
+        _refuse_options(context, "there is no output")
+        return _class(_NOOP_OUTPUT)()  # type: ignore[no-any-return]  # found by name
+    if isinstance(value, OutputWriter):
+        _refuse_options(context, f"the output is a {type(value).__name__} already")
+        return value
+    if isinstance(value, str) and value != "logdir" and (creator := _outputs.find(value)):
+        return _outputs.create(creator, context, f"the output {value!r}")
+    if callable(value):
+        return _outputs.create(value, context, f"the output {excerpt(value)}")
+    if not isinstance(value, (str, os.PathLike)):
+        raise OptionError(
+            f"the output is {excerpt(value)}: expected a writer, a function of IOContext, one of the names "
+            f"{', '.join(_outputs.names())}, a path, or None"
+        )
+    if value == "logdir":
+        if context.log_dir is None:
+            raise OptionError("output='logdir' needs a log_dir: give the worker one, or write a path")
+        value = context.log_dir
+    options = {"worker_index": context.worker_index, **context.options}
+    if context.spaces:
+        options.setdefault("spaces", context.spaces)
+    return _class(_PARQUET_WRITER)(value, **options)  # type: ignore[no-any-return]  # found by name
+
+
+def _class(place: str) -> Any:
+    """The class at ``module:Class``."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
+
+
+def _may_be_name(text: str) -> bool:
+    return not any(letter in text for letter in "/\\*?[")
+
+
+def _owner(point: EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist else "a package"
+
+
+def _refuse_options(context: IOContext, reason: str) -> None:
+    if context.options:
+        raise OptionError(f"options {', '.join(map(repr, context.options))} have no effect: {reason}")
+
+
+def _sampler(context: IOContext) -> InputReader:
+    if context.default_sampler_input is None:
+        raise OptionError(
+            "'sampler' needs a worker that steps an environment: rlio.RolloutWorker(env, policy)"
+        )
+    return context.default_sampler_input()
+
+
+# ---- mixtures ----
+
+
+def _mixture(pairs: Sequence[tuple[Any, Any]], context: IOContext) -> InputReader:
+    """A MixedInput of what each first element stands for; those it opened are closed if one fails."""
+    own = {key: value for key, value in context.options.items() if key in _MIX_OPTIONS}
+    rest = {key: value for key, value in context.options.items() if key not in _MIX_OPTIONS}
+    if isinstance(rest.get("columns"), str):
+        own["columns"] = rest.pop("columns")
+    taker = next((value for value, _ in pairs if not _takes_no_options(value)), None)
+    if rest and taker is None:
+        raise OptionError(f"options {', '.join(map(repr, rest))} have no effect: the mixture opens no reader")
+    inner = replace(context, options=MappingProxyType(rest))
+    bare = replace(context, options=MappingProxyType({}))
+    readers: dict[str, InputReader] = {}
+    weights = {}
+    with ExitStack() as opened:
+        for number, (value, weight) in enumerate(pairs):
+            name = os.fspath(value) if isinstance(value, (str, os.PathLike)) else f"source_{number}"
+            if name in readers:
+                raise OptionError(f"{name!r} is a source of the mixture twice: add up its weights")
+            readers[name] = resolve_input(value, bare if _takes_no_options(value) else inner)
+            weights[name] = weight
+            if not isinstance(value, InputReader):
+                opened.callback(readers[name].close)
+        mixed = _class(_MIXED_INPUT)(
+            readers, weights=weights, **{"batch_size": _MIX_BATCH_SIZE, "seed": context.seed, **own}
+        )
+        opened.pop_all()
+    return mixed  # type: ignore[no-any-return]  # found by name
+
+
+def _takes_no_options(value: object) -> bool:
+    return isinstance(value, InputReader) or value == "sampler"
+
+
+# ---- stored data ----
+
+
+def _stored(values: list[str | os.PathLike[str]], context: IOContext) -> InputReader:
+    """The reader for the files that ``values`` name."""
+    options = dict(context.options)
+    if context.world > 1:
+        options.setdefault("shard", (context.rank, context.world))
+    if options.get("shuffle") and context.seed is not None:
+        options.setdefault("seed", context.seed)
+    storage_options = options.get("storage_options")
+    roots = [value for value in values if _is_dataset(value, storage_options)]
+    if roots and len(values) > 1:
+        raise OptionError(
+            f"{excerpt(os.fspath(roots[0]))} is a data set: it is opened alone; to read it with others, give "
+            "each a weight: {path: weight, ...}"
+        )
+    if roots:
+        return _class(_DATASET_READER)(roots[0], **options)  # type: ignore[no-any-return]  # found by name
+    place = _reader_of(values, storage_options)
+    # A single path is passed as it is, so that messages and states show what the user wrote.
+    inputs = values[0] if len(values) == 1 else values
+    return _class(place)(inputs, **options)  # type: ignore[no-any-return]  # found by name
+
+
+def _is_dataset(value: str | os.PathLike[str], storage_options: Mapping[str, Any] | None) -> bool:
+    """Whether ``value`` is the root of a data set; what has the ending of a file is not looked at."""
+    from rlio.storage.filesystem import Storage
+
+    text = os.fspath(value)
+    if text.endswith(tuple(suffix for suffixes in _READERS.values() for suffix in suffixes)):
+        return False
+    return Storage.open(value, storage_options=storage_options).exists(_HEADER)
+
+
+def _reader_of(values: list[str | os.PathLike[str]], storage_options: Mapping[str, Any] | None) -> str:
+    """The place of the reader class for files that are no data set of ours, by their endings."""
+    from rlio.storage.inputs import expand_inputs
+
+    try:
+        files = expand_inputs(values, storage_options=storage_options)
+    except DataNotFound as error:
+        if len(values) == 1 and isinstance(values[0], str) and _may_be_name(values[0]):
+            raise DataNotFound(
+                f"{error}; no input has that name either: there are {', '.join(_inputs.names())}"
+            ) from error
+        raise
+    counts = {
+        place: sum(file.path.lower().endswith(suffixes) for file in files)
+        for place, suffixes in _READERS.items()
+    }
+    found = [place for place, count in counts.items() if count]
+    what = ", ".join(f"{counts[place]} for {place.rpartition(':')[2]}" for place in found)
+    if len(found) == 1:
+        return found[0]
+    names = [file.uri.rpartition("/")[2] for file in files]
+    known = ", ".join(suffix for suffixes in _READERS.values() for suffix in suffixes)
+    raise OptionError(
+        f"{excerpt([os.fspath(value) for value in values])} holds {len(files)} files, "
+        f"{what or 'of no kind that is known'} ({excerpt(names[:10])}): expected a data set ({_HEADER}) "
+        f"or files of one kind ({known}); give a glob that names one kind, or pass a reader"
+    )
