@@ -183,8 +183,8 @@ def read_lines(
 ) -> Iterator[Line]:
     """Yield the lines of ``stream`` from ``offset``, which begins line ``number``.
 
-    Lines end with a newline; white space around them is dropped; the last needs none. A byte-order mark
-    at the file's start is dropped. At most ``limit`` bytes of a line, and one piece of the file, are in memory.
+    Lines end with a newline; white space around them is dropped, and so is a byte-order mark at the file's
+    start. At most ``limit`` bytes of a line, and one piece of the file, are in memory.
     """
     if offset:
         stream.seek(offset)

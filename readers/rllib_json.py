@@ -36,7 +36,15 @@ from rlio.readers.space_arrays import Spaces, fit_space, space_of
 if TYPE_CHECKING:
     import gymnasium as gym
 
-__all__ = ["RllibDecoder", "map_done_columns", "parse_line", "wanted_columns"]
+__all__ = [
+    "RllibDecoder",
+    "check_asked",
+    "map_done_columns",
+    "parse_line",
+    "stack_rows",
+    "standard_dtype",
+    "wanted_columns",
+]
 
 Array: TypeAlias = NDArray[Any]
 
@@ -213,17 +221,9 @@ class RllibDecoder:
             if self._wanted is None or name in self._wanted
         }
         map_done_columns(arrays)
-        self._check_asked(arrays)
+        check_asked(self._asked, arrays)
         rows = _check_rows(arrays)
         return _make_batch(arrays, rows)
-
-    def _check_asked(self, arrays: Mapping[str, Any]) -> None:
-        for name in self._asked or ():
-            found = name in arrays or (
-                name == Columns.DONES and bool({Columns.TERMINATEDS, Columns.TRUNCATEDS} & arrays.keys())
-            )
-            if not found:
-                raise MissingColumn("a column that was asked for is not in the record", column=name)
 
     # ---- one column ----
 
@@ -245,7 +245,7 @@ class RllibDecoder:
             return _add_rows(found) if context.one_step else found
         if isinstance(value, list) and value and is_packed(value[0]) and all(map(is_packed, value)):
             # One blob a row, as RLlib's `compress()` leaves them.
-            return _stack([unpack(item, limits=self._limits) for item in value])
+            return stack_rows([unpack(item, limits=self._limits) for item in value])
         if isinstance(value, dict):
             return {key: self._unpacked(item, context) for key, item in value.items()}
         return value
@@ -259,17 +259,21 @@ def _add_rows(value: Any) -> Any:
     return np.asarray(value)[None]
 
 
-def _stack(rows: list[Any]) -> Any:
-    """Rows, each an array or a dict or tuple of arrays, as one array or a dict or tuple of arrays."""
+def stack_rows(rows: list[Any]) -> Any:
+    """Rows, each an array or a dict or tuple of arrays, as one array or a dict or tuple of arrays.
+
+    Raises:
+        SchemaError: They differ in structure, dtype or shape.
+    """
     first = rows[0]
     if isinstance(first, dict):
         if any(not isinstance(row, dict) or row.keys() != first.keys() for row in rows):
             raise SchemaError("packed rows of unlike structure")
-        return {key: _stack([row[key] for row in rows]) for key in first}
+        return {key: stack_rows([row[key] for row in rows]) for key in first}
     if isinstance(first, tuple):
         if any(not isinstance(row, tuple) or len(row) != len(first) for row in rows):
             raise SchemaError("packed rows of unlike structure")
-        return tuple(_stack([row[i] for row in rows]) for i in range(len(first)))
+        return tuple(stack_rows([row[i] for row in rows]) for i in range(len(first)))
     arrays = [np.asarray(row) for row in rows]
     unlike = {(array.dtype.str, array.shape) for array in arrays}
     if len(unlike) > 1:
@@ -306,6 +310,15 @@ def _to_array(name: str, value: Any, context: _Record) -> Array:
         elif not isinstance(value, list):
             raise SchemaError(f"expected a list with one item a row, found {excerpt(value, 80)}")
         array = object_column(value) if name == Columns.INFOS else _from_list(name, value, context)
+    return standard_dtype(name, array)
+
+
+def standard_dtype(name: str, array: Array) -> Array:
+    """``array`` with the dtype that column ``name`` has everywhere: bool for flags, floats for rewards etc.
+
+    Raises:
+        SchemaError: Flags that are not 0 or 1.
+    """
     if name in _FLAGS and array.dtype != np.bool_:
         if array.dtype.kind not in "iuf" or not np.isin(array, (0, 1)).all():
             raise SchemaError(f"expected true and false, found {excerpt(array[:4].tolist())}")
@@ -377,6 +390,16 @@ def _check_floats(rows: list[Any], array: Array, context: _Record) -> Array:
 
 
 # ---- the batch ----
+
+
+def check_asked(asked: list[str] | None, columns: Mapping[str, Any]) -> None:
+    """Raise MissingColumn unless ``columns`` has all that the user asked for."""
+    for name in asked or ():
+        found = name in columns or (
+            name == Columns.DONES and bool({Columns.TERMINATEDS, Columns.TRUNCATEDS} & columns.keys())
+        )
+        if not found:
+            raise MissingColumn("a column that was asked for is not there", column=name)
 
 
 def map_done_columns(columns: dict[str, Any]) -> None:

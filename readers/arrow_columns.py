@@ -1,0 +1,161 @@
+"""Columns of somebody else's Arrow table as columns of a batch.
+
+Example:
+    >>> import pyarrow as pa
+    >>> to_column("obs", pa.array([[1.0, 2.0], [3.0, 4.0]]), {})
+    array([[1., 2.],
+           [3., 4.]])
+    >>> to_column("rewards", pa.array([1, None, 2], pa.float32()), {})
+    array([ 1., nan,  2.], dtype=float32)
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from numpy.typing import NDArray
+
+from rlio.arrays import object_column
+from rlio.columns import Columns
+from rlio.errors import SchemaError, excerpt
+from rlio.readers.packed import is_packed, unpack
+from rlio.readers.parquet_footer import Extension
+from rlio.readers.rllib_json import stack_rows, standard_dtype
+
+__all__ = ["to_column"]
+
+Array: TypeAlias = NDArray[Any]
+
+# Extension types whose storage is one list a row, and whose parameters say its shape.
+_TENSORS = ("ray.data.arrow_tensor", "ray.data.arrow_tensor_v2", "arrow.fixed_shape_tensor")
+
+
+def to_column(name: str, values: Any, extensions: Mapping[str, Extension]) -> Any:
+    """An Arrow array as a column of a batch.
+
+    Args:
+        name: The column's name, which decides the dtype of flags, rewards and the like.
+        values: A pyarrow Array.
+        extensions: Path of a field -> its extension type, whose shape rows get.
+
+    Returns:
+        Fresh NumPy arrays, nested where ``values`` are structs; None for Arrow's type null.
+
+    Raises:
+        SchemaError: Lists differ in length, nulls stand where the dtype has none, or the type has no dtype.
+        CorruptData: Packed text is damaged.
+    """
+    return _to_column(name, values, extensions, name)
+
+
+def _to_column(name: str, values: Any, extensions: Mapping[str, Extension], path: str) -> Any:
+    import pyarrow as pa
+
+    types, kind = pa.types, values.type
+    if types.is_null(kind):
+        return None
+    if types.is_dictionary(kind):
+        values = values.dictionary_decode()
+        kind = values.type
+    if types.is_struct(kind) and name != Columns.INFOS:
+        _refuse_nulls(values)
+        parts = {
+            field.name: _to_column(name, part, extensions, f"{path}.{field.name}")
+            for field, part in zip(kind, values.flatten(), strict=True)
+        }
+        return {key: part for key, part in parts.items() if part is not None}
+    if _is_list(kind) and _has_numbers(kind) and name != Columns.INFOS:
+        return standard_dtype(name, _shaped(_from_lists(values), extensions.get(path)))
+    if types.is_string(kind) or types.is_large_string(kind):
+        return _from_text(values)
+    if _is_number(kind):
+        return standard_dtype(name, _from_numbers(values))
+    if types.is_decimal(kind):
+        raise SchemaError(f"decimal numbers ({kind}) have no NumPy dtype: cast the column to float64")
+    if name == "item" and types.is_binary(kind):
+        raise SchemaError("RLlib's episodes in msgpack are not read: record with output_write_episodes=False")
+    return object_column(values.to_pylist())
+
+
+def _is_list(kind: Any) -> bool:
+    import pyarrow as pa
+
+    types = pa.types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def _has_numbers(kind: Any) -> bool:
+    while _is_list(kind):
+        kind = kind.value_type
+    return _is_number(kind)
+
+
+def _is_number(kind: Any) -> bool:
+    import pyarrow as pa
+
+    types = pa.types
+    return bool(
+        types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_temporal(kind)
+    )
+
+
+def _refuse_nulls(values: Any) -> None:
+    if values.null_count:
+        raise SchemaError(f"{values.null_count} of {len(values)} rows are null")
+
+
+def _from_numbers(values: Any) -> Array:
+    """Numbers as a fresh array; nulls are NaN or NaT where the dtype has them."""
+    import pyarrow as pa
+
+    if not (pa.types.is_floating(values.type) or pa.types.is_timestamp(values.type)):
+        _refuse_nulls(values)
+    array: Array = values.to_numpy(zero_copy_only=False)
+    return array if array.flags.writeable and array.flags.owndata else array.copy()
+
+
+def _from_lists(values: Any) -> Array:
+    """Lists of one length as a fresh array, one axis more for each level of nesting."""
+    rows, shape = len(values), []
+    while _is_list(values.type):
+        _refuse_nulls(values)
+        count = len(values)
+        flat = values.flatten()
+        size, left = divmod(len(flat), max(count, 1))
+        lengths = None if hasattr(values.type, "list_size") else values.value_lengths().to_numpy()
+        if left or (lengths is not None and count and (lengths != size).any()):
+            raise SchemaError("lists of unlike lengths: an array needs rows of one shape")
+        shape.append(size)
+        values = flat
+    return _from_numbers(values).reshape(rows, *shape)
+
+
+def _shaped(array: Array, extension: Extension | None) -> Array:
+    """Flat rows in the shape that their extension type states."""
+    if extension is None or extension.name not in _TENSORS:
+        return array
+    try:
+        parameters = json.loads(extension.parameters)
+        shape = parameters["shape"] if isinstance(parameters, dict) else parameters
+        order = parameters.get("permutation") if isinstance(parameters, dict) else None
+        legal = all(type(n) is int and n >= 0 for n in shape) and math.prod(shape) == math.prod(
+            array.shape[1:]
+        )
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise SchemaError(f"parameters of {extension.name}: {excerpt(extension.parameters)}") from error
+    if not legal or (order is not None and order != list(range(len(shape)))):
+        raise SchemaError(
+            f"tensors of shape {excerpt(shape)} and axes {excerpt(order)} in rows of shape {array.shape[1:]}"
+        )
+    return array.reshape(len(array), *shape)
+
+
+def _from_text(values: Any) -> Any:
+    """Text as an object array; what RLlib packed, row by row, as the arrays in it."""
+    rows = values.to_pylist()
+    if rows and all(map(is_packed, rows)):
+        return stack_rows([unpack(row) for row in rows])
+    return object_column(rows)

@@ -1,0 +1,444 @@
+"""`ForeignParquetReader`: Parquet files that others wrote, with one row a step or one row a batch.
+
+One row a step is the common form, RLlib's new recordings and any data frame included: numbers, lists,
+structs and text become columns. One row a batch is what RLlib's older dataset writer left; such rows are
+records, as in its JSON (`rlio.readers.rllib_json`).
+
+Files are foreign: row groups are read one at a time and within limits, and extension types cannot act
+(`rlio.readers.parquet_footer`). Data sets of rlio have a reader of their own (`rlio.readers.dataset_reader`).
+
+Example:
+    >>> import io
+    >>> import pyarrow as pa, pyarrow.parquet as pq
+    >>> from rlio.storage import Storage
+    >>> stream = io.BytesIO()
+    >>> pq.write_table(pa.table({"obs": [[0.5, 1.0], [1.5, 2.0]], "dones": [False, True]}), stream)
+    >>> Storage.open("memory://foreign-example").put("a.parquet", stream.getvalue())
+    >>> with ForeignParquetReader("memory://foreign-example", epochs=1) as reader:
+    ...     reader.sample()
+    SampleBatch(2 steps: obs float64 (2, 2), terminateds bool (2,))
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
+from typing import Any, Literal, TypeVar, Unpack
+
+from rlio.batch import SampleBatch
+from rlio.columns import Columns
+from rlio.errors import (
+    CorruptData,
+    MissingColumn,
+    OptionError,
+    RlioError,
+    SchemaError,
+    UnsafeData,
+    excerpt,
+)
+from rlio.interfaces import Batch, ReadKeywords, ReadOptions
+from rlio.readers.arrow_columns import to_column
+from rlio.readers.inputs import Cursor, Failures, RecordCursor, StoredReader, TableCursor, relocate
+from rlio.readers.parquet_footer import Extension, ForeignFile, open_parquet, registered_extensions
+from rlio.readers.rllib_json import (
+    RllibDecoder,
+    check_asked,
+    map_done_columns,
+    wanted_columns,
+)
+from rlio.readers.space_arrays import Spaces, check_spaces, fit_space, space_of
+from rlio.readers.uniform import Uniform
+from rlio.storage import InputFile, expand_inputs, open_input
+from rlio.storage.filesystem import StrPath
+
+__all__ = ["ForeignParquetReader"]
+
+logger = logging.getLogger("rlio")
+
+T = TypeVar("T")
+
+_SUFFIXES = (".parquet",)
+_MAX_COLUMNS = 4096
+_MAX_GROUP_ROWS = 16 << 20
+_MAX_GROUP_BYTES = 1 << 30
+# Text that is stored once, with a number in each row, can multiply: as many rows at a time as stay within
+# this, whatever the file says.
+_BATCH_BYTES = 64 << 20
+_BATCH_ROWS = 8192
+_OPEN_FILES = 4
+_FIRST_ROWS = 64
+_RECORD_LISTS = (
+    Columns.REWARDS,
+    Columns.ACTIONS,
+    Columns.TERMINATEDS,
+    Columns.TRUNCATEDS,
+    Columns.DONES,
+    Columns.EPS_ID,
+    Columns.T,
+)
+
+
+class ForeignParquetReader(StoredReader):
+    """Reads Parquet files that rlio did not write.
+
+    Lists of one length become arrays, structs nested columns, RLlib's packed text the arrays in it, other
+    text and ``infos`` object arrays; columns of Arrow's type null are left out; nulls among floats are NaN,
+    as pandas writes it. Legacy ``dones`` become ``terminateds``. Without ``batch_size``, `sample` serves a
+    row group (its share of it, for a rank), or a record, where rows are batches.
+
+    Args:
+        inputs: A file, folder, glob or URI, or a list of those; of folders, every ``*.parquet``.
+        spaces: (observation space, action space), or policy id -> such a pair: gives obs, new_obs, actions
+            and prev_actions their structure and dtypes.
+        extension_types: What to do with columns of an Arrow extension type that some library (Ray, for
+            instance) has registered in this process. ``"refuse"`` them, since that library may read more
+            out of them than is stored; or read their ``"storage"``, as is done with types that nobody
+            registered. The library's code never runs.
+        max_group_bytes: Row groups that take more memory are refused.
+        storage_options: Keywords of the fsspec filesystem.
+        keywords: See `ReadOptions`.
+
+    Raises:
+        DataNotFound: ``inputs`` name no file, or the files hold no row.
+        CorruptData: A file is no Parquet file. (UnsafeData: it asks for more than data may.)
+        SchemaError: A column is no column of a batch, or unlike that of the first file.
+    """
+
+    def __init__(
+        self,
+        inputs: StrPath | Sequence[StrPath],
+        *,
+        spaces: Spaces | None = None,
+        extension_types: Literal["refuse", "storage"] = "refuse",
+        max_group_bytes: int = _MAX_GROUP_BYTES,
+        storage_options: Mapping[str, Any] | None = None,
+        **keywords: Unpack[ReadKeywords],
+    ) -> None:
+        options = ReadOptions.of(keywords, reader="ForeignParquetReader")
+        check_spaces(spaces)
+        if extension_types not in ("refuse", "storage"):
+            raise OptionError(f"extension_types={extension_types!r}: 'refuse' or 'storage'")
+        if max_group_bytes < 1:
+            raise OptionError(f"max_group_bytes={max_group_bytes}: a number of bytes, at least 1")
+        files = expand_inputs(inputs, suffixes=_SUFFIXES, storage_options=storage_options)
+        self._groups = _Groups(files, max_group_bytes, refuse=extension_types == "refuse")
+
+        def make_cursor(seed: int, failures: Failures) -> Cursor:
+            self._groups.index(failures)
+            if self._groups.rows_are_batches:
+                records = _BatchRows(self._groups, RllibDecoder(options.columns, spaces=spaces))
+                return RecordCursor(records, options, seed=seed, failures=failures)
+            steps = _StepRows(self._groups, options.columns, spaces)
+            return TableCursor(steps, options, seed=seed, failures=failures)
+
+        details = {
+            "spaces": None if spaces is None else repr(spaces),
+            "extension_types": extension_types,
+            "max_group_bytes": max_group_bytes,
+        }
+        try:
+            super().__init__(options, files, make_cursor, details=details)
+        except BaseException:
+            self._groups.close()
+            raise
+        logger.info("ForeignParquetReader: %d files, of which the first is %s", len(files), files[0].uri)
+
+    def _close(self) -> None:
+        super()._close()
+        self._groups.close()
+
+
+class _Groups:
+    """The row groups of all files, read one at a time and within limits."""
+
+    def __init__(self, files: Sequence[InputFile], max_bytes: int, *, refuse: bool) -> None:
+        self._files = files
+        self._max_bytes = max_bytes
+        self._refuse = refuse
+        self._open: OrderedDict[int, ForeignFile] = OrderedDict()
+        self.rows_are_batches = False
+        #: (file, row group within it, number of its first row in the file).
+        self.places: list[tuple[int, int, int]] = []
+        self.rows: list[int] = []
+        self.sizes: list[int] = []
+
+    def index(self, failures: Failures) -> None:
+        """Read the footers."""
+        self.places, self.rows, self.sizes = [], [], []
+        kinds: set[bool] = set()
+        for number in range(len(self._files)):
+            try:
+                kind = self._guarded(number, None, partial(self._index, number))
+            except (CorruptData, SchemaError) as error:
+                failures.handle(error)
+                continue
+            if kinds and kind not in kinds:
+                raise SchemaError(
+                    "some files have one row a step and others one row a batch: read them with two readers",
+                    uri=self._files[number].uri,
+                )
+            kinds.add(kind)
+        self.rows_are_batches = True in kinds
+
+    def _index(self, number: int) -> bool:
+        """Take up the row groups of a file; tells whether its rows are batches."""
+        file = self._file(number)
+        schema, metadata = file.arrow.schema_arrow, file.arrow.metadata
+        if metadata.num_columns > _MAX_COLUMNS:
+            raise UnsafeData(f"{metadata.num_columns} columns: more than {_MAX_COLUMNS}")
+        if len(set(schema.names)) < len(schema.names):
+            raise SchemaError("two columns of one name")
+        first = 0
+        for group in range(metadata.num_row_groups):
+            info = metadata.row_group(group)
+            if info.num_rows:
+                self.places.append((number, group, first))
+                self.rows.append(info.num_rows)
+                self.sizes.append(max(info.total_byte_size, 1))
+            first += info.num_rows
+        return _rows_are_batches(schema)
+
+    def _file(self, number: int) -> ForeignFile:
+        if number in self._open:
+            self._open.move_to_end(number)
+            return self._open[number]
+        stream = open_input(self._files[number])
+        try:
+            file = open_parquet(stream)
+            self._check_extensions(file.extensions)
+        except BaseException:
+            stream.close()
+            raise
+        self._open[number] = file
+        if len(self._open) > _OPEN_FILES:
+            self._open.popitem(last=False)[1].close()
+        return file
+
+    def _check_extensions(self, extensions: Mapping[str, Extension]) -> None:
+        if not self._refuse or not extensions:
+            return
+        registered = registered_extensions()
+        for path, extension in extensions.items():
+            if extension.name in registered:
+                raise UnsafeData(
+                    f"the extension type {excerpt(extension.name)} is registered in this process, and its "
+                    "code is not run on files: pass extension_types='storage' to read what is stored",
+                    column=path,
+                )
+
+    def _guarded(self, number: int, record: int | None, action: Callable[[], T]) -> T:
+        """What ``action`` returns; what pyarrow says about damage becomes CorruptData with the place."""
+        uri = self._files[number].uri
+        try:
+            return action()
+        except (SchemaError, CorruptData) as error:
+            raise relocate(error, uri=uri, record=record) from error
+        except RlioError:
+            raise
+        except (OSError, ValueError, TypeError, KeyError, NotImplementedError) as error:
+            # pyarrow's errors carry no errno, unlike those of the filesystem.
+            if getattr(error, "errno", None) is not None:
+                raise
+            raise CorruptData(
+                f"not readable as Parquet: {excerpt(str(error))}", uri=uri, record=record
+            ) from error
+
+    def read(
+        self, group: int, start: int, stop: int, columns: frozenset[str] | None, use: Callable[[Any], T]
+    ) -> T:
+        """What ``use`` makes of the Arrow table of some rows of a group; errors name the file and group."""
+        number, index, _ = self.places[group]
+
+        def action() -> T:
+            return use(self._table(self._file(number), index, start, stop, columns))
+
+        return self._guarded(number, index, action)
+
+    def _table(
+        self, file: ForeignFile, group: int, start: int, stop: int, columns: frozenset[str] | None
+    ) -> Any:
+        import pyarrow as pa
+
+        names = [name for name in file.arrow.schema_arrow.names if columns is None or name in columns]
+        batches, held, at = [], 0, 0
+        for batch in self._batches(file, group, names):
+            low, high = max(start - at, 0), min(stop - at, batch.num_rows)
+            at += batch.num_rows
+            if low < high:
+                held += batch.nbytes
+                if held > self._max_bytes:
+                    raise UnsafeData(
+                        f"a row group that takes more than max_group_bytes={self._max_bytes} in memory"
+                    )
+                batch.validate(full=True)
+                batches.append(batch.slice(low, high - low))
+            if at >= stop:
+                break
+        if at < stop:
+            raise CorruptData(f"a row group of {at} rows or fewer, whose footer says more: {stop}")
+        return pa.Table.from_batches(batches).select(names)
+
+    def _batches(self, file: ForeignFile, group: int, names: list[str]) -> Iterator[Any]:
+        info = file.arrow.metadata.row_group(group)
+        if info.num_rows > _MAX_GROUP_ROWS:
+            raise UnsafeData(f"a row group of {info.num_rows} rows, more than {_MAX_GROUP_ROWS}")
+        largest = 1
+        for index in range(info.num_columns):
+            column = info.column(index)
+            if column.path_in_schema.split(".")[0] not in names:
+                continue
+            if column.physical_type in ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY"):
+                largest = max(largest, column.total_uncompressed_size)
+            elif column.num_values > self._max_bytes:
+                raise UnsafeData(f"{column.num_values} values in one column of a row group")
+        rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // largest))
+        batches: Iterator[Any] = file.arrow.iter_batches(rows, row_groups=[group], columns=names)
+        return batches
+
+    def extensions(self, group: int) -> Mapping[str, Extension]:
+        """Extension types of the group's file."""
+        number = self.places[group][0]
+        return self._guarded(number, None, lambda: self._file(number).extensions)
+
+    def place(self, group: int, row: int) -> tuple[str, int]:
+        """URI of the file, and the number of the row in it."""
+        number, _, first = self.places[group]
+        return self._files[number].uri, first + row
+
+    def close(self) -> None:
+        while self._open:
+            self._open.popitem()[1].close()
+
+
+def _rows_are_batches(schema: Any) -> bool:
+    """Whether each row is a record of RLlib's."""
+    import pyarrow as pa
+
+    fields = {field.name: field.type for field in schema}
+    if fields.keys() == {"value"} and pa.types.is_struct(fields["value"]):
+        return True
+    if "type" not in fields:
+        return False
+    return "policy_batches" in fields or any(
+        pa.types.is_list(fields[name]) or pa.types.is_large_list(fields[name])
+        for name in _RECORD_LISTS
+        if name in fields
+    )
+
+
+class _BatchRows:
+    """Rows that are batches; a `RecordSource`."""
+
+    def __init__(self, groups: _Groups, decoder: RllibDecoder) -> None:
+        self._groups = groups
+        self._decoder = decoder
+        self._ends = list(accumulate(groups.rows))
+        self._held: tuple[int, Any] | None = None
+        self._uniform: Uniform | None = None
+
+    def count(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def load(self, index: int) -> Batch:
+        if self._uniform is None:
+            self._uniform = self._first_record()
+        group, row = self._locate(index)
+        try:
+            return self._uniform.conform(self._decode(group, row))
+        except (CorruptData, SchemaError) as error:
+            uri, record = self._groups.place(group, row)
+            raise relocate(error, uri=uri, record=record) from error
+
+    def _locate(self, index: int) -> tuple[int, int]:
+        group = bisect_right(self._ends, index)
+        return group, index - (self._ends[group - 1] if group else 0)
+
+    def _decode(self, group: int, row: int) -> Batch:
+        if self._held is None or self._held[0] != group:
+            self._held = None  # Two row groups need not be in memory at once.
+            table = self._groups.read(group, 0, self._groups.rows[group], None, lambda table: table)
+            self._held = (group, table)
+        (record,) = self._held[1].slice(row, 1).to_pylist()
+        return self._decoder.decode_record(record)
+
+    def _first_record(self) -> Uniform:
+        """What records look like: the first that can be read, so that it depends on nothing but the files."""
+        uniform = Uniform()
+        for index in range(self.count()):
+            try:
+                uniform.adopt(self._decode(*self._locate(index)))
+            except (CorruptData, SchemaError):
+                continue  # Reported when its turn comes.
+            if uniform:
+                break
+        return uniform
+
+
+class _StepRows:
+    """Rows that are steps; a `TableSource`."""
+
+    def __init__(self, groups: _Groups, columns: list[str] | None, spaces: Spaces | None) -> None:
+        self._groups = groups
+        self._asked = columns
+        self._wanted = wanted_columns(columns)
+        self._spaces = space_of(spaces, "default_policy")
+        self._uniform: Uniform | None = None
+        self.rows: Sequence[int] = groups.rows
+        self.sizes: Sequence[int] = groups.sizes
+
+    def load(self, group: int, start: int, stop: int) -> SampleBatch:
+        if self._uniform is None:
+            self._uniform = self._first_rows()
+        uniform = self._uniform
+
+        def use(table: Any) -> SampleBatch:
+            batch = self._batch(table, self._groups.extensions(group))
+            uniform.conform(batch)
+            return batch
+
+        return self._groups.read(group, start, stop, self._wanted, use)
+
+    def _first_rows(self) -> Uniform:
+        """What rows look like: the first that can be read, so that it depends on nothing but the files."""
+        uniform = Uniform()
+        for group, rows in enumerate(self.rows):
+            try:
+                use = partial(self._batch, extensions=self._groups.extensions(group))
+                batch = self._groups.read(group, 0, min(rows, _FIRST_ROWS), self._wanted, use)
+            except (CorruptData, SchemaError):
+                continue  # Reported when its turn comes.
+            uniform.adopt(batch)
+            if uniform:
+                break
+        return uniform
+
+    def _batch(self, table: Any, extensions: Mapping[str, Extension]) -> SampleBatch:
+        columns = {}
+        for name in table.column_names:
+            try:
+                column = to_column(name, _joined(table.column(name)), extensions)
+                if column is not None and name in self._spaces:
+                    column = fit_space(column, self._spaces[name], lambda leaf: leaf)
+            except (CorruptData, SchemaError) as error:
+                if error.column is not None:
+                    raise
+                raise type(error)(str(error), column=name) from error
+            if column is not None:
+                columns[name] = column
+        map_done_columns(columns)
+        check_asked(self._asked, columns)
+        if not columns:
+            raise MissingColumn("the file has none of the columns that were asked for, or only null ones")
+        return SampleBatch(columns)
+
+
+def _joined(column: Any) -> Any:
+    """A table's column as one Arrow array, not of chunks."""
+    import pyarrow as pa
+
+    chunks = column.chunks
+    return chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
