@@ -1,0 +1,81 @@
+"""The arrays that a space's values are made of: where they are, and what they look like.
+
+Example:
+    >>> import numpy as np
+    >>> from gymnasium.spaces import Box, Dict, Discrete
+    >>> for leaf in leaves_of(Dict(camera=Box(0, 255, (8, 8), np.uint8), gear=Discrete(5))):
+    ...     print(leaf.path, leaf.dtype, leaf.shape)
+    ('camera',) uint8 (8, 8)
+    ('gear',) int64 ()
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from rlio.errors import SchemaError, excerpt
+from rlio.nested import Path, path_text
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+__all__ = ["Leaf", "leaf_of", "leaves_of"]
+
+
+class Leaf(NamedTuple):
+    """One array of a space's values: its path, and its dtype and shape for a single value.
+
+    Values of Text, Sequence, Graph and OneOf spaces are objects: dtype object, shape ().
+    """
+
+    path: Path
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    space: gym.Space[Any]
+
+    @property
+    def is_object(self) -> bool:
+        """Whether values are Python objects."""
+        return self.dtype == object
+
+
+def leaves_of(space: gym.Space[Any]) -> list[Leaf]:
+    """The leaves of ``space``, in the order of its values; a plain space is one leaf with the path ()."""
+    found: list[Leaf] = []
+    _collect(space, (), found)
+    return found
+
+
+def _collect(space: gym.Space[Any], path: Path, found: list[Leaf]) -> None:
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict):
+        for key, child in space.spaces.items():
+            if not isinstance(key, str):
+                raise SchemaError(f"a Dict space has the key {excerpt(key)}: columns are nested by str keys")
+            _collect(child, (*path, key), found)
+    elif isinstance(space, spaces.Tuple):
+        for i, child in enumerate(space.spaces):
+            _collect(child, (*path, i), found)
+    elif isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+        found.append(Leaf(path, np.dtype(space.dtype), tuple(space.shape or ()), space))
+    else:
+        found.append(Leaf(path, np.dtype(object), (), space))
+
+
+def leaf_of(value: Any, path: Path) -> Any:
+    """The part of ``value`` at ``path``.
+
+    Raises:
+        SchemaError: ``value`` is not nested so.
+    """
+    try:
+        for part in path:
+            value = value[part]
+    except (KeyError, IndexError, TypeError) as error:
+        raise SchemaError(
+            f"a value has nothing at {path_text(path)}: it is not nested as its space"
+        ) from error
+    return value

@@ -1,0 +1,129 @@
+"""`RandomPolicy`: uniform actions from a generator of its own.
+
+Example:
+    >>> import numpy as np
+    >>> from gymnasium.spaces import Box, Discrete
+    >>> policy = RandomPolicy()
+    >>> policy.bind(Box(0.0, 1.0, (3,)), Discrete(4), seed=0)
+    >>> actions, _, extras = policy.compute_actions(np.zeros((5, 3)))
+    >>> actions.shape, extras["action_prob"].tolist()
+    ((5,), [0.25, 0.25, 0.25, 0.25, 0.25])
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.batch import SampleBatch
+from rlio.columns import Columns
+from rlio.errors import OptionError, excerpt
+from rlio.policies.policy import Policy, PolicyOutput, PolicyState, RecurrentState, state_part
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+__all__ = ["RandomPolicy"]
+
+
+class RandomPolicy(Policy):
+    """Acts uniformly in Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple spaces; never learns.
+
+    A number of a Box without bounds is standard normal, one with one bound exponential from there, as
+    gymnasium's own sampling has it. Extra columns: ``action_logp`` and ``action_prob``, the density of a
+    Box's numbers. ``explore=False`` acts just as randomly.
+    """
+
+    _rng: np.random.Generator
+
+    def _setup(
+        self,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        seeds: np.random.SeedSequence,
+    ) -> None:
+        self._rng = np.random.default_rng(seeds)
+        _draw(action_space, 1, np.random.default_rng(0))  # refuses what it cannot act in
+
+    def compute_actions(
+        self,
+        obs: Any,
+        state: RecurrentState = (),
+        *,
+        explore: bool = True,
+        inputs: SampleBatch | None = None,
+        timestep: int = 0,
+    ) -> PolicyOutput:
+        rows = _rows(obs)
+        actions, logp = _draw(self.action_space, rows, self._rng)
+        logp = logp.astype(np.float32)
+        return actions, state, {Columns.ACTION_LOGP: logp, Columns.ACTION_PROB: np.exp(logp)}
+
+    def get_state(self) -> PolicyState:
+        return super().get_state() | {"rng": self._rng.bit_generator.state}
+
+    def set_state(self, state: PolicyState) -> None:
+        self._bound()
+        super().set_state(state)
+        self._rng.bit_generator.state = state_part(state, "rng", dict)
+
+
+def _rows(obs: Any) -> int:
+    while isinstance(obs, (dict, tuple)):
+        obs = next(iter(obs.values())) if isinstance(obs, dict) else obs[0]
+    return len(obs)
+
+
+def _draw(space: gym.Space[Any], n: int, rng: np.random.Generator) -> tuple[Any, NDArray[np.float64]]:
+    """``n`` actions of ``space`` and the log of their probability (density), both of ``n`` rows."""
+    from gymnasium import spaces
+
+    match space:
+        case spaces.Discrete():
+            actions = rng.integers(space.start, space.start + space.n, n, dtype=space.dtype)
+            return actions, np.full(n, -np.log(float(space.n)))
+        case spaces.MultiDiscrete():
+            whole = rng.integers(space.start, space.start + space.nvec, (n, *space.shape), dtype=space.dtype)
+            return whole, np.full(n, -np.log(space.nvec.astype(np.float64)).sum())
+        case spaces.MultiBinary():
+            bits = rng.integers(0, 2, (n, *space.shape), dtype=space.dtype)
+            return bits, np.full(n, -np.log(2.0) * np.prod(space.shape))
+        case spaces.Box():
+            return _draw_box(space, n, rng)
+        case spaces.Dict():
+            drawn = {key: _draw(child, n, rng) for key, child in space.spaces.items()}
+            logp = sum((part for _, part in drawn.values()), np.zeros(n))
+            return {key: values for key, (values, _) in drawn.items()}, logp
+        case spaces.Tuple():
+            parts = [_draw(child, n, rng) for child in space.spaces]
+            return tuple(values for values, _ in parts), sum((part for _, part in parts), np.zeros(n))
+    raise OptionError(
+        f"RandomPolicy cannot act in {excerpt(str(space))}: it knows Box, Discrete, MultiDiscrete, "
+        "MultiBinary, and Dict and Tuple of them"
+    )
+
+
+def _draw_box(space: Any, n: int, rng: np.random.Generator) -> tuple[Any, NDArray[np.float64]]:
+    axes = tuple(range(1, 1 + len(space.shape)))
+    shape = (n, *space.shape)
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    lower, upper = space.bounded_below, space.bounded_above  # where there is such a bound
+    both = lower & upper
+    if both.all() and space.dtype.kind in "iu":
+        whole = rng.integers(space.low, space.high, shape, dtype=space.dtype, endpoint=True)
+        return whole, np.full(n, -np.log(high - low + 1.0).sum())
+    width = np.where(both, high - low, 1.0)
+    values = np.where(both, low, 0.0) + rng.random(shape) * width
+    logp = np.broadcast_to(-np.log(np.where(width > 0, width, 1.0)), shape)
+    if not both.all():
+        tail, normal = rng.exponential(size=shape), rng.standard_normal(shape)
+        values = np.where(lower & ~upper, np.where(lower, low, 0.0) + tail, values)
+        values = np.where(upper & ~lower, np.where(upper, high, 0.0) - tail, values)
+        values = np.where(~lower & ~upper, normal, values)
+        logp = np.where(both, logp, np.where(lower | upper, -tail, -0.5 * (normal**2 + np.log(2 * np.pi))))
+    if space.dtype.kind in "iu":
+        values = np.floor(values)
+    # Rounding to the space's dtype may step over a bound.
+    return np.clip(values.astype(space.dtype), space.low, space.high), logp.sum(axis=axes)

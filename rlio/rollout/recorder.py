@@ -1,0 +1,350 @@
+"""`StepRecorder`: the steps of N environments as preallocated columns, handed out as rows.
+
+Columns have the shape (steps, N, ...) while they are filled, one assignment a column and step; rows are
+handed out environment by environment, so that each episode's steps are contiguous.
+
+Example:
+    >>> import numpy as np
+    >>> from gymnasium.spaces import Box, Discrete
+    >>> from rlio.envs.stepping import VectorStep
+    >>> recorder = StepRecorder(Box(0, 9, (), np.float32), Discrete(2), num_envs=2, capacity=8)
+    >>> recorder.start(np.array([0, 5]))
+    >>> no = np.zeros(2, bool)
+    >>> for now in (1, 2):
+    ...     step = VectorStep(np.array([now, 5 + now]), np.ones(2), no, no, None, no, [], {})
+    ...     recorder.add(step, actions=np.array([0, 1]), extras={}, scalars={"t": np.array([now - 1] * 2)})
+    >>> rows = recorder.take()
+    >>> rows.columns["obs"].tolist(), rows.columns["t"].tolist(), rows.counts.tolist()
+    ([0.0, 1.0, 5.0, 6.0], [0, 1, 0, 1], [2, 2])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.batch import Column
+from rlio.columns import Columns
+from rlio.envs.leaves import Leaf, leaf_of, leaves_of
+from rlio.errors import SchemaError, excerpt
+from rlio.nested import leaves, path_text, unflatten
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+    from rlio.envs.stepping import VectorStep
+
+__all__ = ["Rows", "StepRecorder"]
+
+
+class Rows(NamedTuple):
+    """Rows of the environments, one environment after the other; the arrays are the caller's.
+
+    Attributes:
+        columns: Name -> column.
+        counts: Rows of each environment, shape (N,).
+    """
+
+    columns: dict[str, Column]
+    counts: NDArray[np.int64]
+
+
+class StepRecorder:
+    """Columns for up to ``capacity`` steps of ``num_envs`` environments.
+
+    Observations, actions and flags have the dtypes of the spaces, rewards are float32: what learners compute
+    in, and half of the float64 that environments give.
+
+    Args:
+        observation_space: Of one environment.
+        action_space: Of one environment.
+        num_envs: Environments.
+        capacity: Steps until it is full.
+        infos: Whether there is a column of infos.
+    """
+
+    def __init__(
+        self,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        *,
+        num_envs: int,
+        capacity: int,
+        infos: bool = False,
+    ) -> None:
+        self.num_envs = num_envs
+        self.capacity = capacity
+        #: Steps recorded since `take`.
+        self.steps = 0
+        self._observation_leaves = leaves_of(observation_space)
+        self._action_leaves = leaves_of(action_space)
+        # One step more: the observation after step s is the one before step s + 1.
+        self._obs = [self._buffer(leaf, capacity + 1) for leaf in self._observation_leaves]
+        self._actions = [self._buffer(leaf, capacity) for leaf in self._action_leaves]
+        self._rewards = np.zeros((capacity, num_envs), np.float32)
+        self._terminateds = np.zeros((capacity, num_envs), bool)
+        self._truncateds = np.zeros((capacity, num_envs), bool)
+        self._valid = np.ones((capacity, num_envs), bool)
+        self._all_valid = True
+        self._infos = np.full((capacity, num_envs), None, object) if infos else None
+        self._extras: dict[str, NDArray[Any]] | None = None
+        self._scalars: dict[str, NDArray[Any]] = {}
+        #: (step, environment, leaves): where an episode's last `new_obs` is not the next `obs`.
+        self._finals: list[tuple[int, int, list[Any]]] = []
+        self._view: Any = None
+
+    def _buffer(self, leaf: Leaf, steps: int) -> NDArray[Any]:
+        return np.zeros((steps, self.num_envs, *leaf.shape), leaf.dtype)
+
+    # ---- recording ----
+
+    @property
+    def is_full(self) -> bool:
+        """Whether `take` or `reserve` must come before the next `add`."""
+        return self.steps >= self.capacity
+
+    @property
+    def obs(self) -> Any:
+        """The current observations, batched and nested as their space: views, which `take` overwrites."""
+        return self._view
+
+    def start(self, obs: Any) -> None:
+        """Begin at ``obs``, forgetting every step since `take`."""
+        self.steps = 0
+        self._finals.clear()
+        self._valid[:] = True
+        self._all_valid = True
+        self._write_obs(obs)
+
+    def _write_obs(self, obs: Any) -> None:
+        at = self.steps
+        if len(self._obs) == 1 and self._observation_leaves[0].path == ():
+            _assign(self._obs[0], at, obs)
+        else:
+            for leaf, buffer in zip(self._observation_leaves, self._obs, strict=True):
+                _assign(buffer, at, leaf_of(obs, leaf.path))
+        self._look()
+
+    def add(
+        self,
+        step: VectorStep,
+        *,
+        actions: Any,
+        extras: Mapping[str, Any],
+        scalars: Mapping[str, Any],
+        infos: list[dict[str, Any]] | None = None,
+    ) -> None:
+        """Record one step of every environment.
+
+        Args:
+            step: What the environments gave.
+            actions: What the policy gave, (N, ...), nested as the space.
+            extras: The policy's further columns, (N, ...): the same ones every time.
+            scalars: Integer columns, (N,) or one number for all.
+            infos: N infos, if they are recorded.
+
+        Raises:
+            SchemaError: Actions or extras do not fit; nothing is recorded.
+        """
+        at = self.steps
+        self._write_actions(at, actions)
+        self._write_extras(at, extras)
+        for name, value in scalars.items():
+            if name not in self._scalars:
+                self._scalars[name] = np.zeros((self.capacity, self.num_envs), np.int64)
+            self._scalars[name][at] = value
+        self._rewards[at] = step.rewards
+        self._terminateds[at] = step.terminateds
+        self._truncateds[at] = step.truncateds
+        if step.valid is not None:
+            self._valid[at] = step.valid
+            self._all_valid = False
+        if self._infos is not None and infos is not None:
+            _assign(self._infos, at, infos)
+        for env, final in step.finals:
+            self._finals.append((at, env, final))
+        self.steps = at + 1
+        self._write_obs(step.obs)
+
+    def _write_actions(self, at: int, actions: Any) -> None:
+        for leaf, buffer in zip(self._action_leaves, self._actions, strict=True):
+            value = leaf_of(actions, leaf.path) if leaf.path else actions
+            if leaf.is_object:
+                _assign(buffer, at, value)
+                continue
+            array = np.asarray(value)
+            if array.shape != buffer.shape[1:] or not np.can_cast(array.dtype, buffer.dtype, "same_kind"):
+                raise SchemaError(
+                    f"the policy gave {array.dtype} {array.shape}, but {self.num_envs} actions of "
+                    f"{leaf.space} are {buffer.dtype} {buffer.shape[1:]}",
+                    column="/".join(filter(None, (Columns.ACTIONS, path_text(leaf.path)))),
+                )
+            buffer[at] = array
+
+    def _write_extras(self, at: int, extras: Mapping[str, Any]) -> None:
+        if self._extras is None:
+            self._extras = {
+                name: np.zeros(
+                    (self.capacity, *_rows(name, value, self.num_envs).shape), np.asarray(value).dtype
+                )
+                for name, value in extras.items()
+            }
+        elif extras.keys() != self._extras.keys():
+            raise SchemaError(
+                f"the policy gave the extra columns {excerpt(sorted(extras))}, and "
+                f"{excerpt(sorted(self._extras))} before: they are the same at every step"
+            )
+        for name, value in extras.items():
+            buffer = self._extras[name]
+            array = np.asarray(value)
+            if array.shape != buffer.shape[1:] or array.dtype != buffer.dtype:
+                raise SchemaError(
+                    f"the policy gave {array.dtype} {array.shape}, and "
+                    f"{buffer.dtype} {buffer.shape[1:]} before",
+                    column=name,
+                )
+            buffer[at] = array
+
+    # ---- handing out ----
+
+    @property
+    def rows(self) -> int:
+        """How many of the rows recorded and not yet handed out are transitions."""
+        return self.steps * self.num_envs if self._all_valid else int(self._valid[: self.steps].sum())
+
+    @property
+    def valid(self) -> NDArray[np.bool_]:
+        """Which of the rows recorded and not yet handed out are transitions: a copy, shape (steps, N)."""
+        return self._valid[: self.steps].copy()
+
+    @property
+    def ended(self) -> NDArray[np.bool_]:
+        """Which of the `valid` rows are the last of an episode, shape (steps, N)."""
+        steps = self.steps
+        return (self._terminateds[:steps] | self._truncateds[:steps]) & self._valid[:steps]
+
+    def take(self, chosen: NDArray[np.bool_] | None = None) -> Rows:
+        """Hand out rows, and keep the others for the next `take`.
+
+        Args:
+            chosen: Which of the `valid` rows, shape (steps, N); None: all.
+        """
+        steps = self.steps
+        if chosen is None and not self._all_valid:
+            chosen = self.valid
+        columns = self._columns(steps, None if chosen is None else chosen.T)
+        counts = np.full(self.num_envs, steps) if chosen is None else chosen.sum(axis=0)
+        self._drop(np.zeros((steps, self.num_envs), bool) if chosen is None else self.valid & ~chosen)
+        return Rows(columns, counts.astype(np.int64))
+
+    def _columns(self, steps: int, chosen: NDArray[np.bool_] | None) -> dict[str, Column]:
+        def rows(buffer: NDArray[Any]) -> NDArray[Any]:
+            by_env = buffer[:steps].swapaxes(0, 1)
+            return by_env.copy().reshape(-1, *buffer.shape[2:]) if chosen is None else by_env[chosen]
+
+        new_obs = [self._next_obs(i, steps, chosen) for i in range(len(self._obs))]
+        columns: dict[str, Column] = {
+            Columns.OBS: _structured(self._observation_leaves, [rows(buffer) for buffer in self._obs]),
+            Columns.ACTIONS: _structured(self._action_leaves, [rows(buffer) for buffer in self._actions]),
+            Columns.REWARDS: rows(self._rewards),
+            Columns.NEXT_OBS: _structured(self._observation_leaves, new_obs),
+            Columns.TERMINATEDS: rows(self._terminateds),
+            Columns.TRUNCATEDS: rows(self._truncateds),
+        }
+        if self._infos is not None:
+            columns[Columns.INFOS] = rows(self._infos)
+        for name, buffer in (self._scalars | (self._extras or {})).items():
+            columns[name] = rows(buffer)
+        return columns
+
+    def _next_obs(self, leaf: int, steps: int, chosen: NDArray[np.bool_] | None) -> NDArray[Any]:
+        by_env = self._obs[leaf][1 : steps + 1].swapaxes(0, 1).copy()
+        for at, env, final in self._finals:
+            by_env[env, at] = final[leaf]
+        return by_env.reshape(-1, *by_env.shape[2:]) if chosen is None else by_env[chosen]
+
+    def _drop(self, rest: NDArray[np.bool_]) -> None:
+        """Move the steps with rows in ``rest`` to the front, and the current observations behind them."""
+        old = self.steps
+        kept = np.flatnonzero(rest.any(axis=1))
+        first = int(kept[0]) if len(kept) else old
+        steps = old - first
+        if first:
+            for buffer in self._by_step():
+                buffer[:steps] = buffer[first:old]
+            for buffer in self._obs:
+                buffer[: steps + 1] = buffer[first : old + 1]
+        self._finals = [(at - first, env, final) for at, env, final in self._finals if at >= first]
+        self._valid[:steps] = rest[first:]
+        self._valid[steps:] = True
+        self._all_valid = bool(self._valid[:steps].all())
+        self.steps = steps
+        self._look()
+
+    def _by_step(self) -> list[NDArray[Any]]:
+        """The columns with one entry a step, `_valid` and observations excepted."""
+        infos = [] if self._infos is None else [self._infos]
+        extras = (self._extras or {}).values()
+        flags = [self._terminateds, self._truncateds]
+        return [self._rewards, *flags, *infos, *self._actions, *self._scalars.values(), *extras]
+
+    def reserve(self, capacity: int) -> None:
+        """Make room for ``capacity`` steps in all, keeping what is recorded."""
+        if capacity <= self.capacity:
+            return
+
+        def longer(buffer: NDArray[Any], steps: int) -> NDArray[Any]:
+            made = np.zeros((steps, *buffer.shape[1:]), buffer.dtype)
+            made[: len(buffer)] = buffer
+            return made
+
+        self._obs = [longer(buffer, capacity + 1) for buffer in self._obs]
+        self._actions = [longer(buffer, capacity) for buffer in self._actions]
+        self._rewards = longer(self._rewards, capacity)
+        self._terminateds = longer(self._terminateds, capacity)
+        self._truncateds = longer(self._truncateds, capacity)
+        self._valid = longer(self._valid, capacity)
+        self._valid[self.capacity :] = True
+        if self._infos is not None:
+            self._infos = longer(self._infos, capacity)
+        self._scalars = {name: longer(buffer, capacity) for name, buffer in self._scalars.items()}
+        if self._extras is not None:
+            self._extras = {name: longer(buffer, capacity) for name, buffer in self._extras.items()}
+        self.capacity = capacity
+        self._look()
+
+    def _look(self) -> None:
+        """Point `obs` at the current observations."""
+        self._view = _structured(self._observation_leaves, [buffer[self.steps] for buffer in self._obs])
+
+
+def _structured(specs: list[Leaf], values: list[Any]) -> Any:
+    """``values`` nested as the space of ``specs`` is."""
+    if len(specs) == 1 and not specs[0].path:
+        return values[0]
+    return unflatten([leaf.path for leaf in specs], values)
+
+
+def _assign(buffer: NDArray[Any], at: int, value: Any) -> None:
+    """``buffer[at] = value``, objects one by one: NumPy would take them apart."""
+    if buffer.dtype == object:
+        for env, item in enumerate(value):
+            buffer[at, env] = item
+    else:
+        buffer[at] = value
+
+
+def _rows(name: str, value: Any, num_envs: int) -> NDArray[Any]:
+    """An extra column's value, checked the first time it appears."""
+    array = np.asarray(value) if not isinstance(value, (dict, tuple)) else None
+    if array is None or not array.ndim or len(array) != num_envs or array.dtype == object:
+        found = f"{array.dtype} {array.shape}" if array is not None else f"{len(leaves(value))} nested arrays"
+        raise SchemaError(
+            f"the policy gave {found}: an extra column is one array with a row for each of the {num_envs} "
+            "environments",
+            column=name,
+        )
+    return array
