@@ -29,8 +29,9 @@ from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
 from rlio.errors import CorruptData, MissingColumn, SchemaConflict, SchemaError, excerpt
 from rlio.nested import Path, leaves, unflatten
-from rlio.schemas.column import ColumnSpec
+from rlio.schemas.column import ColumnSpec, FrameStack
 from rlio.schemas.json_values import dump_value
+from rlio.schemas.observations import detect_stack
 
 __all__ = ["FORMAT_VERSION", "Leaf", "PolicySchema", "Schema", "canonical_json", "rebuild"]
 
@@ -209,7 +210,11 @@ class Schema:
         if not fresh:
             return self
         found = {pid: policy.leaves for pid, policy in self.policies.items()}
-        found |= {pid: _leaves_of(part) for pid, part in fresh.items()}
+        # Stacks are split only where every row has the column: several policies may share one.
+        found |= {
+            pid: _leaves_of(part) if self.multi_agent else _with_stacks(_leaves_of(part), part)
+            for pid, part in fresh.items()
+        }
         named = _with_physical_names(found)
         policies = {
             pid: PolicySchema(
@@ -315,6 +320,22 @@ def _leaves_of(batch: SampleBatch) -> tuple[Leaf, ...]:
             name = _physical_name(column, path)
             found.append(Leaf(column, path, name, ColumnSpec.of(to_numpy(item), column=name)))
     return tuple(found)
+
+
+def _with_stacks(found: tuple[Leaf, ...], batch: SampleBatch) -> tuple[Leaf, ...]:
+    """Mark the leaves of obs, and of new_obs beside them, that look like frame stacks."""
+    stacks: dict[Path, FrameStack | None] = {}
+    if PolicySchema(found).linked:
+        for path, item in leaves(batch[Columns.OBS]):
+            stacks[path] = detect_stack(to_numpy(item))
+    return tuple(
+        replace(leaf, spec=replace(leaf.spec, stack=stacks[leaf.path]))
+        if leaf.column in (Columns.OBS, Columns.NEXT_OBS)
+        and stacks.get(leaf.path)
+        and leaf.spec.kind == "bytes"
+        else leaf
+        for leaf in found
+    )
 
 
 def _physical_name(column: str, path: Path) -> str:
