@@ -1,9 +1,6 @@
 # Two commands do everything, from nothing but Python >= 3.11, make and a network:
 #   make demo    sets up .venv and runs the main job: record, train offline, mix with live
 #   make test    sets up .venv, then lint and all tests
-#
-# On Linux, PyPI's torch brings gigabytes of CUDA. Where no GPU is used:
-#   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test
 
 # The Python that .venv is made from; once .venv exists, it stays as it is.
 PYTHON ?= python3

@@ -182,7 +182,7 @@ class GroupBuffer:
             columns=columns,
             policy=self._policy[:rows] if len(self._policies) > 1 else None,
             policies=self._policies,
-            missing=self._missing[:rows] if self._has_missing else None,
+            missing=self._missing[:rows].copy() if self._has_missing else None,
             batches=self._batches,
             units=self._joint_steps(rows) if self.schema.multi_agent else self._units,
             env_steps=self._env_steps,

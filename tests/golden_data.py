@@ -1,0 +1,114 @@
+"""The rows of the golden data sets, made by arithmetic alone, and the script that wrote them.
+
+`python tests/golden_data.py FOLDER` writes the files of the present format into FOLDER. The files under
+tests/golden/ stay readable for ever once a format is released; those of version 0 may still be replaced.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+
+import rlio
+
+
+def cartpole_like() -> rlio.SampleBatch:
+    """Two interleaved environments, episodes of 7 rows, infos, text, a missing final observation."""
+    rows = np.arange(60)
+    env, step = rows % 2, rows // 2
+    t = step % 7
+    obs = (np.stack([step, env, t, step * 0.5], axis=1) / 8).astype(np.float32)
+    new_obs = (np.stack([step + 1, env, t + 1, (step + 1) * 0.5], axis=1) / 8).astype(np.float32)
+    valid = rows != 59
+    new_obs[~valid] = 0
+    infos = np.array([{"lives": int(k), "p": np.float32([k / 4])} if k % 3 else {} for k in t], object)
+    return rlio.SampleBatch(
+        obs=obs,
+        actions=(rows % 2).astype(np.int64),
+        rewards=np.where(t == 6, np.nan, t * 0.25).astype(np.float32),
+        terminateds=t == 6,
+        truncateds=rows == 59,
+        new_obs=new_obs,
+        new_obs_valid=valid,
+        infos=infos,
+        eps_id=(1000 + step // 7 * 2 + env).astype(np.int64),
+        env_id=env.astype(np.int32),
+        t=t.astype(np.int64),
+        language=np.array([f"goal {k}" for k in t], object),
+    )
+
+
+def frames() -> rlio.SampleBatch:
+    """Stacks of four frames over two episodes, and a nested action."""
+    step = np.arange(24) % 12
+    frame = (np.arange(40)[:, None, None] * np.arange(1, 37).reshape(6, 6)).astype(np.uint8)
+    episode = np.arange(24) // 12 * 16
+    index = episode[:, None] + step[:, None] + np.arange(4)
+    return rlio.SampleBatch(
+        obs=np.moveaxis(frame[index], 1, -1).copy(),
+        new_obs=np.moveaxis(frame[index + 1], 1, -1).copy(),
+        actions={"move": step.astype(np.int8), "aim": (step.astype(np.float64)[:, None] / 3, step % 5 == 0)},
+        rewards=step.astype(np.float64),
+        terminateds=step == 11,
+        eps_id=(np.arange(24) // 12).astype(np.int64),
+    )
+
+
+def sequences() -> rlio.SampleBatch:
+    """Three sequences with recurrent state."""
+    return rlio.SampleBatch(
+        {
+            "obs": np.arange(12, dtype=np.float16).reshape(6, 2),
+            "rewards": np.arange(6, dtype=">f4"),
+            "seq_lens": np.array([2, 3, 1], np.int32),
+            "state_in_0": np.arange(12, dtype=np.float32).reshape(3, 4),
+        },
+        max_seq_len=3,
+    )
+
+
+def two_policies() -> rlio.MultiAgentBatch:
+    """Two policies with spaces of their own over three joint steps; one agent dies early."""
+    return rlio.MultiAgentBatch(
+        {
+            "walker": rlio.SampleBatch(
+                obs=np.arange(6, dtype=np.float32).reshape(3, 2),
+                actions=np.array([0, 1, 0]),
+                eps_id=np.array([5, 5, 5]),
+                t=np.arange(3),
+            ),
+            "flyer": rlio.SampleBatch(
+                obs=np.arange(6, dtype=np.float64).reshape(2, 3),
+                actions=np.array([[0.5], [-0.5]]),
+                eps_id=np.array([5, 5]),
+                t=np.arange(2),
+            ),
+        },
+        env_steps=3,
+    )
+
+
+DATA_SETS = {
+    "cartpole_like": cartpole_like,
+    "frames": frames,
+    "sequences": sequences,
+    "two_policies": two_policies,
+}
+
+
+def write(folder: Path) -> None:
+    """Write every data set twice, as Parquet and as JSON, with fixed ids."""
+    spaces = {"default_policy": (gym.spaces.Box(-8, 8, (4,), np.float32), gym.spaces.Discrete(2))}
+    for name, make in DATA_SETS.items():
+        fixed = {"writer_id": "w00000-00000000", "spaces": spaces if name == "cartpole_like" else None}
+        with rlio.ParquetWriter(folder / f"{name}.parquet", **fixed) as writer:
+            writer.write(make())
+        with rlio.JsonWriter(folder / f"{name}.jsonl", **fixed) as writer:
+            writer.write(make())
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))
