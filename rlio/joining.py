@@ -235,9 +235,8 @@ def _with_validity(filled: dict[int, SampleBatch], columns: Unlike) -> dict[int,
     having = [new_obs in part for part in parts.values()]
     gap = any(having) and not all(having)
     if gap and columns == "intersect":
-        for part in parts.values():
-            part.pop(valid, None)
-    elif gap or any(valid in part for part in parts.values()):
+        return parts  # new_obs is left out, and its validity with it
+    if gap or any(valid in part for part in parts.values()):
         like = next((part[valid] for part in parts.values() if valid in part), None)
         for i, part in parts.items():
             if valid in part or (new_obs not in part and columns != "fill"):
