@@ -7,6 +7,7 @@ from rlio._lazy import lazy_exports
 __all__ = [
     "D4RLReader",
     "DatasetReader",
+    "ForeignParquetReader",
     "JsonReader",
     "MappedInput",
     "MixedInput",
@@ -23,6 +24,7 @@ if __name__ != "rlio.readers":
 if TYPE_CHECKING:
     from rlio.readers.d4rl_reader import D4RLReader
     from rlio.readers.dataset_reader import DatasetReader
+    from rlio.readers.foreign_parquet import ForeignParquetReader
     from rlio.readers.json_reader import JsonReader
     from rlio.readers.mapped_input import MappedInput
     from rlio.readers.mixed_input import MixedInput

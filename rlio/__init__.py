@@ -23,7 +23,9 @@ __all__ = [
     "Dataset",
     "DatasetReader",
     "EndOfData",
+    "EnvRunner",
     "Episode",
+    "ForeignParquetReader",
     "IOContext",
     "InputReader",
     "JsonReader",
@@ -54,6 +56,9 @@ __all__ = [
     "__version__",
     "concat_samples",
     "open_dataset",
+    "read",
+    "register_input",
+    "register_output",
 ]
 
 __version__ = "0.1.0.dev0"
@@ -84,12 +89,15 @@ if TYPE_CHECKING:
     from rlio.policies.random_policy import RandomPolicy
     from rlio.readers.d4rl_reader import D4RLReader
     from rlio.readers.dataset_reader import DatasetReader
+    from rlio.readers.foreign_parquet import ForeignParquetReader
     from rlio.readers.json_reader import JsonReader
     from rlio.readers.mapped_input import MappedInput
     from rlio.readers.mixed_input import MixedInput
     from rlio.readers.recording_input import RecordingInput
     from rlio.readers.shuffled_input import ShuffledInput
+    from rlio.resolve import read, register_input, register_output
     from rlio.rollout.config import RolloutConfig
+    from rlio.rollout.env_runner import EnvRunner
     from rlio.writers.noop_output import NoopOutput
     from rlio.writers.parquet_writer import ParquetWriter
     from rlio.writers.roll import Roll

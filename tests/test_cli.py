@@ -1,0 +1,76 @@
+"""The command line: every command has help and stands in the README; errors are messages, not tracebacks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import rlio
+from rlio.cli import main as cli
+from rlio.errors import DataNotFound
+
+runner = CliRunner()
+
+
+def commands() -> dict[str, object]:
+    return dict(typer.main.get_command(cli.app).commands)  # type: ignore[attr-defined]  # a group, as it has commands
+
+
+def test_every_command_has_help_and_stands_in_the_readme(checkout: Path) -> None:
+    readme = (checkout / "README.md").read_text(encoding="utf-8")
+    assert "version" in commands()
+    for name in commands():
+        shown = runner.invoke(cli.app, [name, "--help"])
+        assert shown.exit_code == 0
+        assert "Usage" in shown.output
+        assert f"rlio {name}" in readme or f"make {name}" in readme, f"the README does not say `rlio {name}`"
+
+
+def test_without_a_command_the_help_is_shown() -> None:
+    shown = runner.invoke(cli.app, [])
+    assert all(name in shown.output for name in commands())
+
+
+def test_version_shows_what_is_installed_as_text_and_as_json() -> None:
+    text = runner.invoke(cli.app, ["version"]).output
+    assert f"rlio       {rlio.__version__}" in text.splitlines()
+    shown = json.loads(runner.invoke(cli.app, ["version", "--json"]).output)
+    assert shown["rlio"] == rlio.__version__
+    assert {"python", "numpy", "pyarrow", "torch"} <= set(shown)
+
+
+def test_the_installed_command_and_an_unknown_one(tmp_path: Path) -> None:
+    command = Path(sys.executable).with_name("rlio")
+    if not command.exists():
+        pytest.skip("rlio is not installed as a command beside this Python")
+    found = subprocess.run([command, "nonsense"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert found.returncode == 2
+    assert "nonsense" in found.stderr
+
+
+def test_an_error_of_ours_is_its_message_and_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise DataNotFound("nothing is stored there", uri="s3://bucket/runs")
+
+    monkeypatch.setattr(cli, "app", fail)
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 1
+    assert capsys.readouterr().err == "rlio: DataNotFound: nothing is stored there [in s3://bucket/runs]\n"
+
+
+def test_an_error_that_is_not_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(cli, "app", fail)
+    with pytest.raises(ZeroDivisionError):
+        cli.main()
