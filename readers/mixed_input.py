@@ -15,25 +15,22 @@ Example:
 
 from __future__ import annotations
 
-import math
 import operator
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from decimal import Decimal
-from fractions import Fraction
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples, count_units
+from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples, count_units, split_units
 from rlio.columns import Columns
 from rlio.errors import EndOfData, OptionError, StateError, excerpt
 from rlio.interfaces import Batch, InputReader, JsonState
+from rlio.readers.mix_schedule import Schedule, Weight, whole_weights
 from rlio.replay.order import Permutation
 
-__all__ = ["MixedInput", "Schedule"]
+__all__ = ["MixedInput"]
 
-#: A relative weight; a float counts as the decimal number that it prints as.
-Weight: TypeAlias = float | Fraction | Decimal
 Weights: TypeAlias = Mapping[str, Weight] | Sequence[Weight]
 
 Sources: TypeAlias = (
@@ -44,93 +41,19 @@ _ENDS = ("error", "rewind", "renormalise")
 _COLUMNS = ("error", "intersect", "fill")
 
 
-class Schedule:
-    """Deals steps to sources by integer weights, each within one step of its share at any time.
+class _Waiting(NamedTuple):
+    """What is left of a batch of a source, the source's state before it, and how many units were served."""
 
-    After T steps, source i of weight w_i (of 1 in all) has had more than ``w_i T - 1`` and fewer than
-    ``w_i T + 1`` of them, for any T and any sizes of `deal`. A source must have had floor(w_i T); the steps
-    that remain go to those with the earliest deadline (count + 1) / w_i. All in exact integers.
-
-    Args:
-        weights: Whole numbers, 0 or more, not all 0.
-        order: Which source goes first at equal deadlines: a permutation of the sources.
-        credits: Steps that each source is owed from before, in units of 1 / `UNIT`; 0 in all. The bound then
-            holds for ``w_i T + credit_i`` as soon as the schedule has caught up.
-
-    Source:
-        Tijdeman, "The chairman assignment problem" (1980); Baruah et al., "Proportionate progress" (1996).
-        They decide step by step; here only the end of a batch matters, as its rows have no order in time.
-        That keeps the bound: if some schedule meets all later deadlines, then so does one that took earlier
-        deadlines first (swap the two steps where they differ).
-    """
-
-    #: Credits are counted in this fraction of a step.
-    UNIT = 2**32
-
-    def __init__(
-        self, weights: Sequence[int], *, order: Sequence[int], credits: Sequence[int] | None = None
-    ) -> None:
-        self.weights = list(weights)
-        self.credits = [0] * len(self.weights) if credits is None else list(credits)
-        heaviest = max(range(len(self.weights)), key=self.weights.__getitem__)
-        for i, weight in enumerate(self.weights):
-            if not weight:  # it gives nothing from now on, so what it is owed goes to another
-                self.credits[heaviest] += self.credits[i]
-                self.credits[i] = 0
-        self.counts = [0] * len(self.weights)
-        self._order = list(order)
-        self._sum = sum(self.weights)
-        # Deadlines are compared as whole numbers: those of source i are multiples of common / weight_i.
-        common = math.lcm(*(weight for weight in self.weights if weight))
-        self._spacing = [common // weight if weight else 0 for weight in self.weights]
-
-    def deal(self, n: int) -> list[int]:
-        """Return how many of the next ``n`` steps each source gives, and count them."""
-        total = sum(self.counts) + n
-        shares, left = [0] * len(self.counts), n
-        optional = []
-        for rank, i in enumerate(self._order):
-            weight, count = self.weights[i], self.counts[i]
-            if not weight:
-                continue
-            entitled = weight * total * self.UNIT + self.credits[i] * self._sum
-            whole, part = divmod(entitled, self._sum * self.UNIT)
-            if whole >= count:
-                shares[i] = whole - count
-                left -= shares[i]
-                if part:
-                    optional.append((self._deadline(i, whole + 1), rank, i))
-        optional.sort()
-        for _, _, i in optional[: max(left, 0)]:
-            shares[i] += 1
-        while left < 0:
-            # Only with credits: more is owed than there are steps, and what is due last has to wait.
-            _, i = max(
-                (self._deadline(i, self.counts[i] + share), i) for i, share in enumerate(shares) if share
-            )
-            shares[i] -= 1
-            left += 1
-        self.counts = [count + share for count, share in zip(self.counts, shares, strict=True)]
-        return shares
-
-    def owed(self) -> list[int]:
-        """Steps that each source is owed by now, as the ``credits`` of another schedule."""
-        total, unit = sum(self.counts), self.UNIT
-        owed = [
-            credit + (weight * total * unit) // self._sum - count * unit
-            for weight, credit, count in zip(self.weights, self.credits, self.counts, strict=True)
-        ]
-        # Rounding down left a few units over; they must be 0 in all.
-        owed[self._order[0]] -= sum(owed)
-        return owed
-
-    def _deadline(self, i: int, step: int) -> int:
-        """Time by which source ``i`` should have had ``step`` steps, in a unit common to all sources."""
-        return (step * self.UNIT - self.credits[i]) * self._spacing[i]
+    batch: Batch
+    origin: JsonState
+    served: int
 
 
 class _Source:
-    """A reader of the mixture and what is kept about it."""
+    """A reader of the mixture, read in its own sizes and cut to measure here.
+
+    Cutting a batch costs 2 us, asking a reader for a few rows ten times that and more.
+    """
 
     def __init__(self, name: str, reader: InputReader, *, rewinds: bool) -> None:
         self.name = name
@@ -139,14 +62,100 @@ class _Source:
         self.ended = False
         #: Where it begins again; None: nowhere.
         self.start: JsonState | None = reader.state_dict() if rewinds and reader.replayable else None
+        self._waiting: deque[_Waiting] = deque()
+        # Drawn since the last `commit`, and what the last one of those left over.
+        self._taken: list[_Waiting] = []
+        self._tail: _Waiting | None = None
+
+    def draw(self, n: int, parts: list[Batch]) -> int:
+        """Add up to ``n`` units to ``parts``, fewer at the end, and return how many; it rewinds if it may."""
+        missing, rewound = n, False
+        while missing:
+            if not self._waiting and not self._read():
+                if self.start is None:
+                    break
+                if rewound:
+                    raise OptionError(
+                        f"source {self.name!r} of the mixture has no {self.reader.unit}: leave it out"
+                    )
+                self.reader.load_state_dict(self.start)
+                rewound = True
+                continue
+            waiting = self._waiting.popleft()
+            self._taken.append(waiting)
+            batch, size = waiting.batch, count_units(waiting.batch, self.reader.unit)
+            if size > missing:
+                batch, tail = split_units(batch, missing, self.reader.unit)
+                self._tail = _Waiting(tail, waiting.origin, waiting.served + missing)
+                self._waiting.appendleft(self._tail)
+                size = missing
+            if size:
+                parts.append(batch)
+                rewound = False
+            missing -= size
+        return n - missing
+
+    def at_end(self) -> bool:
+        """Whether nothing is left, and it cannot rewind."""
+        return self.start is None and not self._waiting and not self._read()
+
+    def commit(self) -> None:
+        """What was drawn is served."""
+        self._taken.clear()
+
+    def undo(self) -> None:
+        """Take back what was drawn since the last `commit`."""
+        if self._taken and self._waiting and self._waiting[0] is self._tail:
+            self._waiting.popleft()
+        self._waiting.extendleft(reversed(self._taken))
+        self._taken.clear()
+
+    def waiting_units(self) -> int:
+        """Units that were read and wait to be served."""
+        return sum(count_units(waiting.batch, self.reader.unit) for waiting in self._waiting)
+
+    def position(self) -> JsonState:
+        """The state from which the reader gives first what waits; a live one cannot, and goes on behind."""
+        if self._waiting and self.reader.replayable:
+            return {"state": self._waiting[0].origin, "served": self._waiting[0].served}
+        return {"state": self.reader.state_dict(), "served": 0}
+
+    def seek(self, position: JsonState) -> None:
+        """Stand where `position` was taken."""
+        self._waiting.clear()
+        self.reader.load_state_dict(position["state"])
+        served = int(position["served"])
+        if served == 0:
+            return
+        size = count_units(self._waiting[0].batch, self.reader.unit) if self._read() else 0
+        if not 0 < served < size:
+            raise StateError(
+                f"the state says that {served} {self.reader.unit} of a batch of source {self.name!r} were "
+                f"served, but it has {size}: the data changed since it was saved"
+            )
+        whole = self._waiting.popleft()
+        self._waiting.append(
+            _Waiting(split_units(whole.batch, served, self.reader.unit)[1], whole.origin, served)
+        )
+
+    def _read(self) -> bool:
+        """Read a batch, or return False at the end."""
+        origin = self.reader.state_dict()
+        try:
+            batch = self.reader.sample()
+        except EndOfData:
+            return False
+        self._waiting.append(_Waiting(batch, origin, 0))
+        return True
 
 
 class MixedInput(InputReader):
     """Gives batches that hold steps of every source in proportion to its weight.
 
     Shares are exact in steps (or sequences, where all sources count in those), whatever the sizes of the
-    sources' own batches: see `Schedule`. The rows of a batch are grouped by source, in the sources' order, so that sequences and fragments stay whole. A
-    SampleBatch beside a MultiAgentBatch is wrapped as ``default_policy``.
+    sources' own batches: see `Schedule`. The rows of a batch are grouped by source, in the sources' order,
+    so that sequences and fragments stay whole. A SampleBatch beside a MultiAgentBatch is wrapped as
+    ``default_policy``.
 
     Args:
         sources: Name -> reader, with ``weights``; or reader -> weight; or pairs (reader, weight). Sources
@@ -207,7 +216,7 @@ class MixedInput(InputReader):
         elif weights is None:
             weights = [1] * count if given is None else given
         self._raw = self._aligned(weights)
-        self._whole = _whole(self._raw, list(readers))
+        self._whole = whole_weights(self._raw, list(readers))
         self._schedule = Schedule(self._whole, order=self._order)
         self._multi_agent = False
 
@@ -227,34 +236,31 @@ class MixedInput(InputReader):
         return self._take(self.batch_size)
 
     def _take(self, n: int) -> Batch:
-        # Sources cut to size and keep what is left over, so the mixture itself has nothing left over.
+        # What is left over waits with the sources, so the mixture itself has nothing left over.
         self._follow_weights()
         schedule, counts = self._schedule, self._schedule.counts
         drawn: list[list[Batch]] = [[] for _ in self._sources]
         try:
             self._draw(n, drawn)
             batch = self._joined(drawn)
-        except EndOfData:
-            raise
-        except BaseException as error:
+        except BaseException:
+            # A source that fails, or one that does not fit the others, costs no rows: they come next time.
             self._schedule, schedule.counts = schedule, counts
-            if lost := sum(count_units(batch, self.unit) for parts in drawn for batch in parts):
-                self.dropped += lost
-                error.add_note(
-                    f"{lost} {self.unit} that the mixture's sources gave for this batch are not served"
-                )
+            for source in self._sources:
+                source.undo()
             raise
         for source, parts in zip(self._sources, drawn, strict=True):
+            source.commit()
             source.served += sum(count_units(part, self.unit) for part in parts)
         return batch
 
     def _draw(self, n: int, drawn: list[list[Batch]]) -> None:
-        """Add ``n`` steps to ``drawn``, fewer only if all sources end."""
+        """Add ``n`` units to ``drawn``, fewer only if all sources end."""
         missing = n
         while missing:
             ended = []
             for i, share in enumerate(self._schedule.deal(missing)):
-                got = self._draw_source(self._sources[i], share, drawn[i]) if share else 0
+                got = self._sources[i].draw(share, drawn[i]) if share else 0
                 missing -= got
                 if got < share:
                     ended.append(self._sources[i])
@@ -267,50 +273,21 @@ class MixedInput(InputReader):
                 return
             self._schedule = Schedule(self._alive(), order=self._order)
 
-    def _draw_source(self, source: _Source, share: int, parts: list[Batch]) -> int:
-        """Add up to ``share`` steps of ``source`` to ``parts`` and return how many; it rewinds if it may."""
-        got, began = 0, -1
-        while True:
-            try:
-                batch = source.reader.sample(share - got)
-            except EndOfData:
-                size = 0
-            else:
-                size = count_units(batch, self.unit)
-                parts.append(batch)
-            got += size
-            if got == share or source.start is None:
-                return got
-            if got == began:
-                raise OptionError(f"source {source.name!r} of the mixture has no {self.unit}: leave it out")
-            began = got
-            source.reader.load_state_dict(source.start)
-
     def _take_leave(self, ended: list[_Source]) -> None:
         """Mark sources that ended; raise if others go on and may not do so alone."""
-        for source in ended:
-            source.ended = True
-        if self.end == "renormalise":
-            return
-        for source, weight in zip(self._sources, self._alive(), strict=True):
-            if weight and not self._at_end(source):
-                name = ended[0].name
+        if self.end != "renormalise":
+            for source, weight in zip(self._sources, self._whole, strict=True):
+                if not weight or source in ended or source.at_end():
+                    continue
                 why = "cannot rewind, as it is not replayable" if self.end == "rewind" else "end='error'"
                 raise OptionError(
-                    f"source {name!r} of the mixture ended after {ended[0].served} served {self.unit} while "
-                    f"{source.name!r} goes on, and {why}: give it more epochs, or say end='rewind' or "
-                    "end='renormalise'"
+                    f"source {ended[0].name!r} of the mixture ended after {ended[0].served} served "
+                    f"{self.unit} while {source.name!r} goes on, and {why}: give it more epochs, or say "
+                    "end='rewind' or end='renormalise'"
                 )
-
-    def _at_end(self, source: _Source) -> bool:
-        """Whether ``source`` has no step left; one that is read to find out is lost, the caller raises."""
-        try:
-            source.reader.sample(1)
-        except EndOfData:
+            ended = self._sources
+        for source in ended:
             source.ended = True
-            return True
-        self.dropped += 1
-        return False
 
     def _alive(self) -> list[int]:
         """The weights, 0 for sources that ended."""
@@ -358,7 +335,7 @@ class MixedInput(InputReader):
         if raw == self._raw:
             return
         self._raw = raw
-        whole = _whole(raw, [source.name for source in self._sources])
+        whole = whole_weights(raw, [source.name for source in self._sources])
         if whole != self._whole:
             self._whole = whole
             if any(self._alive()):
@@ -366,9 +343,16 @@ class MixedInput(InputReader):
 
     # ---- state ----
 
+    def state_dict(self) -> JsonState:
+        state = super().state_dict()
+        state["dropped"] += sum(
+            source.waiting_units() for source in self._sources if not source.reader.replayable
+        )
+        return state
+
     def _position(self) -> JsonState:
         position: JsonState = {
-            "sources": {source.name: source.reader.state_dict() for source in self._sources},
+            "sources": {source.name: source.position() for source in self._sources},
             "served": [source.served for source in self._sources],
             "ended": [source.ended for source in self._sources],
             "weights": self._whole,
@@ -393,7 +377,7 @@ class MixedInput(InputReader):
                     "make it with the sources, weights and seed of the one that saved it"
                 )
         for i, source in enumerate(self._sources):
-            source.reader.load_state_dict(position["sources"][source.name])
+            source.seek(position["sources"][source.name])
             source.served = int(position["served"][i])
             source.ended = bool(position["ended"][i])
             if self.end == "rewind":
@@ -448,26 +432,6 @@ def _named(sources: Sources) -> tuple[dict[str, InputReader], list[Weight] | Non
     if len(set(units.values())) > 1:
         raise OptionError(f"the sources count in different units: {excerpt(units)}; a mixture needs one")
     return readers, weights or None
-
-
-def _whole(weights: Sequence[Weight], names: Sequence[str]) -> list[int]:
-    """The smallest whole numbers in the proportion of ``weights``."""
-    exact = []
-    for name, weight in zip(names, weights, strict=True):
-        try:
-            # 0.7 means seven tenths, not the binary fraction next to it.
-            value = Fraction(str(weight)) if isinstance(weight, (float, np.floating)) else Fraction(weight)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise OptionError(f"weight {excerpt(weight)} of source {name!r}: a finite number") from error
-        if value < 0:
-            raise OptionError(f"weight {weight} of source {name!r}: 0 or more")
-        exact.append(value)
-    scale = math.lcm(*(value.denominator for value in exact))
-    whole = [int(value * scale) for value in exact]
-    common = math.gcd(*whole)
-    if not common:
-        raise OptionError(f"the weights of {excerpt(list(names))} are all 0: one at least must be more")
-    return [value // common for value in whole]
 
 
 def _mark(batch: Batch, name: str) -> None:

@@ -244,11 +244,11 @@ class InputReader(ABC):
                     "load it into the reader and version that saved it"
                 )
         try:
-            position, skip, dropped = state["position"], int(state["skip"]), int(state["dropped"])
+            position, skip, dropped = dict(state["position"]), int(state["skip"]), int(state["dropped"])
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(
-                f"the state of {type(self).__name__} needs 'position', and whole numbers as 'skip' and "
-                f"'dropped', but has {excerpt(state)}"
+                f"the state of {type(self).__name__} needs a dict as 'position' and whole numbers as 'skip' "
+                f"and 'dropped', but has {excerpt(state)}"
             ) from error
         self._rests = None
         self.dropped = dropped

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
 from rlio.errors import CorruptData, EndOfData, MissingColumn, OptionError, SchemaError, StateError
 from rlio.interfaces import Batch, InputReader
-from rlio.readers.mixed_input import MixedInput, Schedule
+from rlio.readers.mix_schedule import Schedule
+from rlio.readers.mixed_input import MixedInput
 from rlio.readers.shuffled_input import ShuffledInput
 from rlio.testing import ReaderTests, assert_resumes, assert_same
 
@@ -267,8 +268,11 @@ def test_a_source_that_ends_before_the_others_is_an_error_that_names_it() -> Non
         reader.sample()
     with pytest.raises(OptionError, match=r"'short'.*after 6.*'long' goes on"):
         reader.sample()
-    # Rows of the batch that never was: one of short, two of long, and one that was read to look on.
-    assert reader.dropped == 4
+    # What was drawn for the batch that never was is still there.
+    assert reader.counts == {"short": 6, "long": 6}
+    for name, first in (("short", 6), ("long", 6)):
+        position = reader.state_dict()["position"]["sources"][name]
+        assert position["state"]["position"]["row"] + position["served"] == first
 
 
 def test_sources_that_end_together_end_the_mixture_with_every_row_served() -> None:
@@ -311,6 +315,11 @@ def test_a_live_source_that_ends_cannot_rewind() -> None:
     reader.sample(10)
     with pytest.raises(OptionError, match=r"'live'.*not replayable"):
         reader.sample()
+    # Even where the other stands at its own end, from which it could rewind.
+    reader = MixedInput({"live": Live(6), "old": Counting(6)}, batch_size=4, end="rewind")
+    reader.sample(12)
+    with pytest.raises(OptionError, match=r"'live'.*not replayable"):
+        reader.sample()
 
 
 def test_rewinding_a_source_without_rows_raises_instead_of_hanging() -> None:
@@ -331,16 +340,32 @@ class Flaky(Counting):
         return super()._next()
 
 
-def test_a_source_that_fails_keeps_the_shares_exact_and_what_was_drawn_is_counted() -> None:
-    reader = MixedInput({"good": Counting(None, (4,)), "flaky": Flaky(None, (4,))}, batch_size=6)
-    reader.sample()
-    with pytest.raises(CorruptData) as caught:
+def test_a_source_that_fails_costs_no_rows_of_any_source() -> None:
+    def make(flaky: type[Counting]) -> MixedInput:
+        return MixedInput({"good": Counting(None, (2, 9)), "flaky": flaky(None, (4,))}, batch_size=6)
+
+    reader, whole = make(Flaky), make(Counting)
+    assert_same(reader.sample(), whole.sample())
+    with pytest.raises(CorruptData):
         reader.sample()
-    assert "3 steps that the mixture's sources gave" in caught.value.__notes__[0]
-    assert reader.dropped == 3
-    batch = reader.sample()
-    assert batch["t"].tolist() == [6, 7, 8, 3, 4, 5]
-    assert reader.counts == {"good": 6, "flaky": 6}
+    state = json.loads(json.dumps(reader.state_dict()).replace("Flaky", "Counting"))
+    restored = make(Counting)
+    restored.load_state_dict(state)
+    for _ in range(3):
+        expected = whole.sample()
+        assert_same(reader.sample(), expected)
+        assert_same(restored.sample(), expected)
+    assert reader.counts == {"good": 12, "flaky": 12}
+
+
+def test_sources_that_do_not_fit_together_keep_their_rows() -> None:
+    reader = MixedInput({"a": Counting(None), "b": Fewer(None)}, batch_size=4)
+    for _ in range(2):
+        with pytest.raises((MissingColumn, SchemaError)):
+            reader.sample()
+    assert reader.counts == {"a": 0, "b": 0}
+    reader.columns = "intersect"
+    assert reader.sample()["t"].tolist() == [0, 1, 0, 1]
 
 
 # ---- columns and kinds ----
@@ -451,7 +476,8 @@ def test_a_mixture_with_a_live_source_resumes_the_others_exactly() -> None:
     ours, theirs = reader.sample(), restored.sample()
     assert ours["t"][3:].tolist() == theirs["t"][3:].tolist() == [6, 7]
     assert theirs["t"][:3].tolist() == [10, 11, 12]
-    assert restored.sources["live"].dropped == 1
+    assert restored.dropped == 1
+    assert reader.dropped == 0
     assert restored.counts == reader.counts
 
 
