@@ -18,7 +18,7 @@ from rlio.interfaces import Runner
 from rlio.policies.policy import Policy
 from rlio.policies.random_policy import RandomPolicy
 from rlio.rollout.config import RolloutConfig
-from rlio.rollout.env_runner import EnvRunner
+from rlio.rollout.env_runner import EnvRunner, _until_last
 
 MODES = list(AutoresetMode)
 ID = 1_000_000
@@ -66,7 +66,7 @@ class Chosen(Policy):
 
 
 def vector(mode: AutoresetMode, kind: Any = SyncVectorEnv, n: int = 3, longest: int = 12) -> Any:
-    return kind([lambda: Counter(longest)] * n, autoreset_mode=mode)
+    return kind([lambda: Counter(longest)] * n, copy=False, autoreset_mode=mode)
 
 
 def runner_of(mode: AutoresetMode, kind: Any = SyncVectorEnv, **config: Any) -> EnvRunner:
@@ -179,6 +179,21 @@ def test_an_exact_number_of_whole_episodes_comes_back() -> None:
         seen |= {e.id_ for e in episodes}
     assert len(seen) == 11
     assert isinstance(runner, Runner)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_episodes_that_wait_for_the_next_call_keep_their_final_observations(mode: AutoresetMode) -> None:
+    envs = SyncVectorEnv([lambda: Counter(3)] * 6, copy=False, autoreset_mode=mode)
+    runner = EnvRunner(envs, Chosen(), config=RolloutConfig(batch_mode="complete_episodes"), seed=2)
+    for _ in range(40):
+        for episode in runner.sample(num_episodes=1):
+            assert episode.observations[:, 1].tolist() == [*range(len(episode) + 1)]
+    recorder = runner._recorder
+    while (rows := _until_last(recorder.ended, recorder.valid).sum()) < recorder.ended.sum() + 3:
+        runner.sample(num_episodes=1)
+    stepped = runner.timesteps
+    check_rows(runner.run(int(rows)))
+    assert runner.timesteps == stepped, "the episodes that waited were enough"
 
 
 def test_the_episodes_that_ended_first_come_first() -> None:
