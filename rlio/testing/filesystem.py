@@ -6,11 +6,11 @@ wraps one and makes chosen calls fail: before anything happened, after all did, 
 Example:
     >>> import fsspec
     >>> from rlio.storage.filesystem import Storage
-    >>> fs = FaultyFileSystem(fsspec.filesystem("memory"), lambda call: "after" if call.number == 0 else None)
+    >>> fs = FaultyFileSystem(fsspec.filesystem("memory"), lambda call: "after" if call.number == 1 else None)
     >>> storage = Storage.on(fs, "/faulty-example")
     >>> storage.put("a.bin", b"the response was lost, the object was not")
     >>> [call.operation for call in fs.calls]
-    ['pipe_file', 'info', 'cat_file']
+    ['makedirs', 'pipe_file', 'info', 'cat_file']
 """
 
 from __future__ import annotations
