@@ -48,7 +48,7 @@ from rlio.errors import (
     excerpt,
 )
 from rlio.interfaces import ReadKeywords, ReadOptions
-from rlio.readers.inputs import Cursor, Failures, StoredReader, TableCursor, relocate
+from rlio.readers.inputs import Cursor, Failures, StoredReader, TableCursor, raise_at
 from rlio.readers.rllib_json import wanted_columns
 from rlio.storage import InputFile, expand_inputs, open_input
 from rlio.storage.filesystem import StrPath
@@ -182,7 +182,7 @@ class _Handles:
         except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
             # HDF5's own errors carry no errno, unlike those of the filesystem.
             if isinstance(error, (SchemaError, CorruptData)):
-                raise relocate(error, uri=self.files[number].uri, record=record) from error
+                raise_at(error, uri=self.files[number].uri, record=record)
             if isinstance(error, RlioError) or getattr(error, "errno", None) is not None:
                 raise
             raise CorruptData(

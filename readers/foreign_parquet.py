@@ -42,7 +42,7 @@ from rlio.errors import (
 )
 from rlio.interfaces import Batch, ReadKeywords, ReadOptions
 from rlio.readers.arrow_columns import to_column
-from rlio.readers.inputs import Cursor, Failures, RecordCursor, StoredReader, TableCursor, relocate
+from rlio.readers.inputs import Cursor, Failures, RecordCursor, StoredReader, TableCursor, raise_at
 from rlio.readers.parquet_footer import Extension, ForeignFile, open_parquet, registered_extensions
 from rlio.readers.rllib_json import (
     RllibDecoder,
@@ -236,7 +236,7 @@ class _Groups:
         try:
             return action()
         except (SchemaError, CorruptData) as error:
-            raise relocate(error, uri=uri, record=record) from error
+            raise_at(error, uri=uri, record=record)
         except RlioError:
             raise
         except (OSError, ValueError, TypeError, KeyError, NotImplementedError) as error:
@@ -351,7 +351,7 @@ class _BatchRows:
             return self._uniform.conform(self._decode(group, row))
         except (CorruptData, SchemaError) as error:
             uri, record = self._groups.place(group, row)
-            raise relocate(error, uri=uri, record=record) from error
+            raise_at(error, uri=uri, record=record)
 
     def _locate(self, index: int) -> tuple[int, int]:
         group = bisect_right(self._ends, index)

@@ -26,7 +26,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,12 +56,10 @@ __all__ = [
     "TableSource",
     "draw_seed",
     "index_in",
-    "relocate",
+    "raise_at",
 ]
 
 logger = logging.getLogger("rlio")
-
-ErrorT = TypeVar("ErrorT", bound=RlioError)
 
 # A shuffled window holds so many rows or bytes: rows of a batch then come from some 16 places of a large
 # file, and memory stays bounded.
@@ -84,14 +82,13 @@ def draw_seed(options: ReadOptions, reader: str) -> int:
     return seed
 
 
-def relocate(error: ErrorT, *, uri: str, record: int | None = None, column: str | None = None) -> ErrorT:
-    """``error`` with the place where it happened, which the code that raised it could not know."""
+def raise_at(error: RlioError, *, uri: str, record: int | None = None) -> NoReturn:
+    """Raise ``error`` with the place where it happened, unless it knows one already."""
     if error.uri is not None:
-        return error
-    column = column if error.column is None else error.column
-    # The message ends with the places that were known; they come again, together with the new ones.
+        raise error
+    # The message ends with the column, if that was known; it comes again, together with the place.
     message = str(error).removesuffix(f" [column {error.column}]")
-    return type(error)(message, uri=uri, record=record, column=column)
+    raise type(error)(message, uri=uri, record=record, column=error.column) from error
 
 
 # ---- damaged records ----

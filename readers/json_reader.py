@@ -29,7 +29,7 @@ from typing import IO, Any, Protocol, Unpack
 
 from rlio.errors import CorruptData, DataNotFound, EndOfData, OptionError, SchemaError, UnsafeData
 from rlio.interfaces import Batch, JsonState, ReadKeywords, ReadOptions
-from rlio.readers.inputs import Cursor, Failures, RecordCursor, StoredReader, index_in, relocate
+from rlio.readers.inputs import Cursor, Failures, RecordCursor, StoredReader, index_in, raise_at
 from rlio.readers.line_files import READ_ERRORS, Line, LineFile, open_line_files, read_lines
 from rlio.readers.rllib_json import RllibDecoder
 from rlio.readers.space_arrays import Spaces, check_spaces
@@ -155,7 +155,7 @@ class _Records:
         try:
             return self._uniform.conform(self._parse(line))
         except (CorruptData, SchemaError) as error:
-            raise relocate(error, uri=self.files[file].uri, record=line.number) from error
+            raise_at(error, uri=self.files[file].uri, record=line.number)
 
     def _parse(self, line: Line) -> Batch:
         if line.data is None:
@@ -200,8 +200,7 @@ class _Records:
             return self._streams[file]
         stream = self.files[file].open()
         if self.files[file].member is not None and (self.files[file].size or 0) <= _HELD_BYTES:
-            with stream:
-                stream = BytesIO(stream.read())
+            stream = _inflated(stream)
         self._streams[file] = stream
         if len(self._streams) > _OPEN_FILES:
             self._streams.popitem(last=False)[1].close()
@@ -211,6 +210,15 @@ class _Records:
         """Close the files."""
         while self._streams:
             self._streams.popitem()[1].close()
+
+
+def _inflated(stream: IO[bytes]) -> IO[bytes]:
+    """What can be read of ``stream``, in memory; what lies behind damage has no place in an index anyway."""
+    held = BytesIO()
+    with stream, contextlib.suppress(*READ_ERRORS):
+        while piece := stream.read(1 << 20):
+            held.write(piece)
+    return held
 
 
 class _IndexedRecords:

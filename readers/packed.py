@@ -38,8 +38,10 @@ from rlio.errors import CorruptData, UnsafeData, excerpt
 
 __all__ = ["Limits", "is_packed", "unpack"]
 
-# An LZ4 frame as every version of RLlib writes it: the magic number, then the flags 0x68 and 0x40, in base64.
-_PREFIX: Final = "BCJNGGhA"
+# The head of an LZ4 frame in base64: the magic number, then the flags, which vary with the size (one block
+# or several, linked or not) and with the library: size of the content stated or not, checksum or none,
+# block size.
+_PREFIX: Final = re.compile("BCJNG[EFGH][BRhx][AQgw]")
 _MAX_ROWS: Final = 2**40
 _MAX_NDIM: Final = 32
 _NATIVE_ORDER: Final = "<" if sys.byteorder == "little" else ">"
@@ -69,7 +71,7 @@ _DEFAULT_LIMITS: Final = Limits()
 
 def is_packed(value: object) -> bool:
     """Whether ``value`` is text that RLlib packed; any other string is data of its own right."""
-    return isinstance(value, str) and value.startswith(_PREFIX)
+    return isinstance(value, str) and _PREFIX.match(value) is not None
 
 
 def unpack(text: str, *, limits: Limits = _DEFAULT_LIMITS) -> Any:

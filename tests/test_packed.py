@@ -108,6 +108,17 @@ def test_arrays_named_twice_share_no_memory() -> None:
     assert second[0] == 0.0
 
 
+@pytest.mark.parametrize("rows", [1, 1_000, 10_000, 1_000_000])
+@pytest.mark.parametrize(
+    "options", [{}, {"store_size": False}, {"content_checksum": True}, {"block_size": 6}]
+)
+def test_columns_of_every_size_are_known_as_packed(rows: int, options: dict[str, Any]) -> None:
+    array = np.arange(rows)
+    text = pack_stream(pickle.dumps(array, 5), **options)
+    assert is_packed(text)
+    assert_same(unpack(text), array)
+
+
 def test_only_text_that_rllib_packed_counts_as_packed() -> None:
     assert is_packed(pack(np.zeros(3)))
     assert not any(
@@ -250,7 +261,7 @@ def test_a_stream_of_nested_references_cannot_multiply() -> None:
         unpack(pack(bomb))
     array = np.zeros(1 << 20, np.uint8)
     with pytest.raises(UnsafeData, match="bytes allowed"):
-        unpack(pack([array] * 1000))
+        unpack(pack([array] * 1000), limits=Limits(max_bytes=32 << 20))
 
 
 def test_deep_nesting_and_cycles_are_refused() -> None:
