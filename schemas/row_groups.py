@@ -19,10 +19,10 @@ from rlio.errors import SchemaError
 from rlio.schemas.column import Nullable
 from rlio.schemas.schema import PolicySchema, Schema
 
-__all__ = ["GroupBuffer", "RowGroup", "pieces_of"]
+__all__ = ["ATTRIBUTES", "GroupBuffer", "RowGroup", "pieces_of", "unpadded"]
 
 #: Attributes of a batch that come back with it.
-_ATTRIBUTES = ("max_seq_len", "num_grad_updates")
+ATTRIBUTES = ("max_seq_len", "num_grad_updates")
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ def pieces_of(batch: SampleBatch | MultiAgentBatch, schema: Schema, *, room: int
     """
     if isinstance(batch, MultiAgentBatch):
         return [_joint_pieces(batch, schema)]
-    plain = _unpadded(batch)
-    attributes = {name: getattr(plain, name) for name in _ATTRIBUTES if getattr(plain, name) is not None}
+    plain = unpadded(batch)
+    attributes = {name: getattr(plain, name) for name in ATTRIBUTES if getattr(plain, name) is not None}
     text = json.dumps(attributes) if attributes else "{}"
     policy = schema.policies[DEFAULT_POLICY_ID]
     arrays = policy.flatten(plain, policy=DEFAULT_POLICY_ID)
@@ -97,7 +97,7 @@ def pieces_of(batch: SampleBatch | MultiAgentBatch, schema: Schema, *, room: int
 
 
 def _joint_pieces(batch: MultiAgentBatch, schema: Schema) -> list[Piece]:
-    parts = [(pid, _unpadded(part)) for pid, part in batch.policy_batches.items() if len(part)]
+    parts = [(pid, unpadded(part)) for pid, part in batch.policy_batches.items() if len(part)]
     text = json.dumps({"env_steps": batch.env_steps(), "policies": [[pid, len(part)] for pid, part in parts]})
     return [
         Piece(
@@ -254,8 +254,12 @@ def _grown(old: NDArray[Any] | None, shape: tuple[int, ...], dtype: Any) -> NDAr
     return fresh
 
 
-def _unpadded(batch: SampleBatch) -> SampleBatch:
-    """Rows that are experience: the zeros that fill sequences up are not stored."""
+def unpadded(batch: SampleBatch) -> SampleBatch:
+    """The rows that are experience: the zeros that fill sequences up are not stored.
+
+    Raises:
+        SchemaError: Time is the first axis, or a sequence has no rows.
+    """
     if batch.time_major:
         raise SchemaError(
             "a time-major batch cannot be written: its first axis is time, not rows; transpose it"
