@@ -191,7 +191,9 @@ def _texts_from_arrow(array: pa.Array, spec: ColumnSpec) -> NDArray[Any]:
     dense = array.drop_null() if array.null_count else array
     listed = dense.to_pylist()
     if spec.dtype != "|O":
-        return np.array(listed, np.dtype(spec.dtype) if not listed else None)
+        # Without a width in the dtype, NumPy takes that of the longest, and its own byte order.
+        texts = np.array(listed, spec.dtype[1:])
+        return texts.astype(texts.dtype.newbyteorder(">")) if spec.dtype[0] == ">" else texts
     values = np.empty(len(listed), object)
     for index, text in enumerate(listed):  # One by one: NumPy would spread a list of equally long lists.
         values[index] = load_value(text) if spec.kind == "json" else text

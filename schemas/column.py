@@ -10,6 +10,7 @@ Example:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -67,7 +68,7 @@ class ColumnSpec:
         """Infer the spec of an array whose first axis is the rows.
 
         Raises:
-            SchemaError: The dtype has no stored form (structured dtypes).
+            SchemaError: The dtype has no stored form (structured dtypes), or a row is too large for one.
         """
         dtype, shape = values.dtype, tuple(int(n) for n in values.shape[1:])
         if dtype.kind == "O":
@@ -84,7 +85,14 @@ class ColumnSpec:
                 f"dtype {dtype} cannot be stored; split a structured array into one column a field",
                 column=column,
             )
-        return cls(dtype.str, shape, _fixed_kind(dtype, shape))
+        spec = cls(dtype.str, shape, _fixed_kind(dtype, shape))
+        if not spec._is_legal():
+            raise SchemaError(
+                f"rows of shape {shape} and dtype {dtype}: a row has at most {_MAX_NDIM} axes and "
+                f"{_MAX_ROW_BYTES >> 20} MiB; split the column, or store a reference to it",
+                column=column,
+            )
+        return spec
 
     @property
     def numpy(self) -> np.dtype[Any]:
@@ -101,12 +109,12 @@ class ColumnSpec:
         """Bytes of one row in memory; a guess of 64 for text and objects."""
         if self.kind in ("text", "json"):
             return 64
-        return int(np.prod(self.shape, dtype=np.int64)) * self.numpy.itemsize
+        return self.size * self.numpy.itemsize
 
     @property
     def size(self) -> int:
         """Number of values in a row."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
     def mismatch(self, values: NDArray[Any]) -> str | None:
         """What is wrong with ``values`` for this column, or None."""
@@ -150,7 +158,9 @@ class ColumnSpec:
         if self.kind in ("text", "json"):
             return self.shape == () and self.dtype in ("|O", "<U", ">U", "|S") and self.stack is None
         dtype = self.numpy
-        if dtype.kind not in "biufcmM" or self.row_bytes > _MAX_ROW_BYTES:
+        # Zeros do not count: an empty array of absurd shape is refused by NumPy, not by its size.
+        nominal = math.prod(n for n in self.shape if n) * dtype.itemsize
+        if dtype.kind not in "biufcmM" or dtype.str != self.dtype or nominal > _MAX_ROW_BYTES:
             return False
         if self.stack is not None:
             axis, depth = self.stack.axis, self.stack.depth
@@ -161,7 +171,7 @@ class ColumnSpec:
 
 def _fixed_kind(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Kind:
     """How a row of fixed size is stored."""
-    size = int(np.prod(shape, dtype=np.int64))
+    size = math.prod(shape)
     if size == 0:
         return "none"
     if dtype.str[1:] not in _PARQUET_TYPES:

@@ -25,22 +25,32 @@ from numpy.typing import NDArray
 
 from rlio.errors import CorruptData, SchemaError, excerpt
 
-__all__ = ["dump_value", "floats_from_json", "floats_to_json", "load_value"]
+__all__ = ["dump_value", "floats_from_json", "floats_to_json", "load_value", "value_from_json"]
 
 _SPECIAL_FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _MAX_DEPTH = 64
 _MAX_ARRAY_BYTES = 256 << 20
+# A dtype such as <U60000000 makes hundreds of megabytes of one letter: texts may be padded up to this.
+_MAX_PADDING = 1 << 20
 
 
 def dump_value(value: Any) -> str:
-    """JSON text of ``value``.
+    """JSON text of ``value``; it always has a UTF-8 form.
 
     Raises:
         SchemaError: It holds something that is neither JSON, NumPy, bytes nor a tuple, or nests over 64 deep.
     """
     if type(value) is dict and not value:  # By far the most common info.
         return "{}"
-    return json.dumps(_to_plain(value, 0), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    plain = _to_plain(value, 0)
+    try:
+        text = json.dumps(plain, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        text.encode()
+    except UnicodeEncodeError:  # Half of a surrogate pair, as file names may hold: escaped, it survives.
+        text = json.dumps(plain, separators=(",", ":"), allow_nan=False)
+    except ValueError as error:  # Python writes no int of more than 4,300 digits.
+        raise SchemaError(f"a value cannot be written as JSON: {error}; store it as a string") from error
+    return text
 
 
 def load_value(text: str | bytes) -> Any:
@@ -53,8 +63,20 @@ def load_value(text: str | bytes) -> Any:
         return {}
     try:
         return _from_plain(json.loads(text), 0)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise CorruptData(f"not a stored JSON value: {error}; found {excerpt(text)}") from error
+
+
+def value_from_json(parsed: Any) -> Any:
+    """The value that `dump_value` wrote, from its text as parsed by `json.loads`.
+
+    Raises:
+        CorruptData: It is no such value.
+    """
+    try:
+        return _from_plain(parsed, 0)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise CorruptData(f"not a stored JSON value: {error!r}; found {excerpt(parsed)}") from error
 
 
 def floats_to_json(values: NDArray[Any]) -> list[Any]:
@@ -121,11 +143,11 @@ def _array_to_plain(array: NDArray[Any], depth: int) -> dict[str, Any]:
         data: Any = [_to_plain(item, depth + 1) for item in array.reshape(-1)]
     elif kind in "biu":
         data = array.reshape(-1).tolist()
-    elif kind == "f":
+    elif kind == "f" and array.dtype.itemsize <= 8:
         data = floats_to_json(array.reshape(-1))
     elif kind == "U":
         data = array.reshape(-1).tolist()
-    elif kind in "cmMS":
+    elif kind in "fcmMS":  # Wider floats too: Python's float does not hold them.
         data = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode("ascii")
     else:
         raise SchemaError(f"an array of dtype {array.dtype} cannot be stored inside a JSON value")
@@ -167,6 +189,10 @@ def _array_from_plain(dtype_text: str, shape: tuple[int, ...], data: Any, depth:
         raise ValueError(f"an array of shape {shape}")
     if isinstance(data, str):
         return np.frombuffer(_decode_base64(data), dtype).reshape(shape).copy()
+    if not isinstance(data, list):
+        raise ValueError(f"an array's data are {type(data).__name__}")
+    if dtype.kind == "U" and len(data) * dtype.itemsize > _MAX_PADDING + 4 * sum(map(len, data)):
+        raise ValueError(f"texts of {len(data)} x {dtype.itemsize} bytes, most of it padding")
     if dtype.kind == "f":
         data = floats_from_json(data)
     return np.array(data, dtype).reshape(shape)

@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.arrays import to_numpy
+from rlio.arrays import joint_dtype, to_numpy
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
 from rlio.errors import CorruptData, MissingColumn, SchemaConflict, SchemaError, excerpt
-from rlio.nested import Path, leaves, unflatten
+from rlio.nested import Path, leaves, path_text, unflatten
 from rlio.schemas.column import ColumnSpec, FrameStack
 from rlio.schemas.json_values import dump_value
 from rlio.schemas.observations import detect_stack
@@ -40,12 +40,15 @@ FORMAT_VERSION = 0
 
 #: Names of the format's structure columns, which no column of the user may have.
 RESERVED = frozenset({"_next", "_stream", "_batch", "_writer"})
+# Of the columns of older frames, and of what Parquet calls the values of a list.
+_RESERVED_ENDS = ("#older", ".list.element")
 
 # One row group decodes to at most this many bytes, which bounds the memory of readers (DESIGN section 4).
 _GROUP_BYTES = 8 << 20
 _MAX_GROUP_ROWS = 1 << 16
 _MAX_COLUMNS = 4096
 _MAX_POLICIES = 4096
+_MAX_DEPTH = 8
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,7 @@ class PolicySchema:
 
         Raises:
             MissingColumn: A column of this schema is absent from the batch.
-            SchemaError: A column is new, or has another dtype or shape.
+            SchemaError: A column is new, has another dtype or shape, or holds what cannot be stored.
         """
         arrays: dict[str, NDArray[Any]] = {}
         names = self.columns
@@ -146,21 +149,21 @@ class PolicySchema:
         self, column: str, value: Any, wanted: list[Leaf], arrays: dict[str, NDArray[Any]]
     ) -> None:
         """Add the checked leaves of one column to ``arrays``."""
-        if len(wanted) == 1 and not wanted[0].path:
-            found: list[tuple[Path, Any]] = [((), value)]
-        else:
-            found = leaves(value)
-            if [path for path, _ in found] != [leaf.path for leaf in wanted]:
-                raise SchemaConflict(
-                    f"column {column!r} nests as {[path for path, _ in found]} where it did as "
-                    f"{[leaf.path for leaf in wanted]} before",
-                    column=column,
-                )
-        for (_, item), leaf in zip(found, wanted, strict=True):
-            array = to_numpy(item)
+        plain = len(wanted) == 1 and not wanted[0].path
+        found: dict[Path, Any] = {(): value} if plain else dict(leaves(value))
+        if found.keys() != {leaf.path for leaf in wanted}:
+            raise SchemaConflict(
+                f"column {column!r} nests as {sorted(map(path_text, found))} where it did as "
+                f"{sorted(path_text(leaf.path) for leaf in wanted)} before",
+                column=column,
+            )
+        for leaf in wanted:
+            array = _array(found[leaf.path], leaf.physical)
             problem = leaf.spec.mismatch(array)
             if problem:
                 raise SchemaConflict(f"found {problem}; cast it before writing", column=leaf.physical)
+            if leaf.spec.kind == "text" and array.dtype.kind != "S":
+                _check_text("".join(array.tolist()), "text", leaf.physical)
             if leaf.spec.kind == "json":
                 texts = np.empty(len(array), object)
                 texts[:] = [dump_value(value) for value in array]
@@ -204,7 +207,11 @@ class Schema:
         *,
         spaces: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> Schema:
-        """This schema with the policies of ``batch`` that it lacks; itself if it lacks none."""
+        """This schema with the policies of ``batch`` that it lacks; itself if it lacks none.
+
+        Raises:
+            SchemaError: A column, or the columns together, cannot be stored.
+        """
         parts = batch.policy_batches if isinstance(batch, MultiAgentBatch) else {DEFAULT_POLICY_ID: batch}
         fresh = {pid: part for pid, part in parts.items() if pid not in self.policies and part.keys()}
         if not fresh:
@@ -225,7 +232,44 @@ class Schema:
         }
         row_bytes = max(sum(leaf.spec.row_bytes for leaf in policy.leaves) for policy in policies.values())
         rows = min(_MAX_GROUP_ROWS, max(1, _GROUP_BYTES // max(row_bytes, 1)))
-        return replace(self, policies=policies, group_rows=1 << (rows.bit_length() - 1))
+        made = replace(self, policies=policies, group_rows=1 << (rows.bit_length() - 1))
+        made._check_storable()
+        return made
+
+    def _check_storable(self) -> None:
+        """Refuse what could be written and not be read: readers have limits, for strangers' schemas."""
+        if len(self.columns) > _MAX_COLUMNS or len(self.policies) > _MAX_POLICIES:
+            raise SchemaError(
+                f"{len(self.columns)} columns of {len(self.policies)} policies: at most {_MAX_COLUMNS} and "
+                f"{_MAX_POLICIES}; join columns into arrays"
+            )
+        for pid, policy in self.policies.items():
+            for leaf in policy.leaves:
+                if self.columns[leaf.physical] != leaf.spec:
+                    raise SchemaError(
+                        f"policy {pid!r} has a column of the name under which another one is stored; "
+                        "rename yours",
+                        column=leaf.physical,
+                    )
+        for name in (Columns.EPS_ID, Columns.T) if len(self.policies) > 1 else ():
+            self._check_joint(name)
+        _check_text(self.text, "a name, or a description of a space,", None)
+
+    def _check_joint(self, name: str) -> None:
+        """Joint steps are told apart by (eps_id, t), so that every one of several policies needs both."""
+        dtypes = []
+        for pid, policy in self.policies.items():
+            found = policy.columns.get(name, [])
+            if len(found) != 1 or found[0].path or found[0].spec.shape:
+                raise SchemaError(
+                    f"policy {pid!r} has no such column with one value a row: where there are several "
+                    "policies, environment steps are told apart by eps_id and t",
+                    column=name,
+                )
+            dtypes.append(found[0].spec.numpy)
+        if joint_dtype(dtypes) is None:
+            kinds = sorted({dtype.str for dtype in dtypes})
+            raise SchemaError(f"the policies have {', '.join(kinds)}: give them one dtype", column=name)
 
     @cached_property
     def columns(self) -> dict[str, ColumnSpec]:
@@ -316,10 +360,49 @@ def _leaves_of(batch: SampleBatch) -> tuple[Leaf, ...]:
     for column in batch:
         if column in RESERVED:
             raise SchemaError(f"column {column!r} is the format's own; rename yours", column=column)
+        _check_nesting(batch[column], column)
         for path, item in leaves(batch[column]):
             name = _physical_name(column, path)
-            found.append(Leaf(column, path, name, ColumnSpec.of(to_numpy(item), column=name)))
+            if len(path) > _MAX_DEPTH:
+                raise SchemaError(f"it nests more than {_MAX_DEPTH} deep", column=name)
+            if name.endswith(_RESERVED_ENDS):
+                raise SchemaError(f"names that end in {_RESERVED_ENDS} are the format's own", column=name)
+            spec = ColumnSpec.of(_array(item, name), column=name)
+            if column == Columns.NEXT_OBS_VALID and (path or spec.dtype != "|b1" or spec.shape):
+                raise SchemaError(
+                    f"found {spec.dtype} of shape {spec.shape} a row, expected one bool a row", column=name
+                )
+            found.append(Leaf(column, path, name, spec))
     return tuple(found)
+
+
+def _array(item: Any, column: str) -> NDArray[Any]:
+    """A leaf as an array."""
+    try:
+        return to_numpy(item)
+    except TypeError as error:  # Of tensors that NumPy has no dtype for, such as bfloat16.
+        raise SchemaError(f"found {item.dtype}: {error}; cast it before writing", column=column) from error
+
+
+def _check_text(text: str, what: str, column: str | None) -> None:
+    """Refuse text that has no UTF-8 form: Parquet has no other."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise SchemaError(
+            f"{what} holds half of a surrogate pair ({error}); replace it, or store bytes", column=column
+        ) from error
+
+
+def _check_nesting(value: Any, column: str) -> None:
+    """Refuse empty dicts and tuples: what has no leaf leaves nothing in a file to come back from."""
+    if isinstance(value, dict | tuple):
+        if not value:
+            raise SchemaError(
+                "it holds an empty dict or tuple, which cannot be stored; leave it out", column=column
+            )
+        for part in value.values() if isinstance(value, dict) else value:
+            _check_nesting(part, column)
 
 
 def _with_stacks(found: tuple[Leaf, ...], batch: SampleBatch) -> tuple[Leaf, ...]:
@@ -365,6 +448,6 @@ def _with_physical_names(found: Mapping[str, tuple[Leaf, ...]]) -> dict[str, tup
 
 def _checked_path(path: Any) -> Path:
     """A path of strings and small integers."""
-    if not isinstance(path, list) or len(path) > 8 or not all(type(p) in (str, int) for p in path):
+    if not isinstance(path, list) or len(path) > _MAX_DEPTH or not all(type(p) in (str, int) for p in path):
         raise ValueError(f"path {excerpt(path)}")
     return tuple(path)

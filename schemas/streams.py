@@ -34,7 +34,7 @@ class Streams:
     Attributes:
         policy, eps_id, agent_index, env_id: What names the stream; None where the data has no such column.
         rows: Rows in this shard.
-        t0: ``t`` of the first row; None without that column.
+        t0: ``t`` of the first row; None without that column, or where it is not finite.
         end: How the last row in this shard ended: "terminated", "truncated" or "open".
         reward: Sum of the rewards in this shard.
     """
@@ -144,14 +144,16 @@ class StreamTable:
         rewards, t = columns.get(Columns.REWARDS), columns.get(Columns.T)
         sums = [0.0] * len(first)
         if _is_numeric(rewards) and len(first):
-            sums = np.add.reduceat(np.asarray(rewards, np.float64), first).tolist()
-        begins: list[Any] = t[first].tolist() if t is not None and _is_numeric(t) else [None] * len(first)
+            with np.errstate(over="ignore", invalid="ignore"):  # Rewards may be infinite; so is their sum.
+                sums = np.add.reduceat(np.asarray(rewards, np.float64), first).tolist()
+        begins: list[Any] = t[first].tolist() if _is_numeric(t) and t is not None else [None] * len(first)
         lengths = (last - first + 1).tolist()
         for run, number in enumerate(numbers.tolist()):
             if table.rows[number] == 0:
-                table.t0[number] = None if begins[run] is None else int(begins[run])
+                begin = begins[run]
+                table.t0[number] = int(begin) if begin is not None and math.isfinite(begin) else None
             table.rows[number] += lengths[run]
-            table.reward[number] += sums[run]
+            table.reward[number] += sums[run]  # Python's floats: inf - inf is NaN in silence.
             table.end[number] = "terminated" if terminated[run] else "truncated" if truncated[run] else "open"
 
 
