@@ -1,0 +1,57 @@
+"""`BehaviourCloning`: learns to act as whoever made the data did.
+
+Example:
+    >>> import numpy as np
+    >>> from gymnasium.spaces import Box, Discrete
+    >>> from rlio.batch import SampleBatch
+    >>> policy = BehaviourCloning()
+    >>> policy.bind(Box(-1.0, 1.0, (1,)), Discrete(2), seed=0)
+    >>> obs = np.linspace(-1, 1, 64, dtype=np.float32)[:, None]
+    >>> data = SampleBatch(obs=obs, actions=(obs[:, 0] > 0).astype(np.int64))
+    >>> losses = [policy.learn_on_batch(data)["loss"] for _ in range(50)]
+    >>> bool(losses[-1] < losses[0])
+    True
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rlio.columns import Columns
+from rlio.nested import leaves
+from rlio.policies.torch_policy import TorchPolicy
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["BehaviourCloning"]
+
+
+class BehaviourCloning(TorchPolicy):
+    """Brings down the negative log-likelihood of the recorded actions, in any space that `TorchPolicy` acts
+    in.
+
+    Rows count alike, or by their ``weights`` where there is such a column. Reports ``entropy`` of the
+    policy, and ``accuracy``, the share of rows where its most likely action is the recorded one (only in
+    spaces without floating-point numbers). Arguments are those of `TorchPolicy`, but for ``loss``.
+
+    Source: Pomerleau, "ALVINN: an autonomous land vehicle in a neural network" (1988).
+    """
+
+    def _compute_loss(
+        self, outputs: torch.Tensor, tensors: dict[str, Any]
+    ) -> tuple[torch.Tensor, dict[str, float]]:
+        actions = tensors[Columns.ACTIONS]
+        losses = -self.distribution.logp(outputs, actions)
+        weights = tensors.get(Columns.WEIGHTS)
+        loss = losses.mean() if weights is None else (losses * weights).sum() / weights.sum()
+        stats = {"entropy": float(self.distribution.entropy(outputs.detach()).mean())}
+        likeliest = self.distribution.sample(outputs.detach(), None)
+        pairs = [(a, b) for (_, a), (_, b) in zip(leaves(likeliest), leaves(actions), strict=True)]
+        if not any(a.is_floating_point() for a, _ in pairs):
+            right = [(a == b).reshape(len(outputs), -1).all(1) for a, b in pairs]
+            same = right[0]
+            for more in right[1:]:
+                same = same & more
+            stats["accuracy"] = float(same.float().mean())
+        return loss, stats

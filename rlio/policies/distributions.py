@@ -1,0 +1,213 @@
+"""Distributions over actions, made from a module's outputs, one kind for each action space.
+
+Discrete, MultiDiscrete: categorical, one output (a logit) a choice. MultiBinary: Bernoulli, one logit a bit.
+Box: diagonal Gaussian, the means and then the logs of the standard deviations. Dict and Tuple: their parts'
+outputs one after the other, drawn independently.
+
+Example:
+    >>> import torch
+    >>> from gymnasium.spaces import Discrete
+    >>> choice = distribution_for(Discrete(2))
+    >>> choice.logp(torch.zeros(1, 2), torch.tensor([1])).exp()
+    tensor([0.5000])
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlio.errors import OptionError, excerpt
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+    import torch
+
+__all__ = ["Distribution", "distribution_for"]
+
+# Means are usable with any spread, but a spread of e^-20 or e^10 is numbers that went wrong.
+_LOG_STD = (-10.0, 4.0)
+
+
+class Distribution(ABC):
+    """Draws actions of a space, given a module's outputs. Actions are tensors nested as the space is.
+
+    Attributes:
+        size: Outputs that it needs for one action.
+    """
+
+    size: int
+
+    @abstractmethod
+    def sample(self, outputs: torch.Tensor, generator: torch.Generator | None) -> Any:
+        """Draw an action for each row of ``outputs``, (N, size); without a generator, the most likely one."""
+
+    @abstractmethod
+    def logp(self, outputs: torch.Tensor, actions: Any) -> torch.Tensor:
+        """Log of the probability (density) of ``actions``, shape (N,)."""
+
+    @abstractmethod
+    def entropy(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Entropy in nats, shape (N,)."""
+
+
+def distribution_for(space: gym.Space[Any]) -> Distribution:
+    """The distribution for actions of ``space``.
+
+    Raises:
+        OptionError: There is none.
+    """
+    from gymnasium import spaces
+
+    match space:
+        case spaces.Discrete():
+            return _Categorical([int(space.n)], (), int(space.start))
+        case spaces.MultiDiscrete():
+            return _Categorical(space.nvec.ravel().tolist(), space.shape, space.start)
+        case spaces.MultiBinary():
+            return _Bernoulli(space.shape)
+        case spaces.Box() if space.dtype is not None and space.dtype.kind == "f":
+            return _Gaussian(space.shape)
+        case spaces.Dict():
+            return _Composite({key: distribution_for(child) for key, child in space.spaces.items()})
+        case spaces.Tuple():
+            return _Composite(
+                {i: distribution_for(child) for i, child in enumerate(space.spaces)}, is_tuple=True
+            )
+    raise OptionError(
+        f"no distribution is known for actions of {excerpt(str(space))}: known are Discrete, MultiDiscrete, "
+        "MultiBinary, floating-point Box, and Dict and Tuple of them"
+    )
+
+
+class _Categorical(Distribution):
+    def __init__(self, choices: Sequence[int], shape: tuple[int, ...], start: Any) -> None:
+        self.size = sum(choices)
+        self._choices = list(choices)
+        self._shape = shape
+        self._start = np.broadcast_to(np.asarray(start, np.int64), shape or ()).ravel().tolist()
+
+    def _parts(self, outputs: torch.Tensor) -> Sequence[torch.Tensor]:
+        import torch
+
+        return torch.split(outputs, self._choices, dim=-1) if len(self._choices) > 1 else [outputs]
+
+    def sample(self, outputs: torch.Tensor, generator: torch.Generator | None) -> Any:
+        import torch
+
+        drawn = []
+        for logits, start in zip(self._parts(outputs), self._start, strict=True):
+            if generator is None:
+                drawn.append(logits.argmax(-1) + start)
+            else:
+                probabilities = logits.softmax(-1)
+                drawn.append(torch.multinomial(probabilities, 1, generator=generator)[:, 0] + start)
+        return drawn[0] if not self._shape else torch.stack(drawn, -1).reshape(-1, *self._shape)
+
+    def logp(self, outputs: torch.Tensor, actions: Any) -> torch.Tensor:
+        import torch
+
+        columns = actions.reshape(len(outputs), -1).long()
+        parts = [
+            logits.log_softmax(-1).gather(-1, columns[:, i : i + 1] - start)[:, 0]
+            for i, (logits, start) in enumerate(zip(self._parts(outputs), self._start, strict=True))
+        ]
+        return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+
+    def entropy(self, outputs: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        logs = [logits.log_softmax(-1) for logits in self._parts(outputs)]
+        return torch.stack([-(log.exp() * log).sum(-1) for log in logs]).sum(0)
+
+
+class _Bernoulli(Distribution):
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.size = math.prod(shape)
+        self._shape = shape
+
+    def sample(self, outputs: torch.Tensor, generator: torch.Generator | None) -> Any:
+        import torch
+
+        probabilities = outputs.sigmoid()
+        bits = (
+            probabilities > 0.5 if generator is None else torch.bernoulli(probabilities, generator=generator)
+        )
+        return bits.to(torch.int8).reshape(-1, *self._shape)
+
+    def logp(self, outputs: torch.Tensor, actions: Any) -> torch.Tensor:
+        import torch
+
+        bits = actions.reshape(len(outputs), -1).to(outputs.dtype)
+        losses = torch.nn.functional.binary_cross_entropy_with_logits(outputs, bits, reduction="none")
+        return -losses.sum(-1)
+
+    def entropy(self, outputs: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        losses = torch.nn.functional.binary_cross_entropy_with_logits(
+            outputs, outputs.sigmoid(), reduction="none"
+        )
+        return losses.sum(-1)
+
+
+class _Gaussian(Distribution):
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self._numbers = math.prod(shape)
+        self.size = 2 * self._numbers
+        self._shape = shape
+
+    def _moments(self, outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        mean, log_std = outputs[:, : self._numbers], outputs[:, self._numbers :]
+        return mean, log_std.clamp(*_LOG_STD)
+
+    def sample(self, outputs: torch.Tensor, generator: torch.Generator | None) -> Any:
+        import torch
+
+        mean, log_std = self._moments(outputs)
+        if generator is not None:
+            noise = torch.empty_like(mean).normal_(generator=generator)
+            mean = mean + log_std.exp() * noise
+        return mean.reshape(-1, *self._shape)
+
+    def logp(self, outputs: torch.Tensor, actions: Any) -> torch.Tensor:
+        mean, log_std = self._moments(outputs)
+        deviation: torch.Tensor = (actions.reshape(len(outputs), -1) - mean) / log_std.exp()
+        return -(0.5 * deviation**2 + log_std + 0.5 * math.log(2 * math.pi)).sum(-1)
+
+    def entropy(self, outputs: torch.Tensor) -> torch.Tensor:
+        _, log_std = self._moments(outputs)
+        return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
+
+
+class _Composite(Distribution):
+    def __init__(self, parts: dict[Hashable, Distribution], *, is_tuple: bool = False) -> None:
+        self.size = sum(part.size for part in parts.values())
+        self._parts = parts
+        self._is_tuple = is_tuple
+
+    def _split(self, outputs: torch.Tensor) -> list[tuple[Any, Distribution, torch.Tensor]]:
+        import torch
+
+        pieces = torch.split(outputs, [part.size for part in self._parts.values()], dim=-1)
+        return [(key, part, piece) for (key, part), piece in zip(self._parts.items(), pieces, strict=True)]
+
+    def sample(self, outputs: torch.Tensor, generator: torch.Generator | None) -> Any:
+        drawn = {key: part.sample(piece, generator) for key, part, piece in self._split(outputs)}
+        return tuple(drawn.values()) if self._is_tuple else drawn
+
+    def logp(self, outputs: torch.Tensor, actions: Any) -> torch.Tensor:
+        import torch
+
+        return torch.stack([part.logp(piece, actions[key]) for key, part, piece in self._split(outputs)]).sum(
+            0
+        )
+
+    def entropy(self, outputs: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        return torch.stack([part.entropy(piece) for _, part, piece in self._split(outputs)]).sum(0)

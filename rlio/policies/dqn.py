@@ -1,0 +1,195 @@
+"""`DQN`: learns the values of actions, from any transitions, its own or logged.
+
+Example:
+    >>> import numpy as np
+    >>> from gymnasium.spaces import Box, Discrete
+    >>> policy = DQN(initial_epsilon=0.5, final_epsilon=0.1, epsilon_timesteps=100)
+    >>> policy.bind(Box(-1.0, 1.0, (3,)), Discrete(2), seed=0)
+    >>> [round(policy.epsilon(t), 2) for t in (0, 50, 100, 1000)]
+    [0.5, 0.3, 0.1, 0.1]
+    >>> _, _, extras = policy.compute_actions(np.zeros((4, 3), np.float32))
+    >>> extras["q_values"].shape
+    (4, 2)
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlio.batch import SampleBatch
+from rlio.columns import Columns
+from rlio.errors import OptionError, excerpt
+from rlio.policies.policy import PolicyOutput, PolicyState, RecurrentState, state_part
+from rlio.policies.torch_policy import (
+    MakeModule,
+    MakeOptimizer,
+    TorchPolicy,
+    _arrays_of,
+    _load_arrays,
+)
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+    import torch
+
+__all__ = ["DQN"]
+
+
+class DQN(TorchPolicy):
+    """Double deep Q-learning with a target network, for Discrete actions; explores epsilon-greedily.
+
+    A batch's loss is the Huber loss of ``Q(obs, action)`` against ``reward + gamma * Q'(new_obs, argmax
+    Q(new_obs))`` with the target network Q'. An episode that terminated has no value after it; one that was
+    truncated does. Rows whose ``new_obs`` is missing (``new_obs_valid`` False) and that did not terminate
+    have no known target, and do not count. Rows count by their ``weights`` where there is such a column.
+
+    Extra columns: ``q_values``, and ``action_logp`` of the epsilon-greedy choice.
+
+    Args:
+        module: As in `TorchPolicy`, with one output an action.
+        optimizer: As in `TorchPolicy`.
+        learning_rate: As in `TorchPolicy`.
+        hidden: As in `TorchPolicy`.
+        max_grad_norm: As in `TorchPolicy`.
+        device: As in `TorchPolicy`.
+        gamma: Discount a step.
+        target_update_every: Updates after which the target network becomes the module.
+        initial_epsilon: Probability of a random action at first.
+        final_epsilon: The same from ``epsilon_timesteps`` on.
+        epsilon_timesteps: Sampled steps over which it falls, linearly.
+
+    Raises:
+        OptionError: A value is out of range; at `bind`, the actions are not Discrete.
+
+    Source: van Hasselt, Guez, Silver, "Deep reinforcement learning with double Q-learning" (2016).
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module | MakeModule | None = None,
+        *,
+        optimizer: MakeOptimizer | None = None,
+        learning_rate: float | None = None,
+        hidden: Sequence[int] | None = None,
+        max_grad_norm: float | None = 10.0,  # far from anything a sound run has; keeps one bad batch harmless
+        device: str = "cpu",
+        gamma: float = 0.99,
+        target_update_every: int = 200,
+        initial_epsilon: float = 1.0,
+        final_epsilon: float = 0.05,
+        epsilon_timesteps: int = 10_000,
+    ) -> None:
+        super().__init__(
+            module,
+            optimizer=optimizer,
+            learning_rate=learning_rate,
+            hidden=hidden,
+            max_grad_norm=max_grad_norm,
+            device=device,
+        )
+        for name, value in (
+            ("gamma", gamma),
+            ("initial_epsilon", initial_epsilon),
+            ("final_epsilon", final_epsilon),
+        ):
+            if not 0.0 <= value <= 1.0:
+                raise OptionError(f"{name}={value}: from 0 to 1")
+        for name, count in (
+            ("target_update_every", target_update_every),
+            ("epsilon_timesteps", epsilon_timesteps),
+        ):
+            if count < 1:
+                raise OptionError(f"{name}={count}: at least 1")
+        self.gamma = gamma
+        self.target_update_every = target_update_every
+        self._epsilons = (initial_epsilon, final_epsilon, epsilon_timesteps)
+
+    def epsilon(self, timestep: int) -> float:
+        """Probability of a random action after ``timestep`` sampled steps."""
+        initial, final, steps = self._epsilons
+        return initial + (final - initial) * min(max(timestep, 0) / steps, 1.0)
+
+    def _setup(
+        self,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        seeds: np.random.SeedSequence,
+    ) -> None:
+        from gymnasium.spaces import Discrete
+
+        if not isinstance(action_space, Discrete):
+            raise OptionError(
+                f"DQN acts in Discrete spaces, not in {excerpt(str(action_space))}: use another policy there"
+            )
+        super()._setup(observation_space, action_space, seeds)
+        self._start = int(action_space.start)
+        self._target = copy.deepcopy(self.module).requires_grad_(False).eval()
+
+    def compute_actions(
+        self,
+        obs: Any,
+        state: RecurrentState = (),
+        *,
+        explore: bool = True,
+        inputs: SampleBatch | None = None,
+        timestep: int = 0,
+    ) -> PolicyOutput:
+        import torch
+
+        with torch.inference_mode():
+            values = self.forward(obs)
+            greedy = values.argmax(-1)
+            epsilon = self.epsilon(timestep) if explore else 0.0
+            actions = greedy
+            if epsilon:
+                draws = torch.rand((2, *greedy.shape), generator=self._generator, device=greedy.device)
+                random = (draws[1] * values.shape[1]).long().clamp_(max=values.shape[1] - 1)
+                actions = torch.where(draws[0] < epsilon, random, greedy)
+            probability = (actions == greedy) * (1.0 - epsilon) + epsilon / values.shape[1]
+            extras = {
+                Columns.ACTION_LOGP: probability.log().cpu().numpy(),
+                "q_values": values.cpu().numpy(),
+            }
+        return (actions + self._start).cpu().numpy(), state, extras
+
+    def _needed_columns(self) -> Sequence[str]:
+        return (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.NEXT_OBS, Columns.TERMINATEDS)
+
+    def _compute_loss(
+        self, outputs: torch.Tensor, tensors: dict[str, Any]
+    ) -> tuple[torch.Tensor, dict[str, float]]:
+        import torch
+
+        terminated = tensors[Columns.TERMINATEDS].bool()
+        with torch.no_grad():
+            new_obs = tensors[Columns.NEXT_OBS]
+            best = self.module(new_obs).argmax(-1, keepdim=True)
+            after = self._target(new_obs).gather(-1, best)[:, 0]
+            # where, not a product: what stands for a missing observation may give anything, also NaN
+            target = tensors[Columns.REWARDS] + self.gamma * torch.where(terminated, 0.0, after)
+        counts = torch.ones_like(target)
+        if Columns.NEXT_OBS_VALID in tensors:
+            counts = (terminated | tensors[Columns.NEXT_OBS_VALID].bool()).float()
+        if Columns.WEIGHTS in tensors:
+            counts = counts * tensors[Columns.WEIGHTS]
+        actions = (tensors[Columns.ACTIONS].long() - self._start)[:, None]
+        values = outputs.gather(-1, actions)[:, 0]
+        losses = torch.nn.functional.smooth_l1_loss(values, target, reduction="none")
+        used = counts > 0
+        loss = (torch.where(used, losses, 0.0) * counts).sum() / counts.sum().clamp(min=1e-8)
+        return loss, {"mean_q": float(values.detach()[used].mean()) if bool(used.any()) else 0.0}
+
+    def _after_update(self) -> None:
+        if self.updates % self.target_update_every == 0:
+            self._target.load_state_dict(self.module.state_dict())
+
+    def get_state(self) -> PolicyState:
+        return super().get_state() | {"target": _arrays_of(self._target)}
+
+    def set_state(self, state: PolicyState) -> None:
+        super().set_state(state)
+        _load_arrays(self._target, state_part(state, "target", dict), "target's weights")
