@@ -97,6 +97,15 @@ def test_any_weights_and_sizes_stay_within_one_row(
             assert abs(Fraction(weight * total, sum(weights)) - count) < 1
 
 
+def test_shares_stay_within_one_row_where_largest_remainders_drift_past_it() -> None:
+    weights = [3, 1, 1, 1, 3, 3, 3, 3, 3]
+    schedule = Schedule(weights, order=range(9))
+    for total in range(1, 2 * sum(weights) + 1):
+        schedule.deal(1)
+        for weight, count in zip(weights, schedule.counts, strict=True):
+            assert abs(Fraction(weight * total, sum(weights)) - count) < 1
+
+
 @given(
     phases=st.lists(
         st.tuples(st.lists(st.integers(0, 50), min_size=3, max_size=3).filter(any), st.integers(1, 20)),
@@ -342,20 +351,22 @@ class Flaky(Counting):
 
 def test_a_source_that_fails_costs_no_rows_of_any_source() -> None:
     def make(flaky: type[Counting]) -> MixedInput:
-        return MixedInput({"good": Counting(None, (2, 9)), "flaky": flaky(None, (4,))}, batch_size=6)
+        sources = {"good": Counting(None, (2, 9)), "flaky": flaky(None, (4,)), "rare": Counting(None)}
+        return MixedInput(sources, weights=[4, 2, 1], batch_size=6)
 
     reader, whole = make(Flaky), make(Counting)
-    assert_same(reader.sample(), whole.sample())
+    for _ in range(2):
+        assert_same(reader.sample(), whole.sample())
     with pytest.raises(CorruptData):
         reader.sample()
     state = json.loads(json.dumps(reader.state_dict()).replace("Flaky", "Counting"))
     restored = make(Counting)
     restored.load_state_dict(state)
-    for _ in range(3):
+    for _ in range(8):
         expected = whole.sample()
         assert_same(reader.sample(), expected)
         assert_same(restored.sample(), expected)
-    assert reader.counts == {"good": 12, "flaky": 12}
+    assert reader.counts == whole.counts
 
 
 def test_sources_that_do_not_fit_together_keep_their_rows() -> None:
@@ -447,6 +458,18 @@ def test_a_mix_of_shuffles_of_mixes_resumes() -> None:
 
     for n in (None, 1, 11):
         assert_resumes(make, n, batches=12)
+
+
+def test_a_source_rewinds_to_its_own_order_in_a_restored_mixture_too() -> None:
+    def make() -> MixedInput:
+        shuffled = ShuffledInput(Counting(30, (1,)), 30, seed=None)
+        return MixedInput([(shuffled, 1)], batch_size=10, end="rewind")
+
+    reader, restored = make(), make()
+    reader.sample()
+    restored.load_state_dict(json.loads(json.dumps(reader.state_dict())))
+    for _ in range(6):
+        assert_same(restored.sample(), reader.sample())
 
 
 def test_a_mixture_under_a_schedule_resumes() -> None:
