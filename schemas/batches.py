@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch import MultiAgentBatch, SampleBatch
-from rlio.errors import CorruptData
+from rlio.errors import CorruptData, SchemaError
 from rlio.schemas.schema import PolicySchema, rebuild
 from rlio.schemas.shard_file import DecodedGroup
 
@@ -47,9 +47,16 @@ def _policy_batch(
         if columns is None or column in columns:
             made[column] = rebuild([(leaf.path, group.values(leaf, rows)) for leaf in leaves])
     attributes = _attributes(group) if not group.schema.multi_agent else {}
-    # Checked while decoding, except that damage within a CRC's range cannot be ruled out by a stranger's
-    # file: the constructor checks lengths, at about 10 us a group.
-    return SampleBatch(made, **attributes)
+    # The constructor checks lengths, at about 10 us a group: only a stranger's file can fail here.
+    try:
+        batch = SampleBatch(made)
+        longest = batch.max_seq_len
+        # A batch that began in the group before may have left longer sequences here.
+        if longest is not None and attributes.get("max_seq_len", 0) < longest:
+            attributes.pop("max_seq_len", None)
+        return SampleBatch(made, **attributes) if attributes else batch
+    except SchemaError as error:
+        raise CorruptData(f"the columns of a row group do not fit each other: {error}") from error
 
 
 def _attributes(group: DecodedGroup) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from rlio.columns import Columns
 from rlio.errors import OptionError
 from rlio.schemas.arrow import arrow_type, to_arrow
 from rlio.schemas.column import ColumnSpec, Nullable
-from rlio.schemas.observations import STORED, link, split_stack, successors
+from rlio.schemas.observations import MISSING, STORED, link, split_stack, successors
 from rlio.schemas.row_groups import RowGroup, partial_columns
 from rlio.schemas.schema import FORMAT_VERSION, Schema, canonical_json
 from rlio.schemas.streams import STREAM_COLUMNS, StreamTable
@@ -193,9 +193,10 @@ class ShardEncoder:
         distance = self._link(group, stream, following)
         for name in self._linked:
             values, valid = columns[name]
-            own = distance if valid is None else distance[valid]
-            present = np.ones(group.rows, bool) if valid is None else valid
-            columns[name] = (values[own == STORED], present & (distance == STORED))
+            stored = self._stored(group, name, distance)
+            columns[name] = (
+                (values[stored], stored) if valid is None else (values[stored[valid]], valid & stored)
+            )
         stacked = self._split_stacks(columns, following, distance)
         arrays = []
         for field in self._fields:
@@ -213,11 +214,22 @@ class ShardEncoder:
                 arrays.append(to_arrow(values, valid, self.schema.columns[field.name]))
         return arrays
 
+    def _stored(self, group: RowGroup, name: str, distance: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Rows that store their own value of a linked column: also those whose policy does not link it."""
+        stored = distance == STORED
+        if group.policy is not None:
+            for number, pid in enumerate(group.policies):
+                if name not in {new_obs.physical for _, new_obs in self.schema.policies[pid].linked}:
+                    stored |= group.policy == number
+        return stored
+
     def _link(
         self, group: RowGroup, stream: NDArray[np.int32], following: NDArray[np.int64]
     ) -> NDArray[np.int32]:
         """The ``_next`` column: policies are linked one by one, since their observations differ."""
         distance = np.zeros(group.rows, np.int32)
+        if group.missing is not None:
+            distance[group.missing] = MISSING
         for number, pid in enumerate(group.policies):
             pairs = self.schema.policies[pid].linked
             if not pairs:

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.columns import DEFAULT_POLICY_ID, Columns
 from rlio.errors import SchemaError
+from rlio.multi_agent import step_numbers
 from rlio.schemas.column import Nullable
 from rlio.schemas.schema import PolicySchema, Schema
 
-__all__ = ["ATTRIBUTES", "GroupBuffer", "RowGroup", "pieces_of", "unpadded"]
+__all__ = ["ATTRIBUTES", "GroupBuffer", "RowGroup", "attributes_of", "pieces_of", "unpadded"]
 
 #: Attributes of a batch that come back with it.
 ATTRIBUTES = ("max_seq_len", "num_grad_updates")
@@ -69,12 +70,19 @@ class Piece:
     env_steps: int
 
 
-def pieces_of(batch: SampleBatch | MultiAgentBatch, schema: Schema, *, room: int) -> list[list[Piece]]:
+def pieces_of(
+    batch: SampleBatch | MultiAgentBatch, schema: Schema, *, rooms: Iterator[int], limit: int
+) -> list[list[Piece]]:
     """Check a written batch and cut it into lists of pieces, each to lie within one row group.
 
-    Plain rows fill the open group's ``room`` first and are then cut every ``schema.group_rows``. A sequence
-    is never cut, and neither is a batch of several policies, so that a joint step stays together: there a row
-    group may get longer than the schema's.
+    A sequence is never cut, and neither is a batch of several policies, so that a joint step stays together:
+    there a row group may get longer than the schema's.
+
+    Args:
+        batch: What was written.
+        schema: What it must fit.
+        rooms: How many plain rows fit into the open row group, into the one after it, and so on for ever.
+        limit: How many rows of sequences to put together, at most.
 
     Raises:
         SchemaError: It does not fit the schema.
@@ -82,18 +90,28 @@ def pieces_of(batch: SampleBatch | MultiAgentBatch, schema: Schema, *, room: int
     if isinstance(batch, MultiAgentBatch):
         return [_joint_pieces(batch, schema)]
     plain = unpadded(batch)
-    attributes = {name: getattr(plain, name) for name in ATTRIBUTES if getattr(plain, name) is not None}
-    text = json.dumps(attributes) if attributes else "{}"
+    text = json.dumps(attributes_of(plain))
     policy = schema.policies[DEFAULT_POLICY_ID]
     arrays = policy.flatten(plain, policy=DEFAULT_POLICY_ID)
-    rows = len(plain)
-    if rows <= room:
-        return [[Piece(DEFAULT_POLICY_ID, arrays, rows, text, rows)]]
-    cut = _cut_sequences if policy.has_sequences else _cut_rows
+    cuts = (
+        _cut_sequences(arrays, policy, limit)
+        if policy.has_sequences
+        else _cut_rows(arrays, len(plain), rooms)
+    )
     return [
         [Piece(DEFAULT_POLICY_ID, part, stop - start, text if start == 0 else None, stop - start)]
-        for start, stop, part in cut(arrays, policy, rows, room, schema.group_rows)
+        for start, stop, part in cuts
     ]
+
+
+def attributes_of(batch: SampleBatch) -> dict[str, Any]:
+    """The attributes in `ATTRIBUTES` that are set, as JSON has them."""
+    found: dict[str, Any] = {}
+    if batch.max_seq_len is not None:
+        found["max_seq_len"] = int(batch.max_seq_len)
+    if batch.num_grad_updates is not None:
+        found["num_grad_updates"] = float(batch.num_grad_updates)
+    return found
 
 
 def _joint_pieces(batch: MultiAgentBatch, schema: Schema) -> list[Piece]:
@@ -225,14 +243,21 @@ class GroupBuffer:
         self._env_steps = 0
 
     def _joint_steps(self, rows: int) -> int:
-        """Distinct (eps_id, t) among the rows, or the rows where a policy lacks them."""
-        names = (Columns.EPS_ID, Columns.T)
-        if any(name not in self._arrays or self._counts[name] != rows for name in names):
-            return rows
-        eps_id, t = (self._arrays[name][:rows] for name in names)
-        order = np.lexsort((t, eps_id))
-        same = (eps_id[order][1:] == eps_id[order][:-1]) & (t[order][1:] == t[order][:-1])
-        return rows - int(same.sum())
+        """Distinct (eps_id, t) among the rows, exactly as readers will count them."""
+        parts: dict[str, SampleBatch] = {}
+        for number, pid in enumerate(self._policies):
+            own = self._policy[:rows] == number
+            columns = self.schema.policies[pid].columns
+            ids: dict[str, Any] = {}
+            for name in (Columns.EPS_ID, Columns.T):
+                if name in columns:
+                    physical = columns[name][0].physical
+                    has = self._valid[physical][:rows] if physical in self._partial else np.ones(rows, bool)
+                    ids[name] = self._arrays[physical][: self._counts[physical]][own[has]]
+            if len(ids) < 2:  # Then there is one policy, and each row is a step.
+                ids = {Columns.T: np.arange(int(own.sum()))}
+            parts[pid] = SampleBatch(ids)
+        return step_numbers(MultiAgentBatch(parts, 0))[1]
 
 
 def partial_columns(schema: Schema) -> set[str]:
@@ -272,20 +297,16 @@ def unpadded(batch: SampleBatch) -> SampleBatch:
 _Cut = tuple[int, int, dict[str, NDArray[Any]]]
 
 
-def _cut_rows(
-    arrays: dict[str, NDArray[Any]], policy: PolicySchema, rows: int, room: int, limit: int
-) -> Iterator[_Cut]:
-    """Parts of ``room`` and then ``limit`` rows, as (first row, last row, views)."""
+def _cut_rows(arrays: dict[str, NDArray[Any]], rows: int, rooms: Iterator[int]) -> Iterator[_Cut]:
+    """Parts of as many rows as there is room for, as (first row, last row, views)."""
     start = 0
     while start < rows:
-        stop = min(start + (room if start == 0 and room else limit), rows)
+        stop = min(start + next(rooms), rows)
         yield start, stop, {name: values[start:stop] for name, values in arrays.items()}
         start = stop
 
 
-def _cut_sequences(
-    arrays: dict[str, NDArray[Any]], policy: PolicySchema, rows: int, room: int, limit: int
-) -> Iterator[_Cut]:
+def _cut_sequences(arrays: dict[str, NDArray[Any]], policy: PolicySchema, limit: int) -> Iterator[_Cut]:
     """Whole sequences, in parts of at most ``limit`` rows or of one longer sequence."""
     per_sequence = {leaf.physical for leaf in policy.per_sequence}
     ends = np.cumsum(policy.single(arrays, Columns.SEQ_LENS))

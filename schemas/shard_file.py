@@ -76,9 +76,11 @@ class DecodedGroup:
         """The policies with rows here, and the rows of each (None: all)."""
         if len(self.schema.policies) == 1:
             return {next(iter(self.schema.policies)): None}
-        names = np.array(self.policy, object)[self.stream]
-        present = [pid for pid in sorted(self.schema.policies) if (names == pid).any()]
-        return {pid: np.flatnonzero(names == pid) for pid in present}
+        known = {pid: number for number, pid in enumerate(sorted(self.schema.policies))}
+        number = np.array([known.get(pid, -1) for pid in self.policy], np.int64)[self.stream]
+        if len(number) and int(number.min()) < 0:
+            raise CorruptData("rows belong to a policy that the schema does not have")
+        return {pid: np.flatnonzero(number == known[pid]) for pid in known if (number == known[pid]).any()}
 
     def values(self, leaf: Leaf, rows: NDArray[np.int64] | None) -> NDArray[Any]:
         """The values of one leaf for a policy's rows (all of its sequences, for a column of those)."""
@@ -211,11 +213,19 @@ class ShardFile:
             raise CorruptData(
                 f"{metadata.num_row_groups} row groups, {len(self.groups)} listed", uri=self.uri
             )
-        row_bytes = sum(spec.row_bytes for spec in self.schema.columns.values())
+        # Each row has the columns of one policy, and three of the structure.
+        policies = self.schema.policies.values()
+        row_bytes = 12 + max((sum(x.spec.row_bytes for x in p.leaves) for p in policies), default=0)
         for index, info in enumerate(self.groups):
             rows = metadata.row_group(index).num_rows
             if info.start != position or info.stop <= info.start or rows != info.rows:
                 raise CorruptData("the list of row groups does not fit the file", uri=self.uri, record=index)
+            if not 0 < info.units <= rows or info.env_steps < 0:
+                raise CorruptData(
+                    f"{info.units} units and {info.env_steps} env steps in {rows} rows",
+                    uri=self.uri,
+                    record=index,
+                )
             if rows * row_bytes > _MAX_DECODED_GROUP:
                 raise UnsafeData(f"a row group of {rows * row_bytes} bytes", uri=self.uri, record=index)
             position = info.stop
@@ -326,8 +336,8 @@ def _with_next_observations(group: DecodedGroup, linked: set[str]) -> DecodedGro
             if new_obs.physical in linked and rows is None:
                 values, valid = group.columns[new_obs.physical]
                 own = group.distance == STORED
-                if valid is None and not own.all():
-                    raise CorruptData("an observation is stored where _next says it is not")
+                if not (own.all() if valid is None else np.array_equal(own, valid)):
+                    raise CorruptData("an observation is stored where _next says it is not, or the reverse")
                 columns[new_obs.physical] = (
                     resolve_links(group.distance, group.columns[obs.physical][0], values),
                     None,
@@ -341,25 +351,31 @@ def _with_next_observations(group: DecodedGroup, linked: set[str]) -> DecodedGro
 
 
 def _joint_next(group: DecodedGroup, name: str, rows_of: dict[str, NDArray[np.int64] | None]) -> Nullable:
-    """``new_obs`` of the rows of all policies that have this physical column."""
-    has = np.zeros(group.info.rows, bool)
-    physical_obs = name
-    for pid, rows in rows_of.items():
-        for obs, new_obs in group.schema.policies[pid].linked:
-            if new_obs.physical == name and rows is not None:
-                has[rows] = True
-                physical_obs = obs.physical
-    owners = np.flatnonzero(has)
-    place = np.cumsum(has) - 1
-    distance = group.distance[owners]
-    target = owners + np.maximum(distance, 0)
-    if len(target) and (int(target.max()) >= len(has) or not has[target].all()):
-        raise CorruptData("a link in _next leads to a row without that observation")
-    near = np.where(distance > 0, place[target] - np.arange(len(owners)), distance).astype(np.int32)
-    obs_values, obs_valid = group.columns[physical_obs]
-    if obs_valid is not None:
-        obs_values = obs_values[has[obs_valid]]
-    return resolve_links(near, obs_values, group.columns[name][0]), has
+    """``new_obs`` of the rows of all policies that have this physical column, linked or not."""
+    rows = group.info.rows
+    has, linked = np.zeros(rows, bool), np.zeros(rows, bool)
+    obs_values, obs_valid = np.empty(0), None
+    for pid, own in rows_of.items():
+        policy = group.schema.policies[pid]
+        has[own] |= name in {leaf.physical for leaf in policy.leaves}
+        for obs, target_leaf in policy.linked:
+            if target_leaf.physical == name:
+                linked[own] = True
+                obs_values, obs_valid = group.columns[obs.physical]
+    stored = has & ~(linked & (group.distance != STORED))
+    values, valid = group.columns[name]
+    if not np.array_equal(stored, np.ones(rows, bool) if valid is None else valid):
+        raise CorruptData("an observation is stored where _next says it is not, or the reverse")
+    new_obs = np.zeros((rows, *values.shape[1:]), values.dtype)
+    new_obs[stored] = values
+    elided = np.flatnonzero(linked & (group.distance > 0))
+    if len(elided):
+        target = elided + group.distance[elided]
+        known = np.ones(rows, bool) if obs_valid is None else obs_valid
+        if int(target.max()) >= rows or not known[target].all():
+            raise CorruptData("a link in _next leads to a row without that observation")
+        new_obs[elided] = obs_values[(np.cumsum(known) - 1)[target]]
+    return new_obs[has], has
 
 
 class _GroupBytes:

@@ -63,8 +63,12 @@ class Streams:
         names = set(vars(cls()))
         if not isinstance(written, dict) or set(written) != names:
             raise CorruptData("the table of streams has other columns than it should")
-        if len({len(values) for values in written.values() if isinstance(values, list)}) > 1:
+        if not all(isinstance(values, list) for values in written.values()):
+            raise CorruptData("the table of streams has columns that are no lists")
+        if len({len(values) for values in written.values()}) > 1:
             raise CorruptData("the columns of the table of streams differ in length")
+        if not all(isinstance(pid, str) for pid in written["policy"]):
+            raise CorruptData("the table of streams has policies that are no strings")
         return cls(**written)
 
 

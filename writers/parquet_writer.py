@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlio.batch import MultiAgentBatch
@@ -101,37 +101,47 @@ class ParquetWriter(OutputWriter):
         # Rows of earlier calls that could not be stored are tried again here, before anything new is taken.
         if self._log.waiting_bytes >= self._roll.max_bytes:
             self._builder.store()
-        self._adopt(batch)
-        if batch.agent_steps() == 0 or self._schema is None or self._buffer is None:
+        schema = self._schema_for(batch)
+        if not schema.policies:
             return
-        for pieces in pieces_of(batch, self._schema, room=self._room()):
+        # Everything that can be wrong with the batch is found here, before anything changes.
+        limit = min(schema.group_rows, self._roll.max_rows or schema.group_rows)
+        parts = (
+            pieces_of(batch, schema, rooms=self._rooms(schema), limit=limit) if batch.agent_steps() else []
+        )
+        if schema is not self._schema:
+            self._finish()
+            self._schema, self._buffer = schema, GroupBuffer(schema)
+        for pieces in parts:
             self._append(pieces)
-        self._start_timer()
+        if parts:
+            self._start_timer()
 
-    def _adopt(self, batch: Batch) -> None:
-        """Take the schema from the first batch, and new policies from later ones."""
-        schema = self._schema
-        if schema is None:
-            schema = Schema.of(batch, spaces=self._spaces, stored=self._provenance.stored)
-        elif schema.multi_agent != isinstance(batch, MultiAgentBatch):
+    def _schema_for(self, batch: Batch) -> Schema:
+        """The schema after ``batch``: from the first batch, and with new policies from later ones."""
+        if self._schema is None:
+            return Schema.of(batch, spaces=self._spaces, stored=self._provenance.stored)
+        if self._schema.multi_agent != isinstance(batch, MultiAgentBatch):
             raise SchemaConflict(
                 f"a {type(batch).__name__} after batches of the other kind: wrap SampleBatches with "
                 "as_multi_agent(), or open another writer"
             )
-        else:
-            schema = schema.extended(batch, spaces=self._spaces)
-        if schema is self._schema or not schema.policies:
-            return
-        self._finish()
-        self._schema, self._buffer = schema, GroupBuffer(schema)
+        return self._schema.extended(batch, spaces=self._spaces)
 
-    def _room(self) -> int:
-        """Rows that still fit the open row group and the open shard."""
-        assert self._buffer is not None
-        room = self._buffer.room
-        if self._roll.max_rows is not None:
-            room = min(room, self._roll.max_rows - self._shard_rows)
-        return room
+    def _rooms(self, schema: Schema) -> Iterator[int]:
+        """Rows that still fit the open row group and shard, then those that fit the groups after it."""
+        goes_on = schema is self._schema and self._buffer is not None
+        group = self._buffer.room if goes_on and self._buffer is not None else schema.group_rows
+        most = self._roll.max_rows
+        shard = None if most is None else most - (self._shard_rows if goes_on else 0)
+        while True:
+            room = group if shard is None else min(group, shard)
+            yield room
+            group = group - room or schema.group_rows
+            if most is not None and shard is not None:
+                shard -= room
+                if not shard:
+                    group, shard = schema.group_rows, most
 
     def _append(self, pieces: list[Piece]) -> None:
         """Add the pieces of one row group, ending the group or shard before and after as needed."""
