@@ -1,0 +1,466 @@
+r"""The lines of JSON shards: one line is what one `write()` took, with its own CRC.
+
+A line is a JSON object in UTF-8 with its keys in this order and no white space::
+
+    {"type":"SampleBatch","schema":"<hash>","rows":2,"units":2,"attributes":{},"columns":{...},"crc32":"9f0c11aa"}
+    {"type":"MultiAgentBatch","schema":"<hash>","env_steps":2,"rows":3,"units":2,"policies":{"<id>":{"rows":3,
+     "attributes":{},"columns":{...}}},"crc32":"..."}
+    {"type":"Provenance","schema":"<hash>","provenance":{...},"crc32":"..."}
+
+- ``crc32`` is zlib's, of the bytes from the line's start up to ``,"crc32":``, as 8 hex digits.
+- ``schema`` names the root's ``_schema/<hash>.json``, which gives dtypes and shapes.
+- ``rows`` and ``units`` (what readers count: rows; sequences where there are ``seq_lens``; distinct
+  (eps_id, t) of several policies) come early, so that an index needs no parsing.
+- ``columns`` are those of the schema, all of them; each as in `rlio.schemas.json_columns`. A nested column is
+  the object (dict) or list (tuple) of its leaves. ``new_obs`` is there in full.
+- Padding is not written. ``attributes`` holds ``max_seq_len`` and ``num_grad_updates`` where they are set.
+- A line has at most 64 MiB and 4 million lists and objects, and its columns decode to at most 1 GiB.
+- The first line of a shard is its ``Provenance``: what made the data, and library versions. It has no rows.
+
+Example:
+    >>> import numpy as np
+    >>> schema = Schema.of(SampleBatch(obs=np.float32([[0.1, 1], [2, np.nan]]), t=[0, 1]))
+    >>> line = encode_line(SampleBatch(obs=np.float32([[0.1, 1], [2, np.nan]]), t=[0, 1]), schema)
+    >>> print(line.decode())
+    {"type":"SampleBatch","schema":"...","rows":2,"units":2,"columns":{"obs":[[0.1,1],[2,"NaN"]],"t":[0,1]},"crc32":"..."}
+    >>> decode_line(line, lambda name: schema)
+    SampleBatch(2 steps: obs float32 (2, 2), t int64 (2,))
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import zlib
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from numpy.typing import NDArray
+
+from rlio.batch import MultiAgentBatch, SampleBatch, count_units
+from rlio.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
+from rlio.errors import CorruptData, MissingColumn, RlioError, SchemaError, UnsafeData, excerpt
+from rlio.schemas.json_columns import MAX_TEXT_BYTES, check_containers, dump_column, load_column, parse_json
+from rlio.schemas.row_groups import ATTRIBUTES, unpadded
+from rlio.schemas.schema import Leaf, PolicySchema, Schema, rebuild
+
+__all__ = [
+    "MAX_LINE_BYTES",
+    "LineHead",
+    "LineTooLarge",
+    "SchemaLookup",
+    "decode_line",
+    "encode_line",
+    "encode_provenance",
+    "is_intact",
+    "is_provenance",
+    "parse_head",
+    "parse_provenance",
+]
+
+MAX_LINE_BYTES: Final = MAX_TEXT_BYTES
+
+#: Gives the schema of a hash; raises CorruptData or DataNotFound where there is none.
+SchemaLookup: TypeAlias = Callable[[str], Schema]
+
+# Bytes of the columns of one line in memory, one a row added.
+_MAX_DECODED = 1 << 30
+_MAX_ROWS = 2**48
+# The shortest text of a value: a digit and a comma.
+_LEAST_BYTES = 2
+_HEAD = re.compile(
+    rb'\{"type":"(?:SampleBatch|MultiAgentBatch)","schema":"([0-9a-f]{8,64})",'
+    rb'(?:"env_steps":[0-9]{1,15},)?"rows":([0-9]{1,15}),"units":([0-9]{1,15}),'
+)
+_HEAD_BYTES = 256
+_PROVENANCE = b'{"type":"Provenance","schema":"'
+_TAIL = re.compile(rb',"crc32":"([0-9a-f]{8})"\}')
+_TAIL_BYTES = 20
+
+
+class LineTooLarge(SchemaError):
+    """A batch that makes no legal line; parts of it may."""
+
+
+class LineHead(NamedTuple):
+    """What the beginning of a line says about the rest."""
+
+    schema: str
+    rows: int
+    units: int
+
+
+class _Problem(Exception):
+    """What is wrong with a line's content, and in which column."""
+
+    def __init__(self, message: str, column: str | None = None) -> None:
+        super().__init__(message)
+        self.column = column
+
+
+# ---- writing ----
+
+
+def encode_line(
+    batch: SampleBatch | MultiAgentBatch, schema: Schema, *, compress_columns: Collection[str] = ()
+) -> bytes:
+    """The line of a batch, without a line end.
+
+    Args:
+        batch: Rows that fit the schema.
+        schema: Of the writer's rows; its hash goes into the line.
+        compress_columns: Logical columns to write as zstd blobs; those that the batch lacks do not matter.
+
+    Raises:
+        SchemaError: The batch does not fit the schema. (LineTooLarge: it has to be cut.)
+    """
+    if isinstance(batch, MultiAgentBatch):
+        parts = {pid: unpadded(part) for pid, part in batch.items() if len(part)}
+        plain: SampleBatch | MultiAgentBatch = MultiAgentBatch(parts, batch.env_steps())
+    else:
+        plain = unpadded(batch)
+        parts = {DEFAULT_POLICY_ID: plain}
+    arrays = {pid: _flatten(part, schema, pid) for pid, part in parts.items()}
+    _check_arrays(arrays, schema, compress_columns)
+    written = {
+        pid: b"%b%b" % (_attributes(part), _columns(arrays[pid], schema.policies[pid], compress_columns))
+        for pid, part in parts.items()
+    }
+    if isinstance(batch, MultiAgentBatch):
+        kind, steps = b"MultiAgentBatch", b'"env_steps":%d,' % batch.env_steps()
+        listed = [b'%b:{"rows":%d,%b}' % (_json(pid), len(parts[pid]), text) for pid, text in written.items()]
+        content = b'"policies":{%b}' % b",".join(listed)
+    else:
+        kind, steps, content = b"SampleBatch", b"", written[DEFAULT_POLICY_ID]
+    line = _sealed(
+        b'{"type":"%b","schema":"%b",%b"rows":%d,"units":%d,%b'
+        % (kind, schema.hash.encode(), steps, plain.agent_steps(), _units(plain), content)
+    )
+    _check_size(line)
+    return line
+
+
+def encode_provenance(text: str, schema: Schema) -> bytes:
+    """The first line of a shard, without a line end: ``text`` is JSON, see `rlio.schemas.provenance`."""
+    return _sealed(b'%b%b","provenance":%b' % (_PROVENANCE, schema.hash.encode(), text.encode()))
+
+
+def _sealed(start: bytes) -> bytes:
+    """A line from its start, with the CRC of that."""
+    return b'%b,"crc32":"%08x"}' % (start, zlib.crc32(start))
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _flatten(batch: SampleBatch, schema: Schema, pid: str) -> dict[str, NDArray[Any]]:
+    """The arrays of one policy's rows by physical name."""
+    arrays = schema.policies[pid].flatten(batch, policy=pid)
+    if not arrays:
+        raise SchemaError(f"policy {pid!r} has a batch without columns: leave it out")
+    return arrays
+
+
+def _columns(arrays: Mapping[str, NDArray[Any]], policy: PolicySchema, compress: Collection[str]) -> bytes:
+    """The columns of one policy's rows."""
+    written = []
+    for column, leaves in policy.columns.items():
+        # The lengths stay readable: how many rows other columns have depends on them.
+        packed = column in compress and column != Columns.SEQ_LENS
+        texts = [
+            (leaf.path, dump_column(arrays[leaf.physical], leaf.spec, compress=packed)) for leaf in leaves
+        ]
+        written.append(b"%b:%b" % (_json(column), _nested(rebuild(texts))))
+    return b'"columns":{%b}' % b",".join(written)
+
+
+def _attributes(batch: SampleBatch) -> bytes:
+    found = {name: getattr(batch, name) for name in ATTRIBUTES if getattr(batch, name) is not None}
+    if not found:
+        return b""
+    for name, value in found.items():
+        if not math.isfinite(value):
+            raise SchemaError(f"{name} is {value}: expected a finite number")
+    return b'"attributes":%b,' % _json(
+        {name: float(v) if v != int(v) else int(v) for name, v in found.items()}
+    )
+
+
+def _nested(value: Any) -> bytes:
+    """Objects and lists around the texts of a column's leaves."""
+    if isinstance(value, dict):
+        return b"{%b}" % b",".join(b"%b:%b" % (_json(key), _nested(part)) for key, part in value.items())
+    if isinstance(value, tuple):
+        return b"[%b]" % b",".join(map(_nested, value))
+    return bytes(value)
+
+
+def _check_arrays(
+    arrays: Mapping[str, Mapping[str, NDArray[Any]]], schema: Schema, compress: Collection[str]
+) -> None:
+    """Refuse before encoding what cannot make a line."""
+    found = [
+        (values[leaf.physical], leaf.column in compress)
+        for pid, values in arrays.items()
+        for leaf in schema.policies[pid].leaves
+    ]
+    decoded = sum(array.nbytes + len(array) for array, _ in found)
+    least = sum(array.size * _LEAST_BYTES for array, packed in found if not packed)
+    if decoded > _MAX_DECODED or least > MAX_LINE_BYTES:
+        raise _too_large(f"{decoded} bytes of columns")
+
+
+def _check_size(line: bytes) -> None:
+    if len(line) > MAX_LINE_BYTES:
+        raise _too_large(f"a line of {len(line)} bytes")
+    try:
+        check_containers(line)
+    except UnsafeData as error:
+        raise _too_large(str(error)) from error
+
+
+def _too_large(found: str) -> LineTooLarge:
+    return LineTooLarge(
+        f"{found}: a JSON line has at most {MAX_LINE_BYTES >> 20} MiB, 4 million lists, and 1 GiB of "
+        "columns; write smaller batches, name wide columns in compress_columns, or use ParquetWriter"
+    )
+
+
+def _units(batch: SampleBatch | MultiAgentBatch) -> int:
+    """What readers count; see `rlio.joining.count_units`."""
+    if isinstance(batch, MultiAgentBatch):
+        return count_units(batch, "steps")
+    return count_units(batch, "sequences" if Columns.SEQ_LENS in batch else "steps")
+
+
+# ---- reading ----
+
+
+def is_intact(line: bytes) -> bool:
+    """Whether the line, given without its end, is the one that was written: its CRC matches."""
+    tail = _TAIL.fullmatch(line[-_TAIL_BYTES:])
+    return tail is not None and zlib.crc32(memoryview(line)[:-_TAIL_BYTES]) == int(tail[1], 16)
+
+
+def parse_head(line: bytes) -> LineHead | None:
+    """What the beginning of a line says; None where it is not that of a batch. Nothing is checked."""
+    head = _HEAD.match(line[:_HEAD_BYTES])
+    return None if head is None else LineHead(head[1].decode(), int(head[2]), int(head[3]))
+
+
+def is_provenance(line: bytes) -> bool:
+    """Whether a line is the first of a shard, which has no rows."""
+    return line.startswith(_PROVENANCE)
+
+
+def parse_provenance(line: bytes, *, uri: str | None = None) -> dict[str, Any]:
+    """What made the data, from the first line of a shard.
+
+    Raises:
+        CorruptData: It is damaged, or not such a line.
+    """
+    if is_intact(line) and is_provenance(line):
+        try:
+            return dict(parse_json(line)["provenance"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise CorruptData(f"the provenance is malformed: {error}", uri=uri, record=0) from error
+    raise CorruptData(f"expected an intact line of provenance, found {excerpt(line)}", uri=uri, record=0)
+
+
+def decode_line(
+    line: bytes,
+    schemas: SchemaLookup,
+    *,
+    columns: Collection[str] | None = None,
+    uri: str | None = None,
+    record: int | None = None,
+) -> SampleBatch | MultiAgentBatch:
+    """The batch in a line.
+
+    Args:
+        line: Its bytes, without the line end; they may come from a stranger.
+        schemas: Gives the schema of the hash in the line.
+        columns: Logical columns to decode; None: all.
+        uri: Of the file, for messages.
+        record: Number of the line, for messages.
+
+    Returns:
+        A batch whose arrays are its own, its columns in the order of the schema.
+
+    Raises:
+        CorruptData: The line is damaged or does not fit its schema; nothing of it can be trusted.
+        UnsafeData: It would take far more memory than its bytes.
+        MissingColumn: No policy of its schema has one of ``columns``.
+    """
+    if len(line) > MAX_LINE_BYTES:
+        raise UnsafeData(
+            f"a line of {len(line)} bytes; a line has at most {MAX_LINE_BYTES}", uri=uri, record=record
+        )
+    head = parse_head(line)
+    if head is None or not is_intact(line):
+        raise CorruptData(
+            f"the line does not match its CRC-32: its rows are lost; it begins with {excerpt(line[:80])}",
+            uri=uri,
+            record=record,
+        )
+    schema = schemas(head.schema)
+    _check_columns(schema, columns, uri)
+    try:
+        return _decode(parse_json(line), schema, head, columns)
+    except _Problem as problem:
+        raise CorruptData(str(problem), uri=uri, record=record, column=problem.column) from problem
+    except UnsafeData as error:
+        raise UnsafeData(str(error), uri=uri, record=record) from error
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        if isinstance(error, RlioError) and not isinstance(error, CorruptData):
+            raise
+        raise CorruptData(f"the line is malformed: {error}", uri=uri, record=record) from error
+
+
+def _check_columns(schema: Schema, columns: Collection[str] | None, uri: str | None) -> None:
+    if columns is None:
+        return
+    known = {column for policy in schema.policies.values() for column in policy.columns}
+    for name in columns:
+        if name not in known:
+            raise MissingColumn(
+                f"no column {name!r}; the shard has {', '.join(sorted(known))}", uri=uri, column=name
+            )
+
+
+def _decode(
+    written: Any, schema: Schema, head: LineHead, columns: Collection[str] | None
+) -> SampleBatch | MultiAgentBatch:
+    multi_agent = written["type"] == "MultiAgentBatch"
+    if multi_agent != schema.multi_agent:
+        raise _Problem(f"a {written['type']} where the schema is of the other kind")
+    listed = written["policies"] if multi_agent else {DEFAULT_POLICY_ID: written}
+    parts = {pid: _Part.of(part, schema, pid) for pid, part in listed.items()}
+    if (rows := sum(part.rows for part in parts.values())) != head.rows:
+        raise _Problem(f"the policies have {rows} rows and the line says {head.rows}")
+    if (size := sum(part.size for part in parts.values())) > _MAX_DECODED:
+        raise UnsafeData(f"{rows} rows of {size} bytes in one line")
+    batches = {pid: part.decode(columns) for pid, part in parts.items()}
+    batch: SampleBatch | MultiAgentBatch
+    if multi_agent:
+        batch = MultiAgentBatch(batches, _count(written["env_steps"]))
+    else:
+        batch = batches[DEFAULT_POLICY_ID]
+    if columns is None:
+        _check_units(batch, head)
+    return batch
+
+
+def _check_units(batch: SampleBatch | MultiAgentBatch, head: LineHead) -> None:
+    try:
+        units = _units(batch)
+    except SchemaError as error:
+        raise _Problem(str(error)) from error
+    if units != head.units:
+        raise _Problem(f"{units} units and the line says {head.units}")
+
+
+def _count(value: Any) -> int:
+    """A number of rows."""
+    if type(value) is not int or not 0 <= value <= _MAX_ROWS:
+        raise _Problem(f"a number of {excerpt(value)} rows")
+    return value
+
+
+class _Part(NamedTuple):
+    """The parsed rows of one policy, and how many there are.
+
+    Attributes:
+        written: The object with the columns.
+        policy: Their schema.
+        rows: As the line says; nothing else is sure yet.
+        sequences: Of which ``seq_lens`` makes up the rows; without it, the rows.
+    """
+
+    written: dict[str, Any]
+    policy: PolicySchema
+    rows: int
+    sequences: int
+
+    @classmethod
+    def of(cls, written: dict[str, Any], schema: Schema, pid: str) -> _Part:
+        """The rows of policy ``pid``, whose columns must be those of the schema."""
+        if pid not in schema.policies:
+            raise _Problem(f"policy {excerpt(pid)} is not in the schema")
+        policy, rows, found = schema.policies[pid], _count(written["rows"]), written["columns"]
+        if not isinstance(found, dict) or found.keys() != policy.columns.keys():
+            unlike = sorted(set(found) ^ set(policy.columns)) if isinstance(found, dict) else [None]
+            raise _Problem("the line has other columns than its schema", unlike[0])
+        sequences = _sequences(found[Columns.SEQ_LENS], policy, rows) if policy.has_sequences else rows
+        return cls(written, policy, rows, sequences)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the columns in memory, text as pointers; rows without bytes count as one, for a bound."""
+        return self.rows + sum(
+            self._count(leaf.column) * (8 if leaf.spec.kind in ("text", "json") else leaf.spec.row_bytes)
+            for leaf in self.policy.leaves
+        )
+
+    def decode(self, columns: Collection[str] | None) -> SampleBatch:
+        """The batch."""
+        made = {}
+        for column, leaves in self.policy.columns.items():
+            if columns is None or column in columns:
+                tree = rebuild([(leaf.path, leaf) for leaf in leaves])
+                made[column] = _load(self.written["columns"][column], tree, column, self._count(column))
+        attributes = _read_attributes(self.written.get("attributes", {}))
+        try:
+            return SampleBatch(made, **attributes)
+        except SchemaError as error:
+            # A part of the columns may not make a batch: states without seq_lens. All of them do.
+            if columns is not None:
+                raise
+            raise _Problem(str(error)) from error
+
+    def _count(self, column: str) -> int:
+        return self.sequences if is_per_sequence(column) else self.rows
+
+
+def _sequences(written: Any, policy: PolicySchema, rows: int) -> int:
+    """How many sequences there are; their lengths must make up the rows."""
+    (leaf,) = policy.columns[Columns.SEQ_LENS]
+    if not isinstance(written, list) or len(written) > rows:
+        # As a blob it says nothing about its length; ours are never that short of room.
+        raise _Problem(f"expected a list of at most {rows} lengths, found {excerpt(written)}", leaf.column)
+    lens = _load(written, leaf, leaf.column, len(written))
+    if len(lens) and (int(lens.min()) < 1 or sum(lens.tolist()) != rows):
+        raise _Problem(f"sequences of {sum(lens.tolist())} rows where there are {rows}", leaf.column)
+    if not len(lens) and rows:
+        raise _Problem(f"no sequences where there are {rows} rows", leaf.column)
+    return len(lens)
+
+
+def _load(written: Any, tree: Any, column: str, count: int) -> Any:
+    """A column from its nested lists and objects, whose shape is that of the schema's leaves."""
+    if isinstance(tree, dict):
+        if not isinstance(written, dict) or written.keys() != tree.keys():
+            raise _Problem(f"expected an object of {sorted(tree)}, found {excerpt(written)}", column)
+        return {key: _load(written[key], part, f"{column}/{key}", count) for key, part in tree.items()}
+    if isinstance(tree, tuple):
+        if not isinstance(written, list) or len(written) != len(tree):
+            raise _Problem(f"expected a list of {len(tree)} columns, found {excerpt(written)}", column)
+        return tuple(_load(written[i], part, f"{column}/{i}", count) for i, part in enumerate(tree))
+    assert isinstance(tree, Leaf)
+    try:
+        return load_column(written, tree.spec, rows=count)
+    except UnsafeData as error:
+        raise UnsafeData(f"column {column}: {error}") from error
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        raise _Problem(str(error), column) from error
+
+
+def _read_attributes(written: Any) -> dict[str, Any]:
+    if not isinstance(written, dict) or not written.keys() <= set(ATTRIBUTES):
+        raise _Problem(f"attributes {excerpt(written)}")
+    longest, updates = written.get("max_seq_len"), written.get("num_grad_updates")
+    if type(longest) not in (int, type(None)) or type(updates) not in (int, float, type(None)):
+        raise _Problem(f"attributes {excerpt(written)}")
+    return dict(written)
