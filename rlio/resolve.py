@@ -175,7 +175,9 @@ def read(value: Any, **options: Any) -> InputReader:
     return resolve_input(value, IOContext(options=MappingProxyType(options)))
 
 
-def resolve_input(value: Any, context: IOContext) -> InputReader:
+def resolve_input(
+    value: Any, context: IOContext, *, wrap: Callable[[InputReader], InputReader] | None = None
+) -> InputReader:
     """Make the reader that ``value`` stands for.
 
     Args:
@@ -183,6 +185,8 @@ def resolve_input(value: Any, context: IOContext) -> InputReader:
             keywords; a registered name; ``"sampler"``; a path, URI or glob, or a list of those, read in
             shards by ``context.rank``; or a mixture: a dict of any of these -> weight, or a list of pairs.
         context: What functions get, and the options of the reader.
+        wrap: Applied to each reader, those within a mixture, that is not ``"sampler"``: what a worker does to
+            experience that it did not make itself.
 
     Returns:
         The reader, owned by the caller.
@@ -192,13 +196,28 @@ def resolve_input(value: Any, context: IOContext) -> InputReader:
         OptionError: ``value`` is of no kind that is known, options are given that nothing takes, or folders
             hold files of several kinds or of none.
     """
+    if pairs := _pairs(value):
+        return _mixture(pairs, context, wrap)
+    reader = _single(value, context)
+    return reader if wrap is None or _is_sampler(value) else wrap(reader)
+
+
+def _pairs(value: Any) -> list[tuple[Any, Any]]:
+    """The sources and weights of a mixture; [] if ``value`` is none."""
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, Sequence) and all(isinstance(item, tuple) and len(item) == 2 for item in value):
+        return list(value)
+    return []
+
+
+def _single(value: Any, context: IOContext) -> InputReader:
+    """The reader that ``value``, no mixture, stands for."""
     if isinstance(value, InputReader):
         _refuse_options(context, f"the input is a {type(value).__name__} already")
         return value
-    if isinstance(value, Mapping):
-        return _mixture(list(value.items()), context)
     if isinstance(value, str):
-        if value == "sampler":
+        if _is_sampler(value):
             _refuse_options(context, "the sampler has its own configuration")
             return _sampler(context)
         if creator := _inputs.find(value):
@@ -207,11 +226,8 @@ def resolve_input(value: Any, context: IOContext) -> InputReader:
         return _inputs.create(value, context, f"the input {excerpt(value)}")
     if isinstance(value, (str, os.PathLike)):
         return _stored([value], context)
-    if isinstance(value, Sequence) and value:
-        if all(isinstance(item, (str, os.PathLike)) for item in value):
-            return _stored(list(value), context)
-        if all(isinstance(item, tuple) and len(item) == 2 for item in value):
-            return _mixture(list(value), context)
+    if isinstance(value, Sequence) and value and all(isinstance(v, (str, os.PathLike)) for v in value):
+        return _stored(list(value), context)
     raise OptionError(
         f"the input is {excerpt(value)}: expected a reader, a function of IOContext, one of the names "
         f"{', '.join(_inputs.names())}, a path, a list of paths, or a dict or pairs of those with weights"
@@ -288,7 +304,11 @@ def _sampler(context: IOContext) -> InputReader:
 # ---- mixtures ----
 
 
-def _mixture(pairs: Sequence[tuple[Any, Any]], context: IOContext) -> InputReader:
+def _mixture(
+    pairs: Sequence[tuple[Any, Any]],
+    context: IOContext,
+    wrap: Callable[[InputReader], InputReader] | None,
+) -> InputReader:
     """A MixedInput of what each first element stands for; those it opened are closed if one fails."""
     own = {key: value for key, value in context.options.items() if key in _MIX_OPTIONS}
     rest = {key: value for key, value in context.options.items() if key not in _MIX_OPTIONS}
@@ -306,7 +326,7 @@ def _mixture(pairs: Sequence[tuple[Any, Any]], context: IOContext) -> InputReade
             name = os.fspath(value) if isinstance(value, (str, os.PathLike)) else f"source_{number}"
             if name in readers:
                 raise OptionError(f"{name!r} is a source of the mixture twice: add up its weights")
-            readers[name] = resolve_input(value, bare if _takes_no_options(value) else inner)
+            readers[name] = resolve_input(value, bare if _takes_no_options(value) else inner, wrap=wrap)
             weights[name] = weight
             if not isinstance(value, InputReader):
                 opened.callback(readers[name].close)
@@ -318,7 +338,11 @@ def _mixture(pairs: Sequence[tuple[Any, Any]], context: IOContext) -> InputReade
 
 
 def _takes_no_options(value: object) -> bool:
-    return isinstance(value, InputReader) or value == "sampler"
+    return isinstance(value, InputReader) or _is_sampler(value)
+
+
+def _is_sampler(value: object) -> bool:
+    return isinstance(value, str) and value == "sampler"
 
 
 # ---- stored data ----
