@@ -12,6 +12,7 @@ __all__ = [
     "MappedInput",
     "MixedInput",
     "RecordingInput",
+    "SamplerInput",
     "ShuffledInput",
 ]
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from rlio.readers.mapped_input import MappedInput
     from rlio.readers.mixed_input import MixedInput
     from rlio.readers.recording_input import RecordingInput
+    from rlio.readers.sampler_input import SamplerInput
     from rlio.readers.shuffled_input import ShuffledInput
 else:
     # Hidden from type checkers: to them a module with __getattr__ has every attribute.

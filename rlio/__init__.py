@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 from rlio._lazy import lazy_exports
 
 __all__ = [
+    "DQN",
+    "BehaviourCloning",
     "ClosedError",
     "Columns",
     "CorruptData",
@@ -29,6 +31,7 @@ __all__ = [
     "IOContext",
     "InputReader",
     "JsonReader",
+    "JsonWriter",
     "MappedInput",
     "MissingColumn",
     "MissingExtra",
@@ -45,12 +48,15 @@ __all__ = [
     "RlioError",
     "Roll",
     "RolloutConfig",
+    "RolloutWorker",
     "SampleBatch",
+    "SamplerInput",
     "SchemaConflict",
     "SchemaError",
     "ShuffledInput",
     "StateError",
     "TeeWriter",
+    "TorchPolicy",
     "UnknownName",
     "UnsafeData",
     "__version__",
@@ -85,8 +91,11 @@ if TYPE_CHECKING:
         UnsafeData,
     )
     from rlio.interfaces import InputReader, IOContext, OutputWriter
+    from rlio.policies.behaviour_cloning import BehaviourCloning
+    from rlio.policies.dqn import DQN
     from rlio.policies.policy import Policy
     from rlio.policies.random_policy import RandomPolicy
+    from rlio.policies.torch_policy import TorchPolicy
     from rlio.readers.d4rl_reader import D4RLReader
     from rlio.readers.dataset_reader import DatasetReader
     from rlio.readers.foreign_parquet import ForeignParquetReader
@@ -94,10 +103,13 @@ if TYPE_CHECKING:
     from rlio.readers.mapped_input import MappedInput
     from rlio.readers.mixed_input import MixedInput
     from rlio.readers.recording_input import RecordingInput
+    from rlio.readers.sampler_input import SamplerInput
     from rlio.readers.shuffled_input import ShuffledInput
     from rlio.resolve import read, register_input, register_output
     from rlio.rollout.config import RolloutConfig
     from rlio.rollout.env_runner import EnvRunner
+    from rlio.worker import RolloutWorker
+    from rlio.writers.json_writer import JsonWriter
     from rlio.writers.noop_output import NoopOutput
     from rlio.writers.parquet_writer import ParquetWriter
     from rlio.writers.roll import Roll

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from rlio._lazy import lazy_exports
 
 __all__ = [
+    "JsonWriter",
     "NoopOutput",
     "ParquetWriter",
     "Roll",
@@ -18,6 +19,7 @@ if __name__ != "rlio.writers":
     )
 
 if TYPE_CHECKING:
+    from rlio.writers.json_writer import JsonWriter
     from rlio.writers.noop_output import NoopOutput
     from rlio.writers.parquet_writer import ParquetWriter
     from rlio.writers.roll import Roll
