@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
@@ -38,7 +38,7 @@ __all__ = [
     "unsquash_actions",
 ]
 
-BatchT = TypeVar("BatchT", SampleBatch, MultiAgentBatch)
+BatchT = TypeVar("BatchT", bound=SampleBatch | MultiAgentBatch)
 
 # Any: arrays, or dicts and tuples of them, whose structure is the space's.
 
@@ -194,9 +194,9 @@ class NormalizeActions:
 def _with_actions(batch: BatchT, fn: Callable[[Any], Any]) -> BatchT:
     if isinstance(batch, MultiAgentBatch):
         parts = {policy_id: _with_actions(rows, fn) for policy_id, rows in batch.items()}
-        return MultiAgentBatch(parts, batch.env_steps())
+        return cast("BatchT", MultiAgentBatch(parts, batch.env_steps()))
     if Columns.ACTIONS not in batch:
         raise MissingColumn("the batch has no actions to clip or scale", column=Columns.ACTIONS)
     changed = batch.copy(shallow=True)
     changed[Columns.ACTIONS] = fn(batch[Columns.ACTIONS])
-    return changed
+    return cast("BatchT", changed)

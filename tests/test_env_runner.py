@@ -400,10 +400,10 @@ class Fixed(Policy):
 @pytest.mark.parametrize(
     ("options", "given", "sent"),
     [
-        ({}, 12.0, 10.0),
-        ({"clip_actions": False}, 12.0, 12.0),
+        ({}, 12.0, 12.0),
+        ({"clip_actions": True}, 12.0, 10.0),
         ({"normalize_actions": True}, 0.5, 7.5),
-        ({"normalize_actions": True, "clip_actions": False}, 3.0, 10.0),
+        ({"normalize_actions": True}, 3.0, 10.0),
     ],
 )
 def test_actions_are_recorded_as_given_and_sent_as_configured(

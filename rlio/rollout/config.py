@@ -46,7 +46,7 @@ class RolloutConfig:
             (``"sync"``), each in a process of its own (``"async"``), or by the environment's own vector form
             (``"native"``).
         explore: Whether the policy explores.
-        clip_actions: Bring the actions sent to an environment within its bounds.
+        clip_actions: Bring the actions sent to an environment, and those read from files, within its bounds.
         normalize_actions: The policy's actions are in [-1, 1], and scaled to the bounds before they are sent.
         actions_in_input_normalized: Whether actions read from files are in [-1, 1] already; with
             `normalize_actions` they are scaled to it otherwise.
@@ -70,9 +70,9 @@ class RolloutConfig:
     # Processes pay from about a millisecond a step; most environments take less.
     vectorize_mode: VectorizeMode = "sync"
     explore: bool = True
-    # Unlike RLlib, whose policies give actions in [-1, 1] unless told otherwise: a policy here is told the
-    # environment's own action space. A Gaussian has no bounds, and not every environment looks after its own.
-    clip_actions: bool = True
+    # Nothing that is sent, recorded or read is changed unless asked for. RLlib's policies give actions in [-1, 1]
+    # unless told otherwise; a policy here is told the environment's own action space.
+    clip_actions: bool = False
     normalize_actions: bool = False
     actions_in_input_normalized: bool = False
     postprocess_inputs: bool = False

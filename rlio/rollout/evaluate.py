@@ -67,7 +67,7 @@ def evaluate(
     num_envs: int = 8,
     vectorize_mode: VectorizeMode = "sync",
     explore: bool = False,
-    clip_actions: bool = True,
+    clip_actions: bool = False,
     normalize_actions: bool = False,
 ) -> EvaluationResult:
     """Measure what ``policy`` earns in ``env``.

@@ -1,0 +1,70 @@
+"""`SamplerInput`: live experience as a reader like any other.
+
+Example:
+    >>> from rlio.policies.random_policy import RandomPolicy
+    >>> from rlio.rollout.env_runner import EnvRunner
+    >>> with SamplerInput(EnvRunner("CartPole-v1", RandomPolicy(), seed=0)) as reader:
+    ...     len(reader.sample()), len(reader.sample(33))
+    (200, 33)
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from rlio.batch import SampleBatch, concat_samples
+from rlio.errors import OptionError, excerpt
+from rlio.interfaces import Batch, InputReader, JsonState, Runner
+
+__all__ = ["SamplerInput"]
+
+
+@runtime_checkable
+class _ColumnarRunner(Protocol):
+    """A runner that gives batches without the way through episodes, and saves its counters: EnvRunner."""
+
+    def run(self) -> SampleBatch: ...
+
+    def state_dict(self) -> JsonState: ...
+
+    def load_state_dict(self, state: JsonState) -> None: ...
+
+
+class SamplerInput(InputReader):
+    """Gives what ``runner`` samples; endless.
+
+    It is not `replayable`, as environments cannot be saved: the state holds the runner's seeds and counters.
+    A reader that loads it goes on at the start of new episodes; rows that were sampled but not served by
+    then are dropped and counted in `dropped`.
+
+    Args:
+        runner: An `EnvRunner`, or any other `Runner` (whose state is its own affair); closed with this
+            reader.
+
+    Raises:
+        OptionError: ``runner`` is none.
+    """
+
+    replayable = False
+
+    def __init__(self, runner: Runner) -> None:
+        if not isinstance(runner, Runner):
+            raise OptionError(f"SamplerInput takes a runner, not {excerpt(runner)}: see rlio.EnvRunner")
+        self.runner = runner
+        self._columnar = runner if isinstance(runner, _ColumnarRunner) else None
+
+    def _next(self) -> Batch:
+        if self._columnar is not None:
+            return self._columnar.run()
+        return concat_samples([episode.to_batch() for episode in self.runner.sample()])
+
+    def _position(self) -> JsonState:
+        return {"runner": None if self._columnar is None else self._columnar.state_dict()}
+
+    def _seek(self, position: JsonState) -> None:
+        state = position["runner"]
+        if self._columnar is not None and state is not None:
+            self._columnar.load_state_dict(state)
+
+    def _close(self) -> None:
+        self.runner.stop()
