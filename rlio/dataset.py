@@ -22,6 +22,7 @@ from rlio.errors import CorruptData, MissingColumn, OptionError, SchemaConflict
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.schema import Schema, canonical_json
 from rlio.storage.filesystem import Storage
+from rlio.storage.json_shard import schema_lookup
 from rlio.storage.listing import Listing, Segment, list_shards
 from rlio.storage.names import SCHEMA_DIR, ShardName
 from rlio.storage.publish import read_header
@@ -67,6 +68,7 @@ class Dataset:
         self.storage = storage
         self._listing = listing
         self._segments: list[Segment] = []
+        self._schema_of = schema_lookup(storage)
         #: Rows that should be there and are not: writer id -> ranges of row numbers.
         self.holes: dict[str, list[range]] = {}
         for writer in sorted(listing.shards):
@@ -140,7 +142,7 @@ class Dataset:
 
     def open_shard(self, segment: Segment) -> OpenShard:
         """Open the shard of a segment."""
-        return open_shard(self.storage, segment.ref)
+        return open_shard(self.storage, segment.ref, schemas=self._schema_of)
 
     def episodes(self) -> Iterator[EpisodeInfo]:
         """What the shards' tables say about episodes, shard by shard: an episode cut by a shard is in both.

@@ -14,7 +14,8 @@ A line is a JSON object in UTF-8 with its keys in this order and no white space:
 - ``columns`` are those of the schema, all of them; each as in `rlio.schemas.json_columns`. A nested column is
   the object (dict) or list (tuple) of its leaves. ``new_obs`` is there in full.
 - Padding is not written. ``attributes`` holds ``max_seq_len`` and ``num_grad_updates`` where they are set.
-- A line has at most 64 MiB and 4 million lists and objects, and its columns decode to at most 1 GiB.
+- A line has at most 64 MiB, 4 million lists and objects, and 16 million rows; its columns decode to at most
+  1 GiB.
 - The first line of a shard is its ``Provenance``: what made the data, and library versions. It has no rows.
 
 Example:
@@ -66,7 +67,9 @@ SchemaLookup: TypeAlias = Callable[[str], Schema]
 
 # Bytes of the columns of one line in memory, one a row added.
 _MAX_DECODED = 1 << 30
-_MAX_ROWS = 2**48
+# Readers draw orders of a line's rows: 16 million take 128 MiB.
+_MAX_ROWS = 1 << 24
+_MAX_ENV_STEPS = 2**48
 # The shortest text of a value: a digit and a comma.
 _LEAST_BYTES = 2
 _HEAD = re.compile(
@@ -208,8 +211,9 @@ def _check_arrays(
     ]
     decoded = sum(array.nbytes + len(array) for array, _ in found)
     least = sum(array.size * _LEAST_BYTES for array, packed in found if not packed)
-    if decoded > _MAX_DECODED or least > MAX_LINE_BYTES:
-        raise _too_large(f"{decoded} bytes of columns")
+    rows = max((len(array) for array, _ in found), default=0)
+    if decoded > _MAX_DECODED or least > MAX_LINE_BYTES or rows > _MAX_ROWS:
+        raise _too_large(f"{decoded} bytes of columns, {rows} rows")
 
 
 def _check_size(line: bytes) -> None:
@@ -223,8 +227,8 @@ def _check_size(line: bytes) -> None:
 
 def _too_large(found: str) -> LineTooLarge:
     return LineTooLarge(
-        f"{found}: a JSON line has at most {MAX_LINE_BYTES >> 20} MiB, 4 million lists, and 1 GiB of "
-        "columns; write smaller batches, name wide columns in compress_columns, or use ParquetWriter"
+        f"{found}: a JSON line has at most {MAX_LINE_BYTES >> 20} MiB, 4 million lists, 16 million "
+        "rows and 1 GiB of columns; write smaller batches, or name wide columns in compress_columns"
     )
 
 
@@ -245,9 +249,11 @@ def is_intact(line: bytes) -> bool:
 
 
 def parse_head(line: bytes) -> LineHead | None:
-    """What the beginning of a line says; None where it is not that of a batch. Nothing is checked."""
+    """What the beginning of a line says; None where it cannot be that of a batch. It is not checked."""
     head = _HEAD.match(line[:_HEAD_BYTES])
-    return None if head is None else LineHead(head[1].decode(), int(head[2]), int(head[3]))
+    if head is None or int(head[2]) > _MAX_ROWS:
+        return None
+    return LineHead(head[1].decode(), int(head[2]), int(head[3]))
 
 
 def is_provenance(line: bytes) -> bool:
@@ -345,7 +351,7 @@ def _decode(
     batches = {pid: part.decode(columns) for pid, part in parts.items()}
     batch: SampleBatch | MultiAgentBatch
     if multi_agent:
-        batch = MultiAgentBatch(batches, _count(written["env_steps"]))
+        batch = MultiAgentBatch(batches, _count(written["env_steps"], _MAX_ENV_STEPS))
     else:
         batch = batches[DEFAULT_POLICY_ID]
     if columns is None:
@@ -362,10 +368,10 @@ def _check_units(batch: SampleBatch | MultiAgentBatch, head: LineHead) -> None:
         raise _Problem(f"{units} units and the line says {head.units}")
 
 
-def _count(value: Any) -> int:
-    """A number of rows."""
-    if type(value) is not int or not 0 <= value <= _MAX_ROWS:
-        raise _Problem(f"a number of {excerpt(value)} rows")
+def _count(value: Any, limit: int = _MAX_ROWS) -> int:
+    """A number of rows or steps."""
+    if type(value) is not int or not 0 <= value <= limit:
+        raise _Problem(f"{excerpt(value)} rows or steps where there are 0 to {limit}")
     return value
 
 

@@ -13,10 +13,12 @@ from typing import Any, Protocol
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.errors import CorruptData
 from rlio.schemas.batches import to_batch
+from rlio.schemas.json_lines import SchemaLookup
 from rlio.schemas.schema import Schema
 from rlio.schemas.shard_file import ShardFile
 from rlio.schemas.streams import Streams
 from rlio.storage.filesystem import Storage
+from rlio.storage.json_shard import JsonShard, schema_lookup
 from rlio.storage.listing import ShardRef
 
 __all__ = ["OpenShard", "ParquetShard", "open_shard"]
@@ -75,11 +77,18 @@ class ParquetShard:
         return self._file.streams
 
 
-def open_shard(storage: Storage, ref: ShardRef) -> OpenShard:
+def open_shard(storage: Storage, ref: ShardRef, *, schemas: SchemaLookup | None = None) -> OpenShard:
     """Open a shard of either kind.
+
+    Args:
+        storage: The data set's root.
+        ref: The shard.
+        schemas: Gives schemas by hash to JSON shards, which name them; None reads them from ``storage``.
 
     Raises:
         CorruptData: What says how to read it is damaged.
         DataNotFound: It is not there any more.
     """
-    return ParquetShard(storage, ref)
+    if ref.name.suffix == "parquet":
+        return ParquetShard(storage, ref)
+    return JsonShard(storage, ref, schemas or schema_lookup(storage))
