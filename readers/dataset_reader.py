@@ -35,8 +35,8 @@ __all__ = ["DatasetReader"]
 
 logger = logging.getLogger("rlio")
 
-#: Rows of a batch where the user asks for none in particular: large enough that calls cost nothing (2 us of
-#: overhead over 4096 rows), small enough that a batch stays in the cache.
+#: Rows of a batch where the user asks for none in particular, if no row group is smaller: large enough that
+#: calls cost nothing (2 us of overhead over 4096 rows), small enough that a batch stays in the cache.
 OWN_SIZE = 4096
 
 
@@ -54,7 +54,7 @@ class DatasetReader(InputReader):
 
     Rows come as they were written: column order, dtypes and shapes. With ``seq_lens`` in the data, ``n`` and
     ``batch_size`` count sequences; where several agents were recorded, joint steps. Without ``batch_size`` a
-    batch has 4,096 rows. The rows of a batch are the caller's: writable, and shared with no other batch.
+    batch has 4,096 rows, or those of a row group where rows are wide. The rows of a batch are the caller's: writable, and shared with no other batch.
 
     All ranks of a ``shard=(rank, world)`` walk the same order, and rank r takes slice r of every
     ``world * batch_size`` positions, so that states are equal on all ranks after equal calls.
@@ -92,7 +92,8 @@ class DatasetReader(InputReader):
         self.seed = self._seed()
         self._source = open_groups(self.dataset, self._group_options(missing), seed=self.seed)
         self.unit: Unit = self._source.unit
-        self._batch_size = self.options.batch_size or OWN_SIZE
+        group_rows = [schema.group_rows for schema in self.dataset.schemas.values()]
+        self._batch_size = self.options.batch_size or min([OWN_SIZE, *group_rows])
         self._epoch = 0
         #: Units of this epoch that all ranks together have been dealt.
         self._offset = 0

@@ -355,16 +355,17 @@ class OutputWriter(ABC):
                 self._flush()
 
     def close(self) -> None:
-        """Flush and release; may be called again. Also called when the interpreter exits."""
+        """Flush and release; may be called again. Also called when the interpreter exits.
+
+        If the flush raises, the writer stays open and keeps its rows: calling again tries again.
+        """
         with self._lock:
             if self._closed:
                 return
-            try:
-                self._flush()
-            finally:
-                self._closed = True
-                _open_writers.discard(self)
-                self._close()
+            self._flush()
+            self._closed = True
+            _open_writers.discard(self)
+            self._close()
 
     def __enter__(self) -> Self:
         return self

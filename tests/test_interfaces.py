@@ -304,13 +304,16 @@ def test_a_batch_that_the_writer_refused_is_not_counted() -> None:
     assert writer.rows_received == 8
 
 
-def test_a_failing_close_raises_yet_releases() -> None:
+def test_a_failing_close_raises_and_keeps_the_rows_for_another_try() -> None:
     writer = Keeping()
     writer.fail = OSError("disk full")
     with pytest.raises(OSError, match="disk full"):
         writer.close()
-    assert writer.closes == 1
+    assert writer.closes == 0
+    writer.fail = None
     writer.close()
+    writer.close()
+    assert writer.closes == 1
 
 
 def test_a_failing_close_never_replaces_the_exception_of_the_block() -> None:

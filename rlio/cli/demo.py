@@ -1,0 +1,413 @@
+"""`rlio demo`: record, replay and mix, end to end, in a few minutes on two cores.
+
+A policy is trained a little on CartPole-v1 and recorded; a fresh one is trained from the record alone, and
+then tuned on a mix of live and logged steps. All are evaluated on seeds that none of them has seen.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+
+from rlio.batch import SampleBatch
+from rlio.errors import MissingExtra, OptionError
+from rlio.storage.filesystem import Storage
+
+if TYPE_CHECKING:
+    from rlio.policies.dqn import DQN
+
+__all__ = ["DemoOptions", "DemoReport", "Row", "demo", "run_demo"]
+
+ENV = "CartPole-v1"
+_LEARNED = ("obs", "new_obs", "actions", "rewards", "terminateds")
+# A seed apart for each part, so that none repeats another's episodes.
+_SEEDS = {"behaviour": 1, "recording": 2, "offline": 3, "tuning": 4, "evaluation": 5}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions:
+    """How long each part of the demo is. The defaults take under three minutes on two cores.
+
+    Attributes:
+        out: Folder or fsspec URL; the run goes into a new numbered folder below it.
+        seed: Everything random comes from it.
+        train_steps: Live steps of the policy that is recorded.
+        record_steps: Steps recorded.
+        offline_updates: Updates of the policy that learns from the record alone.
+        tuning_updates: Updates on the mix that follow; each takes half a batch of live steps.
+        episodes: Episodes of each evaluation.
+    """
+
+    out: str = "runs/demo"
+    seed: int = 0
+    train_steps: int = 8_000
+    record_steps: int = 50_000
+    offline_updates: int = 4_000
+    tuning_updates: int = 400
+    episodes: int = 100
+
+
+@dataclass(frozen=True)
+class Row:
+    """One policy of the table.
+
+    Attributes:
+        policy: Its name.
+        live, logged: Steps that it learned from.
+        mean, standard_error: Of the returns in evaluation.
+        steps_per_s: Steps it took in, sampled or read, per second of its training; None: not trained.
+        bytes_per_step: Of the data set that was recorded with it or read for it; None: there is none.
+    """
+
+    policy: str
+    live: int
+    logged: int
+    mean: float
+    standard_error: float
+    steps_per_s: float | None
+    bytes_per_step: float | None = None
+
+
+@dataclass
+class DemoReport:
+    """What the demo found.
+
+    Attributes:
+        root: The data set.
+        plot: URI of the plot.
+        rows: The table.
+        recorded_steps: Steps in the data set.
+        recorded_steps_per_s: Speed of recording, sampling included.
+        bytes_per_step: Of the data set.
+        raw_bytes_per_step: Of the same columns in memory.
+        returns: Name -> returns of the evaluation episodes.
+    """
+
+    root: str = ""
+    plot: str = ""
+    rows: list[Row] = field(default_factory=list)
+    recorded_steps: int = 0
+    recorded_steps_per_s: float = 0.0
+    bytes_per_step: float = 0.0
+    raw_bytes_per_step: float = 0.0
+    returns: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+
+
+#: Shows the progress of a part: ``with progress(name, total) as advance: advance(done)``.
+Progress = Callable[[str, int], Any]
+
+
+def run_demo(options: DemoOptions, *, progress: Progress | None = None) -> DemoReport:
+    """Run the demo.
+
+    Raises:
+        OptionError: An option is illegal.
+    """
+    from rlio.policies.random_policy import RandomPolicy
+
+    shown = progress or _silent
+    report = DemoReport()
+    root = _fresh_folder(options.out)
+    report.root = f"{root}/cartpole"
+    _evaluate(report, options, "random", RandomPolicy(), live=0, logged=0, speed=None)
+    behaviour = _train_live(report, options, shown)
+    _record(report, options, behaviour, shown)
+    policy = _train_offline(report, options, shown)
+    _tune(report, options, policy, shown)
+    report.rows = [
+        row if row.policy == "random" else replace(row, bytes_per_step=report.bytes_per_step)
+        for row in report.rows
+    ]
+    storage = Storage.open(root)
+    storage.put("returns.png", _plot(report))
+    report.plot = storage.uri_of("returns.png")
+    return report
+
+
+def _train_live(report: DemoReport, options: DemoOptions, progress: Progress) -> DQN:
+    """A policy that learns online, from a small memory of its own steps."""
+    from rlio.policies.dqn import DQN
+    from rlio.rollout.config import RolloutConfig
+    from rlio.worker import RolloutWorker
+
+    policy = DQN(epsilon_timesteps=options.train_steps // 2, final_epsilon=0.1)
+    memory = _Memory(options.train_steps, seed=options.seed)
+    start = time.perf_counter()
+    with (
+        RolloutWorker(
+            ENV,
+            policy,
+            rollout=RolloutConfig(num_envs=8, rollout_fragment_length=8),
+            seed=_seed(options, "behaviour"),
+        ) as worker,
+        progress("train live", options.train_steps) as advance,
+    ):
+        while memory.added < options.train_steps:
+            batch = _plain(worker.sample())
+            memory.add(batch)
+            advance(len(batch))
+            if memory.added >= 1_000:
+                for _ in range(len(batch) // 4):
+                    policy.learn_on_batch(memory.sample(128))
+    speed = memory.added / (time.perf_counter() - start)
+    _evaluate(report, options, "behaviour", policy, live=memory.added, logged=0, speed=speed)
+    return policy
+
+
+def _record(report: DemoReport, options: DemoOptions, policy: DQN, progress: Progress) -> None:
+    """Record what the policy does, exploration included, as Parquet."""
+    from rlio.rollout.config import RolloutConfig
+    from rlio.worker import RolloutWorker
+    from rlio.writers.parquet_writer import ParquetWriter
+
+    num_envs, fragment = 10, 100
+    # A fixed id, so that a seed gives the same files; a data set of one's own leaves it out.
+    writer = ParquetWriter(report.root, writer_id="w00000-00000000")
+    raw = 0
+    start = time.perf_counter()
+    with (
+        writer,
+        RolloutWorker(
+            ENV,
+            policy,
+            output=writer,
+            rollout=RolloutConfig(num_envs=num_envs, rollout_fragment_length=fragment),
+            seed=_seed(options, "recording"),
+        ) as worker,
+        progress("record", options.record_steps) as advance,
+    ):
+        while report.recorded_steps < options.record_steps:
+            batch = _plain(worker.sample())
+            raw += batch.size_bytes()
+            report.recorded_steps += len(batch)
+            advance(len(batch))
+    report.recorded_steps_per_s = report.recorded_steps / (time.perf_counter() - start)
+    report.bytes_per_step = writer.bytes_published / report.recorded_steps
+    report.raw_bytes_per_step = raw / report.recorded_steps
+
+
+def _train_offline(report: DemoReport, options: DemoOptions, progress: Progress) -> DQN:
+    """A fresh policy that sees nothing but the data set."""
+    import gymnasium as gym
+
+    from rlio.policies.dqn import DQN
+    from rlio.readers.dataset_reader import DatasetReader
+
+    policy = DQN(initial_epsilon=0.05, final_epsilon=0.05)
+    with gym.make(ENV) as env:
+        policy.bind(env.observation_space, env.action_space, seed=_seed(options, "offline"))
+    logged = 0
+    start = time.perf_counter()
+    with (
+        DatasetReader(
+            report.root,
+            batch_size=256,
+            shuffle=True,
+            seed=_seed(options, "offline"),
+            columns=list(_LEARNED),
+        ) as reader,
+        progress("train offline", options.offline_updates) as advance,
+    ):
+        for _ in range(options.offline_updates):
+            batch = reader.sample()
+            policy.learn_on_batch(batch)
+            logged += batch.agent_steps()
+            advance(1)
+    speed = logged / (time.perf_counter() - start)
+    _evaluate(report, options, "offline", policy, live=0, logged=logged, speed=speed)
+    return policy
+
+
+def _tune(report: DemoReport, options: DemoOptions, policy: DQN, progress: Progress) -> None:
+    """The offline policy goes on with batches that are half live and half logged."""
+    from rlio.rollout.config import RolloutConfig
+    from rlio.worker import RolloutWorker
+
+    before = report.rows[-1].logged
+    size = 256
+    start = time.perf_counter()
+    with (
+        RolloutWorker(
+            ENV,
+            policy,
+            input={"sampler": 0.5, report.root: 0.5},
+            input_options={"batch_size": size, "shuffle": True, "columns": "intersect"},
+            rollout=RolloutConfig(num_envs=8, rollout_fragment_length=16),
+            seed=_seed(options, "tuning"),
+        ) as worker,
+        progress("tune on the mix", options.tuning_updates) as advance,
+    ):
+        for _ in range(options.tuning_updates):
+            policy.learn_on_batch(worker.sample())
+            advance(1)
+    steps = options.tuning_updates * size
+    speed = steps / (time.perf_counter() - start)
+    _evaluate(
+        report, options, "tuned on the mix", policy, live=steps // 2, logged=before + steps // 2, speed=speed
+    )
+
+
+def _evaluate(
+    report: DemoReport,
+    options: DemoOptions,
+    name: str,
+    policy: Any,
+    *,
+    live: int,
+    logged: int,
+    speed: float | None,
+) -> None:
+    """Add a row: returns of whole episodes on fresh seeds, without exploration."""
+    from rlio.rollout.evaluate import evaluate
+
+    result = evaluate(policy, ENV, episodes=options.episodes, seed=_seed(options, "evaluation"), num_envs=20)
+    report.returns[name] = result.returns
+    report.rows.append(Row(name, live, logged, result.mean, result.standard_error, speed))
+
+
+class _Memory:
+    """The last steps of a live policy, drawn at random."""
+
+    def __init__(self, capacity: int, *, seed: int) -> None:
+        self._capacity = capacity
+        self._rng = np.random.default_rng(seed)
+        self._columns: dict[str, NDArray[Any]] = {}
+        self.added = 0
+
+    def add(self, batch: SampleBatch) -> None:
+        """Keep a copy of the batch's rows in place of the oldest."""
+        places = (self.added + np.arange(len(batch))) % self._capacity
+        for name in _LEARNED:
+            values = batch[name]
+            if name not in self._columns:
+                self._columns[name] = np.empty((self._capacity, *values.shape[1:]), values.dtype)
+            self._columns[name][places] = values
+        self.added += len(batch)
+
+    def sample(self, rows: int) -> SampleBatch:
+        """Draw rows, with replacement."""
+        drawn = self._rng.integers(min(self.added, self._capacity), size=rows)
+        return SampleBatch({name: values[drawn] for name, values in self._columns.items()})
+
+
+def _plain(batch: Any) -> SampleBatch:
+    """CartPole has one agent."""
+    if not isinstance(batch, SampleBatch):
+        raise OptionError(f"a {type(batch).__name__} from a single-agent environment")
+    return batch
+
+
+def _seed(options: DemoOptions, part: str) -> int:
+    """The seed of one part."""
+    return int(np.random.SeedSequence([options.seed, _SEEDS[part]]).generate_state(1)[0])
+
+
+def _fresh_folder(out: str) -> str:
+    """The first numbered folder below ``out`` that holds nothing."""
+    for number in range(1, 10_000):
+        root = f"{out.rstrip('/')}/{number:03d}"
+        if not Storage.open(root).exists():
+            return root
+    raise OptionError(f"out={out!r} holds 9,999 runs: name another folder")
+
+
+def _plot(report: DemoReport) -> bytes:
+    """The returns of every policy as a PNG."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtra("matplotlib", "plot") from error
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    names = list(report.returns)
+    rng = np.random.default_rng(0)  # Only spreads the dots sideways.
+    for place, name in enumerate(names):
+        returns = report.returns[name]
+        axes.scatter(place + rng.uniform(-0.2, 0.2, len(returns)), returns, s=8, alpha=0.4)
+        error = returns.std(ddof=1) / np.sqrt(len(returns)) if len(returns) > 1 else 0.0
+        axes.errorbar(place, returns.mean(), yerr=error, fmt="o", color="black", capsize=4)
+    axes.set_xticks(range(len(names)), names)
+    axes.set_ylabel("return of an episode")
+    axes.set_title(f"{ENV}: each dot an episode on a fresh seed, mean and its standard error")
+    axes.set_ylim(bottom=0)
+    buffer = io.BytesIO()
+    # No date and no software: the same returns give the same bytes.
+    figure.savefig(buffer, format="png", dpi=120, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+@contextmanager
+def _silent(name: str, total: int) -> Iterator[Callable[[int], None]]:
+    """No progress bar."""
+    yield lambda done: None
+
+
+@contextmanager
+def _bar(name: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar on standard error."""
+    from tqdm import tqdm
+
+    with tqdm(total=total, desc=f"{name:<16}", unit_scale=True, leave=True) as bar:
+        yield lambda done: bar.update(done) and None
+
+
+def demo(
+    out: Annotated[
+        str, typer.Option(help="Folder or fsspec URL; each run gets a new folder there.")
+    ] = "runs/demo",
+    seed: Annotated[int, typer.Option(help="Everything random comes from it.")] = 0,
+    quick: Annotated[
+        bool, typer.Option(help="A tenth of the work: to see it run, not to learn much.")
+    ] = False,
+) -> None:
+    """Train a little on CartPole, record 50,000 steps, train from them alone, then tune on a live mix."""
+    options = DemoOptions(out=out, seed=seed)
+    if quick:
+        options = DemoOptions(
+            out=out,
+            seed=seed,
+            train_steps=1_600,
+            record_steps=5_000,
+            offline_updates=200,
+            tuning_updates=20,
+            episodes=20,
+        )
+    _show(run_demo(options, progress=_bar))
+
+
+def _show(report: DemoReport) -> None:
+    """Print the table and where things are."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{ENV}, {len(report.returns['random'])} episodes on fresh seeds")
+    for heading in ("policy", "live steps", "logged steps", "mean return", "steps/s", "bytes a step"):
+        table.add_column(heading, justify="left" if heading == "policy" else "right")
+    for row in report.rows:
+        table.add_row(
+            row.policy,
+            f"{row.live:,}",
+            f"{row.logged:,}",
+            f"{row.mean:.1f} ± {row.standard_error:.1f}",
+            "" if row.steps_per_s is None else f"{row.steps_per_s:,.0f}",
+            "" if row.bytes_per_step is None else f"{row.bytes_per_step:.1f}",
+        )
+    console = Console()
+    console.print(table)
+    console.print(
+        f"recorded {report.recorded_steps:,} steps at {report.recorded_steps_per_s:,.0f} steps/s, "
+        f"{report.bytes_per_step:.1f} bytes a step ({report.raw_bytes_per_step:.0f} in memory)",
+        highlight=False,
+    )
+    console.print(f"data set  {report.root}\nplot      {report.plot}", highlight=False, soft_wrap=True)
