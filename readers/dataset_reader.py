@@ -24,7 +24,7 @@ from typing import Any, Literal, Unpack
 
 from rlio.batch import concat_samples
 from rlio.dataset import Dataset, common_columns, open_dataset
-from rlio.errors import EndOfData, OptionError, StateError
+from rlio.errors import CorruptData, EndOfData, OptionError, StateError
 from rlio.interfaces import Batch, InputReader, JsonState, ReadKeywords, ReadOptions, Unit
 from rlio.readers.group_source import GroupOptions, WindowedOrder, open_groups
 from rlio.replay.order import ORDER_VERSION
@@ -54,7 +54,8 @@ class DatasetReader(InputReader):
 
     Rows come as they were written: column order, dtypes and shapes. With ``seq_lens`` in the data, ``n`` and
     ``batch_size`` count sequences; where several agents were recorded, joint steps. Without ``batch_size`` a
-    batch has 4,096 rows, or those of a row group where rows are wide. The rows of a batch are the caller's: writable, and shared with no other batch.
+    batch has 4,096 rows, or those of a row group where rows are wide. The rows of a batch are the caller's:
+    writable, and shared with no other batch.
 
     All ranks of a ``shard=(rank, world)`` walk the same order, and rank r takes slice r of every
     ``world * batch_size`` positions, so that states are equal on all ranks after equal calls.
@@ -120,21 +121,34 @@ class DatasetReader(InputReader):
     def _take(self, n: int) -> Batch:
         if self._source.total == 0:
             raise EndOfData("the data set has no rows")
+        before = self._epoch, self._offset
+        try:
+            parts = self._gather_parts(n)
+            return parts[0] if len(parts) == 1 else concat_samples(parts)
+        except BaseException:
+            # What was read and not served is read again: the error comes back until its cause is gone.
+            self._epoch, self._offset = before
+            self._source.rewind()
+            raise
+
+    def _gather_parts(self, n: int) -> list[Batch]:
+        """Batches of ``n`` units in all; at least one."""
         parts: list[Batch] = []
-        found = 0
+        found, began = 0, self._epoch
         while found < n:
-            spans = self._deal(n - found)
-            for span in spans:
-                for batch in self._source.units(span.epoch, span.start, span.stop):
+            for span in self._deal(n - found):
+                for batch, units in self._source.units(span.epoch, span.start, span.stop):
                     parts.append(batch)
-                    found += self._source.count(batch)
+                    found += units
             # Only damage leaves a batch short of what was dealt. One reader alone can go on to fill it up;
             # several must stay in step with each other.
-            if self.options.shard[1] > 1 or self._is_last(spans):
+            if parts and (self.options.shard[1] > 1 or self._is_over()):
                 break
-        if not parts:
-            return self._take(n)
-        return parts[0] if len(parts) == 1 else concat_samples(parts)
+            if not parts and self._epoch > began + 1:
+                raise CorruptData("every row of an epoch is damaged", uri=self.dataset.uri)
+        if self.drop_last and found < n and self._is_over():
+            raise EndOfData(f"the last {found} {self.unit} are fewer than {n}, and drop_last drops them")
+        return parts
 
     def _deal(self, n: int) -> list[_Span]:
         """This rank's part of the next ``world * n`` units, and step over them.
@@ -157,10 +171,9 @@ class DatasetReader(InputReader):
         self._epoch += crossed
         return spans
 
-    def _is_last(self, spans: list[_Span]) -> bool:
-        """Whether nothing is left behind these spans."""
-        epochs = self.options.epochs
-        return not spans or (epochs is not None and self._epoch >= epochs)
+    def _is_over(self) -> bool:
+        """Whether nothing is left."""
+        return self.options.epochs is not None and self._epoch >= self.options.epochs
 
     def _position(self) -> JsonState:
         return {"epoch": self._epoch, "position": self._offset, "seed": self.seed, **self._fingerprint()}
@@ -181,7 +194,13 @@ class DatasetReader(InputReader):
             self.seed = position["seed"]
             if isinstance(self._source, WindowedOrder):
                 self._source.reseed(position["seed"])
-        self._epoch, self._offset = int(position["epoch"]), int(position["position"])
+        epoch, offset = int(position["epoch"]), int(position["position"])
+        if epoch < 0 or not 0 <= offset < max(self._source.total, 1):
+            raise StateError(
+                f"state['position'] is unit {offset} of epoch {epoch}; an epoch has {self._source.total}"
+            )
+        self._epoch, self._offset = epoch, offset
+        self._source.rewind()
 
     def _fingerprint(self) -> dict[str, Any]:
         """What must be the same for a position to mean the same rows."""
@@ -195,6 +214,7 @@ class DatasetReader(InputReader):
         return {
             "order": list(order),
             "snapshot": self.dataset.digest,
+            "layout": self._source.layout,
             "options": hashlib.blake2b(canonical_json(options).encode(), digest_size=8).hexdigest(),
         }
 
@@ -202,13 +222,13 @@ class DatasetReader(InputReader):
         """What to read of each group, by the rule for columns that some writers lack."""
         columns = self.options.columns
         shared = common_columns(self.dataset, missing=missing, wanted=columns)
-        filling = None
-        if missing == "fill":
-            filling = Filling(self.dataset.schemas.values(), columns=columns)
+        chosen = columns if missing == "fill" else shared
+        schemas = self.dataset.schemas.values()
+        filling = Filling(schemas, columns=chosen)
         return GroupOptions(
-            columns=columns if missing == "fill" else shared,
+            columns=chosen,
             skip_damage=self.options.on_error == "skip",
-            filling=filling,
+            filling=filling if missing == "fill" or filling.adds_validity else None,
         )
 
     def _seed(self) -> int | None:

@@ -6,6 +6,7 @@ footer of the shard it is in; shuffled order needs all footers once, to know how
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from abc import ABC, abstractmethod
 from bisect import bisect_right
@@ -13,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any, Generic, TypeVar
 
@@ -20,14 +22,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples, count_units, split_units
-from rlio.columns import Columns
+from rlio.columns import Columns, is_per_sequence
 from rlio.dataset import Dataset
-from rlio.errors import CorruptData, DataNotFound
+from rlio.errors import CorruptData, DataNotFound, OptionError
 from rlio.interfaces import Batch, Unit
 from rlio.multi_agent import step_numbers
 from rlio.replay.order import WindowOrder, WindowRef
 from rlio.schemas.filling import Filling
 from rlio.storage.listing import Segment
+from rlio.storage.names import SCHEMA_DIR
 from rlio.storage.shards import OpenShard
 
 __all__ = ["GroupSource", "RecordedOrder", "WindowedOrder", "open_groups"]
@@ -58,8 +61,10 @@ class GroupOptions:
 class _Shards:
     """Opens shards and reads their groups; used from one thread at a time."""
 
-    def __init__(self, dataset: Dataset, options: GroupOptions) -> None:
+    def __init__(self, dataset: Dataset, options: GroupOptions, unit: Unit, *, by_row: bool) -> None:
         self._dataset = dataset
+        self._unit = unit
+        self._by_row = by_row
         self._options = options
         self._open: OrderedDict[int, OpenShard] = OrderedDict()
         self._damaged: set[tuple[int, int]] = set()
@@ -79,6 +84,7 @@ class _Shards:
             except (CorruptData, DataNotFound) as error:
                 self._lose(segment, -1, self.segments[segment].rows, error)
                 return None
+            self._check_schema(shard, self.segments[segment])
             self._open[segment] = shard
             if len(self._open) > _OPEN_SHARDS:
                 self._open.popitem(last=False)
@@ -86,7 +92,16 @@ class _Shards:
             self._open.move_to_end(segment)
         return shard
 
-    def spans(self, segment: int, unit: Unit) -> list[tuple[int, int]]:
+    def _check_schema(self, shard: OpenShard, segment: Segment) -> None:
+        """Raise where the schemas by which units are told apart do not have this shard's."""
+        if shard.schema.hash not in self._dataset.schemas:
+            raise CorruptData(
+                f"its schema {shard.schema.hash} is not under {SCHEMA_DIR}/: restore {SCHEMA_DIR}/"
+                f"{shard.schema.hash}.json; the shard's footer holds its text",
+                uri=self._dataset.storage.uri_of(segment.ref.path),
+            )
+
+    def spans(self, segment: int) -> list[tuple[int, int]]:
         """(first unit, units) of each group, those cut off by the segment having none.
 
         A shard that is damaged as a whole is one group of its rows: what is lost is counted when reached.
@@ -94,34 +109,48 @@ class _Shards:
         part = self.segments[segment]
         shard = self.open(segment)
         if shard is None:
-            return [(0, part.rows if unit == "steps" else 0)]
-        sizes = shard.rows if shard.units == shard.rows else shard.units
-        starts = [0, *accumulate(sizes)]
+            return [(0, part.rows if self._by_row else 0)]
         stop = part.skip + part.rows
-        if sizes is not shard.rows and (part.skip, stop) != (0, sum(shard.rows)):
-            raise CorruptData(
-                f"only rows {part.skip} to {stop - 1} of the shard are live: its {unit} cannot be cut there",
-                uri=self._dataset.storage.uri_of(part.ref.path),
-            )
-        if sizes is not shard.rows:
-            return [(0, size) for size in sizes]
+        if not self._by_row:
+            if (part.skip, stop) != (0, sum(shard.rows)):
+                raise CorruptData(
+                    f"only rows {part.skip} to {stop - 1} of the shard are live: its {self._unit} cannot be "
+                    "cut there",
+                    uri=self._dataset.storage.uri_of(part.ref.path),
+                )
+            return [(0, size) for size in shard.units]
+        starts = [0, *accumulate(shard.rows)]
         clipped = [(max(a, part.skip), min(b, stop)) for a, b in pairwise(starts)]
         return [
             (max(a, part.skip) - start, max(b - a, 0)) for (a, b), start in zip(clipped, starts, strict=False)
         ]
 
-    def read(self, segment: int, group: int) -> Batch | None:
-        """The rows of a group, filled up as the options say; None if they are lost."""
+    def read(self, segment: int, group: int, span: tuple[int, int]) -> Batch | None:
+        """The units ``span`` (first, number) of a group, filled up as the options say; None if lost."""
         shard = self.open(segment)
         if shard is None:
             return None
         try:
             batch = shard.read(group, columns=self._columns(shard))
+            self._check_units(batch, shard, group, segment)
         except CorruptData as error:
             self._lose(segment, group, shard.rows[group], error)
             return None
+        if span != (0, shard.rows[group] if self._by_row else shard.units[group]):
+            batch = _cut(batch, span[0], sum(span), self._unit)
         filling = self._options.filling
         return batch if filling is None else filling.fill(batch)
+
+    def _check_units(self, batch: Batch, shard: OpenShard, group: int, segment: int) -> None:
+        """Positions count what the shard says about its groups, so that it must be so."""
+        expected = shard.rows[group] if self._by_row else shard.units[group]
+        found = count_units(batch, self._unit)
+        if found != expected:
+            raise CorruptData(
+                f"the row group has {found} {self._unit} and its shard says {expected}",
+                uri=self._dataset.storage.uri_of(self.segments[segment].ref.path),
+                record=group,
+            )
 
     def _columns(self, shard: OpenShard) -> list[str] | None:
         """The wanted columns; with filling, those that this shard has."""
@@ -175,77 +204,93 @@ class _Ahead(Generic[T]):
 
 
 class GroupSource(ABC):
-    """Units of an epoch by position."""
+    """Units of an epoch by position.
 
-    def __init__(self, dataset: Dataset, options: GroupOptions, unit: Unit) -> None:
-        self._shards = _Shards(dataset, options)
+    Args:
+        dataset: What is read.
+        options: How.
+        unit: What is counted.
+        by_row: Whether a unit is a row.
+    """
+
+    def __init__(self, dataset: Dataset, options: GroupOptions, unit: Unit, *, by_row: bool) -> None:
+        self._shards = _Shards(dataset, options, unit, by_row=by_row)
         self.unit = unit
         #: Units of an epoch.
         self.total = 0
-        lost = dataset.missing_shards()
-        if options.skip_damage:
-            for uri, reason, rows in lost:
-                self._shards.skipped += rows
-                logger.warning("skipped %d rows of %s: the shard %s", rows, uri, reason)
-        else:
+        if not options.skip_damage:
             dataset.check()
+        for where, rows in dataset.lost_rows():
+            self._shards.skipped += rows
+            logger.warning("skipped %d rows of %s, which are missing: %s", rows, dataset.uri, where)
 
     @property
     def skipped(self) -> int:
         """Rows lost to damage so far."""
         return self._shards.skipped
 
+    @property
     @abstractmethod
-    def units(self, epoch: int, start: int, stop: int) -> Iterator[Batch]:
-        """The units at positions ``start`` to ``stop - 1``; fewer where damage was skipped."""
+    def layout(self) -> str:
+        """Names what positions depend on besides the snapshot: a short text."""
+
+    @abstractmethod
+    def units(self, epoch: int, start: int, stop: int) -> Iterator[tuple[Batch, int]]:
+        """The units at positions ``start`` to ``stop - 1``, and how many; fewer where damage was skipped."""
+
+    @abstractmethod
+    def rewind(self) -> None:
+        """Forget what was decoded: it is the caller's now, and may have been changed."""
 
     @abstractmethod
     def close(self) -> None:
         """End the background thread."""
-
-    def count(self, batch: Batch) -> int:
-        """Units of a batch."""
-        return count_units(batch, self.unit)
 
 
 class RecordedOrder(GroupSource):
     """Writers by id, rows ascending."""
 
     def __init__(self, dataset: Dataset, options: GroupOptions, unit: Unit, *, by_row: bool) -> None:
-        super().__init__(dataset, options, unit)
+        super().__init__(dataset, options, unit, by_row=by_row)
         count = len(dataset.segments)
         if by_row:
             sizes = [segment.rows for segment in dataset.segments]
         else:
-            sizes = [sum(size for _, size in self._shards.spans(index, unit)) for index in range(count)]
+            sizes = [sum(size for _, size in self._shards.spans(index)) for index in range(count)]
         self._starts = [0, *accumulate(sizes)]
         self.total = self._starts[-1]
         self._ahead: _Ahead[_Group] = _Ahead(self._load)
         self._group: _Group | None = None
+        #: First unit of the group that nobody got: slices are views, and what was given may be changed.
+        self._fresh = 0
 
-    def units(self, epoch: int, start: int, stop: int) -> Iterator[Batch]:
+    @property
+    def layout(self) -> str:
+        return f"{self.total} {self.unit}"
+
+    def units(self, epoch: int, start: int, stop: int) -> Iterator[tuple[Batch, int]]:
         """See `GroupSource.units`. Slices are views of the group, which nobody else gets."""
         while start < stop:
             group = self._group
-            if group is None or not group.start <= start < group.stop:
+            if group is None or not max(group.start, self._fresh) <= start < group.stop:
                 group = self._group = self._ahead.get(start)
                 if group.stop < self.total:
                     self._ahead.announce(group.stop)
-            end = min(stop, group.stop)
+            end = self._fresh = min(stop, group.stop)
             if group.batch is not None:
-                yield _cut(group.batch, start - group.start, end - group.start, self.unit)
+                yield _cut(group.batch, start - group.start, end - group.start, self.unit), end - start
             start = end
+
+    def rewind(self) -> None:
+        self._group = None
 
     def _load(self, position: int) -> _Group:
         """The group that holds ``position``."""
         segment = bisect_right(self._starts, position) - 1
         start = self._starts[segment]
-        for index, (first, size) in enumerate(self._shards.spans(segment, self.unit)):
+        for index, (first, size) in enumerate(self._shards.spans(segment)):
             if position < start + size:
-                batch = self._shards.read(segment, index)
-                if batch is not None and (first, size) != (0, count_units(batch, self.unit)):
-                    batch = _cut(batch, first, first + size, self.unit)
-                return _Group(start, start + size, batch)
+                return _Group(start, start + size, self._shards.read(segment, index, (first, size)))
             start += size
         raise CorruptData(
             "the shard holds fewer rows than its name says",
@@ -268,35 +313,54 @@ class _Group:
 
 @dataclass(frozen=True)
 class _Window:
-    """A decoded window: its units in recorded order, and where each is in the batch (-1: lost)."""
+    """A decoded window: its units in recorded order.
+
+    Attributes:
+        batch: The units that are not lost; None if all are.
+        place: Where each unit of the window is in the batch (-1: lost); None where nothing is lost.
+        steps: Policy id -> joint step of each row, counted through the window; None for rows and sequences.
+            Equal (eps_id, t) in two groups are two steps: ids may repeat from writer to writer.
+    """
 
     batch: Batch | None
     place: NDArray[np.int64] | None
+    steps: dict[str, NDArray[np.int64]] | None
 
 
 class WindowedOrder(GroupSource):
     """Windows of row groups permuted, units permuted within: `rlio.replay.order.WindowOrder`."""
 
-    def __init__(self, dataset: Dataset, options: GroupOptions, unit: Unit, *, seed: int) -> None:
-        super().__init__(dataset, options, unit)
+    def __init__(
+        self, dataset: Dataset, options: GroupOptions, unit: Unit, *, by_row: bool, seed: int
+    ) -> None:
+        super().__init__(dataset, options, unit, by_row=by_row)
         self._groups: list[tuple[int, int, int, int]] = []
         for segment in range(len(dataset.segments)):
-            for group, (first, size) in enumerate(self._shards.spans(segment, unit)):
+            for group, (first, size) in enumerate(self._shards.spans(segment)):
                 if size:
                     self._groups.append((segment, group, first, size))
         self._order = self._order_of(seed)
         self.total = len(self._order)
         self._ahead: _Ahead[_Window] = _Ahead(self._load)
         self._current: tuple[int, int] | None = None
-        self._window = _Window(None, None)
+        self._window = _Window(None, None, None)
         self._rows = np.empty(0, np.int64)
+
+    @cached_property
+    def layout(self) -> str:
+        """Windows are made of row groups, so that the same rows in other groups come in another order."""
+        sizes = np.array([size for *_, size in self._groups], "<i8")
+        return f"{self.total} {self.unit} {hashlib.blake2b(sizes.tobytes(), digest_size=8).hexdigest()}"
 
     def reseed(self, seed: int) -> None:
         """Take another seed: that of a saved state."""
         self._order = self._order_of(seed)
         self._current = None
 
-    def units(self, epoch: int, start: int, stop: int) -> Iterator[Batch]:
+    def rewind(self) -> None:
+        self._current = None
+
+    def units(self, epoch: int, start: int, stop: int) -> Iterator[tuple[Batch, int]]:
         """See `GroupSource.units`. Batches are copies."""
         while start < stop:
             window = self._order.window_at(epoch, start)
@@ -307,7 +371,7 @@ class WindowedOrder(GroupSource):
                 rows = self._window.place[rows]
                 rows = rows[rows >= 0]
             if self._window.batch is not None and len(rows):
-                yield _take(self._window.batch, rows, self.unit)
+                yield _take(self._window.batch, rows, self.unit, self._window.steps), len(rows)
             start = end
 
     def _enter(self, epoch: int, window: WindowRef) -> None:
@@ -327,30 +391,33 @@ class WindowedOrder(GroupSource):
             self._ahead.announce(following.index)
 
     def _load(self, index: int) -> _Window:
-        groups = [self._groups[number] for number in self._order.groups_of(index)]
         parts: list[Batch] = []
         place: list[NDArray[np.int64]] = []
+        steps: dict[str, list[NDArray[np.int64]]] = {}
         found = 0
-        for segment, group, first, size in groups:
-            batch = self._shards.read(segment, group)
+        for number in self._order.groups_of(index):
+            segment, group, first, size = self._groups[number]
+            batch = self._shards.read(segment, group, (first, size))
             if batch is None:
                 place.append(np.full(size, -1, np.int64))
                 continue
-            if (first, size) != (0, count_units(batch, self.unit)):
-                batch = _cut(batch, first, first + size, self.unit)
+            if isinstance(batch, MultiAgentBatch):
+                for pid, own in step_numbers(batch)[0].items():
+                    steps.setdefault(pid, []).append(own + found)
             parts.append(batch)
             place.append(np.arange(found, found + size))
             found += size
         whole = found == sum(len(numbers) for numbers in place)
         joined = concat_samples(parts) if len(parts) > 1 else parts[0] if parts else None
-        return _Window(joined, None if whole else np.concatenate(place))
+        numbers = {pid: np.concatenate(own) for pid, own in steps.items()}
+        return _Window(joined, None if whole else np.concatenate(place), numbers or None)
 
     def _order_of(self, seed: int) -> WindowOrder:
         return WindowOrder([size for *_, size in self._groups], seed=seed)
 
     def close(self) -> None:
         self._ahead.close()
-        self._window = _Window(None, None)
+        self._window = _Window(None, None, None)
         self._current = None
 
 
@@ -363,10 +430,31 @@ def open_groups(dataset: Dataset, options: GroupOptions, *, seed: int | None) ->
         for schema in schemas
         for policy in schema.policies.values()
     )
+    _check_columns(dataset, options.columns)
     unit: Unit = "sequences" if sequences and not joint else "steps"
+    by_row = not joint and not sequences
     if seed is None:
-        return RecordedOrder(dataset, options, unit, by_row=not joint and not sequences)
-    return WindowedOrder(dataset, options, unit, seed=seed)
+        return RecordedOrder(dataset, options, unit, by_row=by_row)
+    return WindowedOrder(dataset, options, unit, by_row=by_row, seed=seed)
+
+
+def _check_columns(dataset: Dataset, columns: list[str] | None) -> None:
+    """Refuse a choice of columns without those by which units are told apart."""
+    if columns is None:
+        return
+    states = [name for name in columns if is_per_sequence(name)]
+    if states and Columns.SEQ_LENS not in columns:
+        raise OptionError(
+            f"columns={columns}: {states[0]} has a row a sequence; add 'seq_lens', or leave it out"
+        )
+    for schema in dataset.schemas.values():
+        for policy in schema.policies.values() if schema.multi_agent else ():
+            for name in (Columns.EPS_ID, Columns.T):
+                if name in policy.columns and name not in columns:
+                    raise OptionError(
+                        f"columns={columns}: joint steps of several agents are told apart by eps_id and t; "
+                        f"add {name!r}"
+                    )
 
 
 def _cut(batch: Batch, start: int, stop: int, unit: Unit) -> Batch:
@@ -379,11 +467,13 @@ def _cut(batch: Batch, start: int, stop: int, unit: Unit) -> Batch:
     return split_units(tail, stop - start, unit)[0]
 
 
-def _take(batch: Batch, units: NDArray[np.int64], unit: Unit) -> Batch:
-    """The given units of a batch in that order, as copies."""
+def _take(
+    batch: Batch, units: NDArray[np.int64], unit: Unit, steps: dict[str, NDArray[np.int64]] | None
+) -> Batch:
+    """The given units of a batch in that order, as copies; ``steps`` numbers those of several agents."""
     if isinstance(batch, MultiAgentBatch):
-        numbers, count = step_numbers(batch)
-        rank = np.full(count, -1, np.int64)
+        numbers = steps or {}
+        rank = np.full(max(int(own.max(initial=-1)) for own in numbers.values()) + 1, -1, np.int64)
         rank[units] = np.arange(len(units))
         chosen = {pid: _rows_by_rank(rank[numbers[pid]]) for pid in batch}
         return MultiAgentBatch(

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from rlio.columns import Columns
 from rlio.errors import CorruptData, MissingColumn, OptionError, SchemaConflict
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.schema import Schema, canonical_json
@@ -29,6 +31,8 @@ from rlio.storage.publish import read_header
 from rlio.storage.shards import OpenShard, open_shard
 
 __all__ = ["Dataset", "EpisodeInfo", "open_dataset"]
+
+_SCHEMA_PATH = re.compile(rf"{SCHEMA_DIR}/[0-9a-f]{{16}}\.json")
 
 # A listing of a growing data set is no snapshot: a hole is believed once it was seen this often.
 _LISTINGS = 3
@@ -123,6 +127,8 @@ class Dataset:
         """
         found = {}
         for entry in self.storage.list(SCHEMA_DIR):
+            if not _SCHEMA_PATH.fullmatch(entry.path):
+                continue  # Not ours: what file managers and synchronisation leave behind.
             uri = self.storage.uri_of(entry.path)
             schema = Schema.from_text(self.storage.read(entry.path, limit=64 << 20), uri=uri)
             if not entry.path.endswith(f"/{schema.hash}.json"):
@@ -167,6 +173,24 @@ class Dataset:
             fills_hole = any(name.first < hole.stop and hole.start < name.end for hole in holes)
             if fills_hole or name.end > covered.get(parts[1], 0):
                 lost.append((self.storage.uri_of(path), reason, name.rows))
+        return lost
+
+    def lost_rows(self) -> list[tuple[str, int]]:
+        """What `check` would raise for, counted: (where, rows that should be there and are not)."""
+        lost = [(f"{w}: rows {h.start} to {h.stop - 1}", len(h)) for w, hs in self.holes.items() for h in hs]
+        ends = self._listing.trimmed | {segment.ref.writer: segment.end for segment in self._segments}
+        torn: dict[str, int] = {}
+        for path, _ in self._listing.rejected:
+            parts = path.split("/")
+            name = ShardName.parse(parts[-1]) if len(parts) == 3 else None
+            if name is not None:
+                torn[parts[1]] = max(name.end, torn.get(parts[1], 0))
+        for writer, end in sorted(torn.items()):
+            first = max(
+                ends.get(writer, 0), max((hole.stop for hole in self.holes.get(writer, [])), default=0)
+            )
+            if end > first:
+                lost.append((f"{writer}: rows {first} to {end - 1}", end - first))
         return lost
 
     def check(self) -> None:
@@ -227,6 +251,8 @@ def _check_agreement(schemas: Mapping[str, Schema]) -> None:
 def common_columns(dataset: Dataset, *, missing: str, wanted: list[str] | None) -> list[str] | None:
     """The logical columns to read under a rule for those that only some writers have.
 
+    ``new_obs_valid`` is no such column: where it is absent, every final observation is there.
+
     Args:
         dataset: The data set.
         missing: "error", "drop" or "fill".
@@ -236,7 +262,7 @@ def common_columns(dataset: Dataset, *, missing: str, wanted: list[str] | None) 
         ``wanted``, or, with "drop", those of them that all writers have; None: all.
 
     Raises:
-        OptionError: ``missing`` is none of the three.
+        OptionError: ``missing`` is none of the three, or no column is left.
         MissingColumn: No writer has a wanted column.
         SchemaConflict: Only some writers have a column, and ``missing`` is "error".
     """
@@ -256,7 +282,8 @@ def common_columns(dataset: Dataset, *, missing: str, wanted: list[str] | None) 
             )
     partial: set[str] = set()
     for pid, found in by_policy.items():
-        some = set.union(*(columns for _, columns in found)) & set(wanted or known)
+        some = set.union(*(columns for _, columns in found)) & set(known if wanted is None else wanted)
+        some.discard(Columns.NEXT_OBS_VALID)
         for name, columns in found:
             lacking = some - columns
             partial |= lacking
@@ -267,6 +294,9 @@ def common_columns(dataset: Dataset, *, missing: str, wanted: list[str] | None) 
                     uri=dataset.uri,
                     column=min(lacking),
                 )
-    if missing == "drop" and partial:
-        return sorted(set(wanted or known) - partial)
-    return wanted
+    left = (known if wanted is None else set(wanted)) - (partial if missing == "drop" else set())
+    if wanted is not None and not left:
+        raise OptionError(f"columns={wanted}: no column is left to read; name at least one")
+    if not left and known:
+        raise OptionError("missing='drop' leaves no column: the writers have none in common; use 'fill'")
+    return sorted(left) if missing == "drop" and partial else wanted

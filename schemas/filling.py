@@ -18,7 +18,8 @@ __all__ = ["Filling"]
 class Filling:
     """Knows every column of every policy, and makes batches have them all, in one order.
 
-    Where an observation is filled, the bool column ``new_obs_valid`` is False, as for a missing final one.
+    Where an observation is filled, the bool column ``new_obs_valid`` is False, as for a missing final one;
+    where only that column is lacking, it is True.
 
     Args:
         schemas: Of all writers.
@@ -28,6 +29,7 @@ class Filling:
     def __init__(self, schemas: Iterable[Schema], *, columns: Collection[str] | None) -> None:
         self._columns: dict[str, dict[str, list[Leaf]]] = {}
         self._lacks_next: set[str] = set()
+        self._some_valid: set[str] = set()
         policies = [item for schema in schemas for item in schema.policies.items()]
         for pid, policy in policies:
             known = self._columns.setdefault(pid, {})
@@ -37,6 +39,13 @@ class Filling:
         for pid, policy in policies:
             if Columns.NEXT_OBS in self._columns[pid] and Columns.NEXT_OBS not in policy.columns:
                 self._lacks_next.add(pid)
+            if Columns.NEXT_OBS_VALID in self._columns[pid] and Columns.NEXT_OBS_VALID not in policy.columns:
+                self._some_valid.add(pid)
+
+    @property
+    def adds_validity(self) -> bool:
+        """Whether some schemas of a policy say which final observations are missing, and others do not."""
+        return bool(self._some_valid)
 
     def fill(self, batch: SampleBatch | MultiAgentBatch) -> SampleBatch | MultiAgentBatch:
         """The batch with every column; its own arrays are kept."""
@@ -47,18 +56,21 @@ class Filling:
 
     def _fill(self, pid: str, batch: SampleBatch) -> SampleBatch:
         rows = len(batch)
-        filled = SampleBatch(
-            {
-                column: batch[column]
-                if column in batch
-                else rebuild([(leaf.path, _zeros(leaf.spec, rows)) for leaf in leaves])
-                for column, leaves in self._columns[pid].items()
-            }
-            | {column: batch[column] for column in batch if is_per_sequence(column)}
-        )
-        if pid in self._lacks_next and Columns.NEXT_OBS_VALID not in batch:
-            filled[Columns.NEXT_OBS_VALID] = np.full(rows, Columns.NEXT_OBS in batch)
-        return filled
+        made = {
+            column: batch[column]
+            if column in batch
+            else rebuild([(leaf.path, _zeros(leaf.spec, rows)) for leaf in leaves])
+            for column, leaves in self._columns[pid].items()
+        }
+        made |= {column: batch[column] for column in batch if is_per_sequence(column)}
+        has_valid = Columns.NEXT_OBS_VALID in self._columns[pid] or pid in self._lacks_next
+        if has_valid and Columns.NEXT_OBS_VALID not in batch:
+            made[Columns.NEXT_OBS_VALID] = np.full(rows, self._knows_next(pid, batch))
+        return SampleBatch(made, max_seq_len=batch.max_seq_len, num_grad_updates=batch.num_grad_updates)
+
+    def _knows_next(self, pid: str, batch: SampleBatch) -> bool:
+        """Whether the final observations of a batch without ``new_obs_valid`` are there."""
+        return Columns.NEXT_OBS in batch or Columns.NEXT_OBS not in self._columns[pid]
 
 
 def _zeros(spec: ColumnSpec, rows: int) -> Any:

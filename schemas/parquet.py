@@ -216,7 +216,7 @@ class ShardEncoder:
 
     def _stored(self, group: RowGroup, name: str, distance: NDArray[np.int32]) -> NDArray[np.bool_]:
         """Rows that store their own value of a linked column: also those whose policy does not link it."""
-        stored = distance == STORED
+        stored: NDArray[np.bool_] = distance == STORED
         if group.policy is not None:
             for number, pid in enumerate(group.policies):
                 if name not in {new_obs.physical for _, new_obs in self.schema.policies[pid].linked}:

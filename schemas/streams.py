@@ -92,6 +92,8 @@ class StreamTable:
         Returns:
             The stream of each row, shape (rows,).
         """
+        if not rows:
+            return np.empty(0, np.int32)
         keys = {name: columns[name] for name in _KEYS if _is_key(columns.get(name))}
         ends = _flags(columns, Columns.TERMINATEDS, rows) | _flags(columns, Columns.TRUNCATEDS, rows)
         starts = np.zeros(rows, bool)
