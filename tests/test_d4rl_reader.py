@@ -20,7 +20,7 @@ from rlio.errors import (
     SchemaError,
     UnsafeData,
 )
-from rlio.readers import d4rl_reader
+from rlio.readers import d4rl_reader, inputs
 from rlio.readers.d4rl_reader import D4RLReader
 from rlio.testing.readers import ReaderTests, assert_resumes
 
@@ -195,6 +195,16 @@ def test_shuffled_rows_come_from_many_places_and_each_comes_once(tmp_path: Path)
     assert (epochs[0] != epochs[1]).any()
     assert np.ptp(batches[0]) > 500
     assert len(np.unique(batches[0] // 16)) > 25
+
+
+def test_every_window_is_permuted_in_another_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "_WINDOW_ROWS", 32)
+    path = save(tmp_path / "a.hdf5", datasets(320))
+    with D4RLReader(path, epochs=1, shuffle=True, seed=0) as reader:
+        windows = [batch["rewards"].astype(int) for batch in reader]
+    assert [len(window) for window in windows] == [32] * 10
+    within = {tuple(np.argsort(np.argsort(window)).tolist()) for window in windows}
+    assert len(within) == 10
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

@@ -293,6 +293,14 @@ def test_extension_types_are_found_at_any_depth() -> None:
         assert file.extensions == {"obs.a": Extension("inner", b"[2]")}
 
 
+@pytest.mark.skipif(not hasattr(pa, "uuid"), reason="this pyarrow has no type of its own for UUIDs")
+def test_parquets_own_logical_types_do_not_become_extension_types(tmp_path: Path) -> None:
+    """Some of those, too, are types that a library can register code for."""
+    values = pa.array([b"0123456789abcdef", b"fedcba9876543210"], pa.uuid())
+    batch = read(save(tmp_path / "a.parquet", {"id": values, "rewards": [1.0, 2.0]}))
+    assert batch["id"].tolist() == [b"0123456789abcdef", b"fedcba9876543210"]
+
+
 def test_a_tensor_whose_shape_does_not_fit_its_rows_is_refused(tmp_path: Path) -> None:
     storage = pa.list_(pa.float32())
     column = pa.ExtensionArray.from_storage(

@@ -126,6 +126,15 @@ def test_only_text_that_rllib_packed_counts_as_packed() -> None:
     )
 
 
+def test_arrays_over_one_buffer_share_no_memory() -> None:
+    buffer = b"\x96" + struct.pack("<Q", 4) + bytes(4) + b"\x94"
+    head = global_op("numpy._core.numeric", "_frombuffer") + b"("
+    tail = global_op("numpy", "dtype") + text_op("u1") + b"\x85R" + b"K\x04\x85" + text_op("C") + b"tR"
+    first, second = unpack(stream_of(head, buffer, tail, head, b"h\x00", tail, b"\x86"))
+    first[:] = 7
+    assert second.tolist() == [0, 0, 0, 0]
+
+
 # ---- hostile streams ----
 
 
