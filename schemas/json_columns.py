@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from rlio.errors import UnsafeData, excerpt
 from rlio.schemas.column import ColumnSpec
-from rlio.schemas.json_values import floats_from_json, value_from_json
+from rlio.schemas.json_values import value_from_json
 
 __all__ = ["MAX_TEXT_BYTES", "check_containers", "dump_column", "load_column", "parse_json"]
 
@@ -42,6 +42,7 @@ MAX_TEXT_BYTES: Final = 64 << 20
 # Lists and objects in one text: each takes some 60 bytes in memory, so that a text of empty ones would take
 # 30 times its size. A line of 64 MiB of 84x84x4 frames in full has 3.7 million.
 _MAX_CONTAINERS = 4_000_000
+_SPECIAL_FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 # As for Parquet: level 1 is within some percent of level 3 on observations, at twice the speed.
 _ZSTD_LEVEL = 1
 
@@ -75,7 +76,7 @@ def load_column(written: Any, spec: ColumnSpec, *, rows: int) -> NDArray[Any]:
         rows: How many there must be, of at most 1 GiB by the spec.
 
     Raises:
-        ValueError: It is not such a column; the message says what was found.
+        ValueError, OverflowError: It is not such a column; the message says what was found.
         UnsafeData: It would take far more memory than its text.
     """
     if isinstance(written, dict):
@@ -229,7 +230,7 @@ def _parsed_numbers(written: list[Any], spec: ColumnSpec, shape: tuple[int, ...]
     kind = spec.numpy.kind
     found = np.array(written)  # Raises ValueError where lists differ in length.
     if kind == "f" and found.dtype.kind in "UO":
-        found = np.array(floats_from_json(written), np.float64)
+        found = np.array(_with_special_floats(written), np.float64)
     elif kind in "iu" and found.dtype.kind in "fO" and _all_ints(written):
         found = np.array(written, np.uint64 if kind == "u" else np.int64)
     if found.shape != shape:
@@ -245,6 +246,17 @@ def _parsed_numbers(written: list[Any], spec: ColumnSpec, shape: tuple[int, ...]
     if kind == "f" and (np.isinf(values) & np.isfinite(found)).any():
         raise ValueError(f"a value is too large for {spec.dtype}")
     return values
+
+
+def _with_special_floats(written: Any) -> Any:
+    """Nested lists of numbers, some of which were the strings for NaN and infinities."""
+    if isinstance(written, list):
+        return [_with_special_floats(item) for item in written]
+    if type(written) in (int, float):
+        return written
+    if isinstance(written, str) and written in _SPECIAL_FLOATS:
+        return _SPECIAL_FLOATS[written]
+    raise ValueError(f"expected a number, found {excerpt(written)}")
 
 
 def _all_ints(written: Any) -> bool:

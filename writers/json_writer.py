@@ -36,8 +36,8 @@ from rlio.writers.roll import Roll
 
 __all__ = ["JsonWriter"]
 
-# zstd's own default: JSON text of float32 rows is 4 % smaller at 3 than at 1, and encoding text costs more.
-_DEFAULT_LEVEL: Final = 3
+# Level 3 is no smaller on lines of 1,000 HalfCheetah-v5 steps, and a third slower.
+_DEFAULT_LEVEL: Final = 1
 _MAX_LEVEL: Final = 22
 
 
