@@ -102,14 +102,17 @@ def resolve_links(distance: NDArray[np.int32], obs: NDArray[Any], stored: NDArra
     return new_obs
 
 
-def detect_stack(values: NDArray[Any]) -> FrameStack | None:
-    """Whether rows look like frame stacks: most share all but one frame with the row before."""
-    if values.ndim < 4 or len(values) < 8:
+def detect_stack(obs: NDArray[Any], new_obs: NDArray[Any]) -> FrameStack | None:
+    """Whether observations look like frame stacks: ``obs`` and ``new_obs`` mostly share all frames but one.
+
+    Rows are compared each with itself and not with the row before, which may be another environment's.
+    """
+    if obs.ndim < 4 or len(obs) < 8:
         return None
-    for axis in (values.ndim - 2, 0):
-        stack = FrameStack(axis, values.shape[axis + 1])
+    for axis in (obs.ndim - 2, 0):
+        stack = FrameStack(axis, obs.shape[axis + 1])
         if 2 <= stack.depth <= 16:
-            older, newer = _along(values[:-1], axis)[:, 1:], _along(values[1:], axis)[:, :-1]
+            older, newer = _along(obs, axis)[:, 1:], _along(new_obs, axis)[:, :-1]
             overlap = (older == newer).reshape(len(older), -1).all(axis=1)
             if overlap.mean() >= 0.5:
                 return stack

@@ -90,7 +90,7 @@ def pieces_of(
     if isinstance(batch, MultiAgentBatch):
         return [_joint_pieces(batch, schema)]
     plain = unpadded(batch)
-    text = json.dumps(attributes_of(plain))
+    text = json.dumps(attributes_of(batch))  # Padding goes, and the length that it gave stays.
     policy = schema.policies[DEFAULT_POLICY_ID]
     arrays = policy.flatten(plain, policy=DEFAULT_POLICY_ID)
     cuts = (

@@ -409,8 +409,9 @@ def _with_stacks(found: tuple[Leaf, ...], batch: SampleBatch) -> tuple[Leaf, ...
     """Mark the leaves of obs, and of new_obs beside them, that look like frame stacks."""
     stacks: dict[Path, FrameStack | None] = {}
     if PolicySchema(found).linked:
+        following = dict(leaves(batch[Columns.NEXT_OBS]))
         for path, item in leaves(batch[Columns.OBS]):
-            stacks[path] = detect_stack(to_numpy(item))
+            stacks[path] = detect_stack(to_numpy(item), to_numpy(following[path]))
     return tuple(
         replace(leaf, spec=replace(leaf.spec, stack=stacks[leaf.path]))
         if leaf.column in (Columns.OBS, Columns.NEXT_OBS)
