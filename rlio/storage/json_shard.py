@@ -297,13 +297,15 @@ def _ranges(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _frames(data: bytes) -> Iterator[tuple[int, int]]:
-    """Byte ranges of zstd frames; where there is none, up to what looks like the next."""
+    """Byte ranges of zstd frames, and of what lies between them where there is damage."""
     start = 0
     while start < len(data):
         stop = _frame_end(data, start)
         if stop is None or (stop < len(data) and not data.startswith(_FRAME_MAGIC, stop)):
             found = data.find(_FRAME_MAGIC, start + 1)
-            stop = len(data) if found < 0 else found
+            following = len(data) if found < 0 else found
+            # A frame that seems to reach into the next has a damaged length.
+            stop = following if stop is None else min(stop, following)
         yield start, stop
         start = stop
 
