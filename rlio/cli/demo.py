@@ -243,16 +243,14 @@ def _tune(report: DemoReport, options: DemoOptions, policy: DQN, progress: Progr
             rollout=RolloutConfig(num_envs=8, rollout_fragment_length=16),
             seed=_seed(options, "tuning"),
         ) as worker,
-        progress("tune on the mix", options.tuning_updates) as advance,
+        progress("train on the mix", options.tuning_updates) as advance,
     ):
         for _ in range(options.tuning_updates):
             policy.learn_on_batch(worker.sample())
             advance(1)
     steps = options.tuning_updates * size
     speed = steps / (time.perf_counter() - start)
-    _evaluate(
-        report, options, "tuned on the mix", policy, live=steps // 2, logged=before + steps // 2, speed=speed
-    )
+    _evaluate(report, options, "mixed", policy, live=steps // 2, logged=before + steps // 2, speed=speed)
 
 
 def _evaluate(
@@ -335,8 +333,8 @@ def _plot(report: DemoReport) -> bytes:
     for place, name in enumerate(names):
         returns = report.returns[name]
         axes.scatter(place + rng.uniform(-0.2, 0.2, len(returns)), returns, s=8, alpha=0.4)
-        error = returns.std(ddof=1) / np.sqrt(len(returns)) if len(returns) > 1 else 0.0
-        axes.errorbar(place, returns.mean(), yerr=error, fmt="o", color="black", capsize=4)
+        spread = returns.std(ddof=1) / np.sqrt(len(returns)) if len(returns) > 1 else 0.0
+        axes.errorbar(place, returns.mean(), yerr=spread, fmt="o", color="black", capsize=4)
     axes.set_xticks(range(len(names)), names)
     axes.set_ylabel("return of an episode")
     axes.set_title(f"{ENV}: each dot an episode on a fresh seed, mean and its standard error")
@@ -358,8 +356,12 @@ def _bar(name: str, total: int) -> Iterator[Callable[[int], None]]:
     """A progress bar on standard error."""
     from tqdm import tqdm
 
-    with tqdm(total=total, desc=f"{name:<16}", unit_scale=True, leave=True) as bar:
-        yield lambda done: bar.update(done) and None
+    with tqdm(total=total, desc=f"{name:<16}", unit_scale=True, mininterval=0.5) as bar:
+
+        def advance(done: int) -> None:
+            bar.update(done)
+
+        yield advance
 
 
 def demo(
@@ -393,7 +395,7 @@ def _show(report: DemoReport) -> None:
 
     table = Table(title=f"{ENV}, {len(report.returns['random'])} episodes on fresh seeds")
     for heading in ("policy", "live steps", "logged steps", "mean return", "steps/s", "bytes a step"):
-        table.add_column(heading, justify="left" if heading == "policy" else "right")
+        table.add_column(heading, justify="left" if heading == "policy" else "right", no_wrap=True)
     for row in report.rows:
         table.add_row(
             row.policy,

@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 import rlio
+from rlio.cli.demo import demo
 from rlio.errors import RlioError
 
 __all__ = ["app", "main"]
@@ -53,6 +54,9 @@ def show_version(
         width = max(map(len, versions))
         for name, text in versions.items():
             typer.echo(f"{name:<{width}}  {text}")
+
+
+app.command("demo")(demo)
 
 
 def main() -> None:
