@@ -169,7 +169,6 @@ class DQN(TorchPolicy):
             new_obs = tensors[Columns.NEXT_OBS]
             best = self.module(new_obs).argmax(-1, keepdim=True)
             after = self._target(new_obs).gather(-1, best)[:, 0]
-            # where, not a product: what stands for a missing observation may give anything, also NaN
             target = tensors[Columns.REWARDS] + self.gamma * torch.where(terminated, 0.0, after)
         counts = torch.ones_like(target)
         if Columns.NEXT_OBS_VALID in tensors:
@@ -178,10 +177,12 @@ class DQN(TorchPolicy):
             counts = counts * tensors[Columns.WEIGHTS]
         actions = (tensors[Columns.ACTIONS].long() - self._start)[:, None]
         values = outputs.gather(-1, actions)[:, 0]
+        # A row that does not count aims at its own value: what stands for a missing observation may give NaN,
+        # and a NaN times 0 is one, in the gradient too.
+        target = torch.where(counts > 0, target, values.detach())
         losses = torch.nn.functional.smooth_l1_loss(values, target, reduction="none")
-        used = counts > 0
-        loss = (torch.where(used, losses, 0.0) * counts).sum() / counts.sum().clamp(min=1e-8)
-        return loss, {"mean_q": float(values.detach()[used].mean()) if bool(used.any()) else 0.0}
+        loss = (losses * counts).sum() / counts.sum().clamp(min=1e-8)
+        return loss, {"mean_q": float(values.detach().mean())}
 
     def _after_update(self) -> None:
         if self.updates % self.target_update_every == 0:

@@ -87,7 +87,8 @@ def refuse_same_root(source: Any, output: Any) -> None:
         if place.startswith(target) or target.startswith(place):
             raise OptionError(
                 f"record='all' writes what is read from {excerpt(os.fspath(path))} to "
-                f"{excerpt(os.fspath(output))}, where it would be read again: write to another folder, or leave record at 'live'"
+                f"{excerpt(os.fspath(output))}, where it would be read again: "
+                "write to another folder, or leave record at 'live'"
             )
 
 
