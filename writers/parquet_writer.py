@@ -11,7 +11,6 @@ Example:
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -23,6 +22,7 @@ from rlio.schemas.provenance import Provenance
 from rlio.schemas.row_groups import GroupBuffer, Piece, pieces_of
 from rlio.schemas.schema import Schema
 from rlio.storage.shard_log import ShardLog
+from rlio.writers.age_timer import AgeTimer
 from rlio.writers.roll import Roll
 from rlio.writers.shard_builder import ShardBuilder
 
@@ -80,7 +80,7 @@ class ParquetWriter(OutputWriter):
         self._buffer: GroupBuffer | None = None
         #: Rows since a shard was ended here; the builder may have ended it earlier, at ``max_bytes``.
         self._shard_rows = 0
-        self._timer: threading.Timer | None = None
+        self._timer = AgeTimer(self._roll.max_seconds, self._on_timer)
 
     @property
     def writer_id(self) -> str:
@@ -115,7 +115,7 @@ class ParquetWriter(OutputWriter):
         for pieces in parts:
             self._append(pieces)
         if parts:
-            self._start_timer()
+            self._timer.start()
 
     def _schema_for(self, batch: Batch) -> Schema:
         """The schema after ``batch``: from the first batch, and with new policies from later ones."""
@@ -162,7 +162,7 @@ class ParquetWriter(OutputWriter):
 
     def _hand_over(self) -> None:
         """Give the collected rows to the background."""
-        self._stop_timer()
+        self._timer.stop()
         self._shard_rows = 0
         if self._buffer is not None and self._buffer.rows:
             self._buffer = self._builder.add(self._buffer)
@@ -177,22 +177,10 @@ class ParquetWriter(OutputWriter):
         self._builder.store()
 
     def _close(self) -> None:
-        self._stop_timer()
+        self._timer.stop()
         self._builder.close()
-
-    def _start_timer(self) -> None:
-        """Bound the age of rows that are only in memory, also when no further write comes."""
-        if self._timer is None and self._roll.max_seconds is not None:
-            self._timer = threading.Timer(self._roll.max_seconds, self._on_timer)
-            self._timer.daemon = True
-            self._timer.start()
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
     def _on_timer(self) -> None:
         with self._lock:
-            if not self._closed and self._timer is not None:
+            if not self._closed:
                 self._finish()
