@@ -83,6 +83,7 @@ def test_a_float32_that_double_rounding_would_change_is_written_longer() -> None
 
 
 def test_floats_are_written_in_their_shortest_form() -> None:
+    """Rule 4.5 of docs/format.md."""
     for dtype in (np.float16, np.float32, np.float64):
         values = np.array([0.1, 2.5, -0.0, np.nan, np.inf, -np.inf], dtype)
         text = dump_column(values, ColumnSpec.of(values)).decode()
@@ -124,6 +125,7 @@ def test_texts_come_back(texts: list[str], compress: bool) -> None:
 @settings(max_examples=50, deadline=None)
 @given(values=hnp.arrays("S5", st.integers(0, 5)), compress=st.booleans())
 def test_byte_strings_come_back_with_their_width(values: NDArray[Any], compress: bool) -> None:
+    """Rule 4.7 of docs/format.md."""
     found = there_and_back(values, compress=compress)
     assert found.dtype == values.dtype
     assert found.tolist() == values.tolist()
@@ -212,6 +214,7 @@ def test_numbers_of_another_form_are_read_as_what_the_schema_says() -> None:
 
 @pytest.mark.parametrize("text", [b'{"a":1,"a":2}', b"[NaN]", b"[-Infinity]", b"[1", b'["\xff"]', b""])
 def test_loose_json_is_refused(text: bytes) -> None:
+    """Rule 4.10 of docs/format.md."""
     with pytest.raises(ValueError, match=r"twice|no JSON|Expecting|codec"):
         parse_json(text)
 

@@ -117,6 +117,7 @@ def test_every_kind_of_batch_comes_back(make: Callable[[], Batch], compress: tup
 
 
 def test_attributes_come_back_and_padding_is_not_written() -> None:
+    """Rules 4.4 and 4.8 of docs/format.md."""
     found = there_and_back(sequences(padded=True))
     assert_same(found, sequences(padded=True).unpad(), "what was read")
     plain = there_and_back(sequences())
@@ -130,6 +131,7 @@ def test_policies_without_rows_are_left_out() -> None:
 
 
 def test_the_head_says_rows_units_and_schema_without_parsing() -> None:
+    """Rules 4.2 and 4.3 of docs/format.md."""
     for batch, rows, units in ((steps(6), 6, 6), (sequences(), 6, 3), (agents(), 6, 4)):
         schema = Schema.of(batch)
         head = parse_head(encode_line(batch, schema)[:200])

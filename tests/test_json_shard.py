@@ -131,6 +131,7 @@ def test_no_flipped_bit_gives_wrong_rows_and_most_cost_one_line(
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_damage_in_one_line_leaves_the_others(tmp_path: Path, compression: str | None) -> None:
+    """Rule 4.1 of docs/format.md."""
     storage, ref = stored(tmp_path, compression)
     clean = open_shard(storage, ref)
     data = bytearray(storage.read(ref.path))
