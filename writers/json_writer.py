@@ -1,7 +1,7 @@
 """`JsonWriter`: shards of JSON lines, for people and for tools that read nothing else.
 
 Each `write()` becomes one line, of which `rlio.schemas.json_lines` describes the grammar; the first line of
-each shard is its provenance. Parquet is smaller and an order of magnitude faster to read.
+each shard is its provenance. Parquet is read some eight times faster (HalfCheetah-v5, 1,000 rows a line).
 
 Example:
     >>> import numpy as np, rlio
