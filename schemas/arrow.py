@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rlio.errors import CorruptData
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.json_values import load_value
 
-__all__ = ["arrow_type", "from_arrow", "to_arrow"]
+__all__ = ["arrow_type", "expanded_bytes", "from_arrow", "to_arrow"]
 
 
 def arrow_type(spec: ColumnSpec, *, nullable: bool) -> pa.DataType:
@@ -187,9 +188,21 @@ def _texts_to_arrow(values: NDArray[Any], valid: NDArray[np.bool_] | None, spec:
     return pa.array(spread, kind)
 
 
+def expanded_bytes(array: pa.DictionaryArray) -> int:
+    """Bytes of the texts of a dictionary-encoded column, once each stands in its row."""
+    lengths = pc.binary_length(array.dictionary).to_numpy(zero_copy_only=False)
+    used = array.indices.drop_null().to_numpy()
+    return int(np.bincount(used, minlength=len(lengths)) @ lengths) if len(used) else 0
+
+
 def _texts_from_arrow(array: pa.Array, spec: ColumnSpec) -> NDArray[Any]:
+    """Strings, or the objects of their JSON text: one of its own for each row, since objects are mutable."""
     dense = array.drop_null() if array.null_count else array
-    listed = dense.to_pylist()
+    if pa.types.is_dictionary(dense.type):
+        distinct = np.array([*dense.dictionary.to_pylist(), None], object)[:-1]
+        listed = distinct[dense.indices.to_numpy()].tolist()
+    else:
+        listed = dense.to_pylist()
     if spec.dtype != "|O":
         # Without a width in the dtype, NumPy takes that of the longest, and its own byte order.
         texts = np.array(listed, spec.dtype[1:])

@@ -19,12 +19,15 @@ from numpy.typing import NDArray
 
 from rlio.errors import CorruptData, SchemaError
 
-__all__ = ["ColumnSpec", "FrameStack", "Kind", "Nullable"]
+__all__ = ["TEXTS", "ColumnSpec", "FrameStack", "Kind", "Nullable"]
 
 #: ``scalar``: one Parquet value a row; ``list``: a Parquet list, which SQL engines can index; ``bytes``: the
 #: row's array as fixed-length bytes; ``text``: one string a row; ``json``: any object as JSON text;
 #: ``none``: no bytes at all, for zero-sized shapes.
 Kind: TypeAlias = Literal["scalar", "list", "bytes", "text", "json", "none"]
+
+#: Kinds whose values have no fixed size.
+TEXTS = ("text", "json")
 
 #: Values of some rows: the full-length array, and which rows hold a value (None: all).
 Nullable: TypeAlias = tuple[NDArray[Any], NDArray[np.bool_] | None]
@@ -107,7 +110,7 @@ class ColumnSpec:
     @property
     def row_bytes(self) -> int:
         """Bytes of one row in memory; a guess of 64 for text and objects."""
-        if self.kind in ("text", "json"):
+        if self.kind in TEXTS:
             return 64
         return self.size * self.numpy.itemsize
 
@@ -155,7 +158,7 @@ class ColumnSpec:
         """Whether the parts fit each other and the limits on hostile data."""
         if len(self.shape) > _MAX_NDIM or not all(type(n) is int and n >= 0 for n in self.shape):
             return False
-        if self.kind in ("text", "json"):
+        if self.kind in TEXTS:
             return self.shape == () and self.dtype in ("|O", "<U", ">U", "|S") and self.stack is None
         dtype = self.numpy
         # Zeros do not count: an empty array of absurd shape is refused by NumPy, not by its size.

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from rlio.columns import Columns
 from rlio.errors import CorruptData, MissingColumn, UnsafeData
-from rlio.schemas.arrow import from_arrow
-from rlio.schemas.column import ColumnSpec, Nullable
+from rlio.schemas.arrow import expanded_bytes, from_arrow
+from rlio.schemas.column import TEXTS, ColumnSpec, Nullable
 from rlio.schemas.observations import MISSING, STORED, SplitStack, join_stack, resolve_links, successors
 from rlio.schemas.parquet import (
     BATCH,
@@ -263,6 +263,8 @@ class ShardFile:
         file = pq.ParquetFile(
             pa.PythonFile(_GroupBytes(data, info.start, self._size), mode="r"),
             metadata=self._metadata,
+            # Each distinct text once: a kilobyte of a stranger's dictionary could stand for gigabytes.
+            read_dictionary=[n for n, spec in self.schema.columns.items() if spec.kind in TEXTS] + [BATCH],
             pre_buffer=False,
         )
         table = file.read_row_group(
@@ -275,6 +277,11 @@ class ShardFile:
     def _assemble(self, info: GroupInfo, table: pa.Table, wanted: list[Leaf]) -> DecodedGroup:
         """Arrays from Arrow, with observations rebuilt."""
         decoded = {name: _one_chunk(table.column(name)) for name in table.column_names}
+        for name, array in decoded.items():
+            if pa.types.is_dictionary(array.type) and expanded_bytes(array) > _MAX_DECODED_GROUP:
+                raise UnsafeData(
+                    f"a column of {expanded_bytes(array)} bytes of text", uri=self.uri, column=name
+                )
         stream = np.asarray(decoded[STREAM].to_numpy())
         distance = np.asarray(decoded[NEXT].to_numpy())
         if len(stream) and not 0 <= int(stream.min()) <= int(stream.max()) < len(self.streams):
@@ -420,6 +427,8 @@ class _GroupBytes:
 
 
 def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    if pa.types.is_dictionary(column.type):
+        column = column.unify_dictionaries()
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
 
 
