@@ -133,7 +133,7 @@ class _Shards:
         try:
             batch = shard.read(group, columns=self._columns(shard))
             self._check_units(batch, shard, group, segment)
-        except CorruptData as error:
+        except (CorruptData, DataNotFound) as error:
             self._lose(segment, group, shard.rows[group], error)
             return None
         if span != (0, shard.rows[group] if self._by_row else shard.units[group]):

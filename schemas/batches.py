@@ -65,7 +65,7 @@ def _attributes(group: DecodedGroup) -> dict[str, Any]:
     if texts <= {"{}"}:
         return {}
     try:
-        written = [json.loads(text) for text in texts]
+        written = [dict(json.loads(text)) for text in texts]
         longest = [int(entry["max_seq_len"]) for entry in written if "max_seq_len" in entry]
         updates = [float(entry["num_grad_updates"]) for entry in written if "num_grad_updates" in entry]
     except (ValueError, TypeError, KeyError, RecursionError) as error:

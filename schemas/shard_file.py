@@ -48,6 +48,17 @@ _MAX_DECODED_GROUP = 1 << 30
 _TAIL = 64 << 10
 # Below this, handing columns to pyarrow's threads costs more than it gains.
 _THREADED_ROWS = 4096
+# What a stranger's bytes under right CRCs can make pyarrow, json and NumPy raise.
+_MALFORMED = (
+    pa.ArrowException,
+    OSError,
+    LookupError,
+    ValueError,
+    TypeError,
+    OverflowError,
+    AttributeError,
+    RecursionError,
+)
 
 
 @dataclass(frozen=True)
@@ -129,7 +140,7 @@ class ShardFile:
             self.groups = [GroupInfo(*map(int, entry)) for entry in json.loads(written[b"rlio.groups"])]
             self.provenance: dict[str, Any] = json.loads(written[b"rlio.provenance"])
             self._packed_streams = written[b"rlio.streams"]
-        except (pa.ArrowException, OSError, KeyError, ValueError, TypeError, RecursionError) as error:
+        except _MALFORMED as error:
             if isinstance(error, CorruptData):
                 raise
             raise CorruptData(f"the footer does not describe a shard: {error!r}", uri=uri) from error
@@ -175,8 +186,10 @@ class ShardFile:
         """
         info = self.groups[index]
         wanted = self._wanted(columns)
+        data = self._fetch(
+            info.start, info.stop
+        )  # Failures of the store are no damage: they stay what they are.
         try:
-            data = self._fetch(info.start, info.stop)
             if len(data) != info.stop - info.start or zlib.crc32(data) != info.crc32:
                 raise CorruptData(
                     f"the bytes of the row group do not match their CRC-32; its {info.rows} rows are lost",
@@ -185,7 +198,7 @@ class ShardFile:
                 )
             table = self._decode(index, info, data, wanted, batches)
             return self._assemble(info, table, wanted)
-        except (pa.ArrowException, OSError, CorruptData, ValueError, IndexError) as error:
+        except _MALFORMED as error:
             if isinstance(error, CorruptData) and error.uri:
                 raise
             raise CorruptData(f"the row group is damaged: {error}", uri=self.uri, record=index) from error
