@@ -105,7 +105,7 @@ class GroupInfo:
 class EncodedShard:
     """A whole shard in memory, ready to be published."""
 
-    data: bytes
+    data: bytearray
     rows: int
     footer_crc32: int
 
@@ -169,7 +169,7 @@ class ShardEncoder:
         self._writer.add_key_value_metadata(metadata)
         self._sink.crc32 = 0  # From here on: of the footer.
         self._writer.close()
-        return EncodedShard(self._sink.bytes(), self.rows, self._sink.crc32)
+        return EncodedShard(self._sink.data, self.rows, self._sink.crc32)
 
     def _streams(self, group: RowGroup) -> NDArray[np.int32]:
         """The stream of each row; policies are numbered one after the other."""
@@ -283,22 +283,22 @@ class _Sink:
     """Collects what pyarrow writes and keeps a running CRC, so that no byte is read twice."""
 
     def __init__(self) -> None:
-        self._parts: list[bytes] = []
-        self.size = 0
+        # Grows in place; pieces joined at the end would be copied into as much fresh memory once more.
+        self.data = bytearray()
         self.crc32 = 0
         self.closed = False
 
+    @property
+    def size(self) -> int:
+        return len(self.data)
+
     def write(self, data: bytes) -> int:
-        self._parts.append(data)
-        self.size += len(data)
+        self.data += data
         self.crc32 = zlib.crc32(data, self.crc32)
         return len(data)
 
-    def bytes(self) -> bytes:
-        return b"".join(self._parts)
-
     def tell(self) -> int:
-        return self.size
+        return len(self.data)
 
     def flush(self) -> None:
         """Nothing is buffered here."""

@@ -26,7 +26,7 @@ logger = logging.getLogger("rlio")
 class _Waiting:
     """An encoded shard that is not stored yet."""
 
-    data: bytes
+    data: bytes | bytearray
     first: int
     rows: int
     suffix: Suffix
@@ -74,7 +74,9 @@ class ShardLog:
         self._has_header = False
         self._schemas: set[str] = set()
 
-    def append(self, data: bytes, *, rows: int, suffix: Suffix, footer_crc32: int, schema: Schema) -> None:
+    def append(
+        self, data: bytes | bytearray, *, rows: int, suffix: Suffix, footer_crc32: int, schema: Schema
+    ) -> None:
         """Number a shard's rows and queue it; `publish` stores it."""
         self._waiting.append(_Waiting(data, self.next_row, rows, suffix, footer_crc32, schema))
         self.next_row += rows
