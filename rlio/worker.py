@@ -56,9 +56,9 @@ class RolloutWorker(InputReader):
         log_dir: Folder of ``output="logdir"``.
         input_options: Keywords of the readers that ``input`` opens.
         output_options: Keywords of the writer that ``output`` opens.
-        record: ``"live"``: only rows of the sampler are written; what is read from files is there already. A
-            mixture takes whole fragments from it, which are written when they are sampled, even if rows of the
-            last one are never served. ``"all"``: every batch that is served is written.
+        record: ``"live"``: only rows of the sampler are written; what is read from files is there already.
+            A mixture takes whole fragments from it, which are written when they are sampled, even if rows of
+            the last one are never served. ``"all"``: every batch that is served is written.
 
     The worker closes all of them, also those that were given as objects.
 

@@ -46,6 +46,11 @@ class Distribution(ABC):
     def sample(self, outputs: torch.Tensor, generator: torch.Generator | None) -> Any:
         """Draw an action for each row of ``outputs``, (N, size); without a generator, the most likely one."""
 
+    def draw(self, outputs: torch.Tensor, generator: torch.Generator | None) -> tuple[Any, torch.Tensor]:
+        """`sample`, and `logp` of what it drew."""
+        actions = self.sample(outputs, generator)
+        return actions, self.logp(outputs, actions)
+
     @abstractmethod
     def logp(self, outputs: torch.Tensor, actions: Any) -> torch.Tensor:
         """Log of the probability (density) of ``actions``, shape (N,)."""
@@ -107,6 +112,14 @@ class _Categorical(Distribution):
                 probabilities = logits.softmax(-1)
                 drawn.append(torch.multinomial(probabilities, 1, generator=generator)[:, 0] + start)
         return drawn[0] if not self._shape else torch.stack(drawn, -1).reshape(-1, *self._shape)
+
+    def draw(self, outputs: torch.Tensor, generator: torch.Generator | None) -> tuple[Any, torch.Tensor]:
+        if self._shape or generator is None:
+            return super().draw(outputs, generator)
+        # The common case, in half the calls: one choice, whose softmax serves both.
+        logs = outputs.log_softmax(-1)
+        drawn = logs.exp().multinomial(1, generator=generator)
+        return drawn[:, 0] + self._start[0], logs.gather(-1, drawn)[:, 0]
 
     def logp(self, outputs: torch.Tensor, actions: Any) -> torch.Tensor:
         import torch

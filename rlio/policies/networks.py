@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from rlio.envs.leaves import Leaf, leaf_of, leaves_of
 from rlio.errors import OptionError, excerpt
 
 if TYPE_CHECKING:
@@ -40,52 +41,55 @@ class Flatten(nn.Module):
 
     def __init__(self, space: gym.Space[Any]) -> None:
         super().__init__()
-        self._space = space
+        self._leaves = [(leaf.path, _choices(leaf)) for leaf in leaves_of(space)]
         self.size = _flat_size(space)
 
     def forward(self, obs: Any) -> torch.Tensor:
         """``obs``: tensors of (N, *shape), nested as the space. Returns (N, size) float32."""
-        parts = _flat(self._space, obs)
+        parts = [_flat(leaf_of(obs, path), choices) for path, choices in self._leaves]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
-def _flat_size(space: gym.Space[Any]) -> int:
+def _choices(leaf: Leaf) -> list[tuple[int, int]] | None:
+    """(Start, number) of each choice in a Discrete or MultiDiscrete space; None in one of numbers.
+
+    Raises:
+        OptionError: It is neither.
+    """
     from gymnasium import spaces
 
-    match space:
+    match leaf.space:
         case spaces.Box() | spaces.MultiBinary():
-            return math.prod(space.shape)
-        case spaces.Discrete():
-            return int(space.n)
-        case spaces.MultiDiscrete():
-            return int(space.nvec.sum())
-        case spaces.Dict():
-            return sum(_flat_size(child) for child in space.spaces.values())
-        case spaces.Tuple():
-            return sum(_flat_size(child) for child in space.spaces)
+            return None
+        case spaces.Discrete() as space:
+            return [(int(space.start), int(space.n))]
+        case spaces.MultiDiscrete() as space:
+            return list(zip(space.start.ravel().tolist(), space.nvec.ravel().tolist(), strict=True))
     raise OptionError(
-        f"the default network cannot read observations of {excerpt(str(space))}: pass a module that can"
+        f"the default network cannot read observations of {excerpt(str(leaf.space))}: pass a module that can"
     )
 
 
-def _flat(space: gym.Space[Any], obs: Any) -> list[torch.Tensor]:
-    from gymnasium import spaces
+def _flat_size(space: gym.Space[Any]) -> int:
+    """Numbers that `Flatten` makes of an observation."""
+    size = 0
+    for leaf in leaves_of(space):
+        choices = _choices(leaf)
+        size += math.prod(leaf.shape) if choices is None else sum(number for _, number in choices)
+    return size
 
-    match space:
-        case spaces.Discrete():
-            return [nn.functional.one_hot(obs.long() - int(space.start), int(space.n)).float()]
-        case spaces.MultiDiscrete():
-            chosen = obs.reshape(len(obs), -1).long()
-            starts, sizes = space.start.ravel().tolist(), space.nvec.ravel().tolist()
-            return [
-                nn.functional.one_hot(chosen[:, i] - start, size).float()
-                for i, (start, size) in enumerate(zip(starts, sizes, strict=True))
-            ]
-        case spaces.Dict():
-            return [part for key, child in space.spaces.items() for part in _flat(child, obs[key])]
-        case spaces.Tuple():
-            return [part for i, child in enumerate(space.spaces) for part in _flat(child, obs[i])]
-    return [obs.reshape(len(obs), -1).float()]
+
+def _flat(values: torch.Tensor, choices: list[tuple[int, int]] | None) -> torch.Tensor:
+    if choices is None:
+        return values.reshape(values.shape[0], -1).float()
+    columns = values.reshape(values.shape[0], -1).long()
+    return torch.cat(
+        [
+            nn.functional.one_hot(columns[:, i] - start, number).float()
+            for i, (start, number) in enumerate(choices)
+        ],
+        -1,
+    )
 
 
 def linear(inputs: int, outputs: int, *, generator: torch.Generator, gain: float = 1.0) -> nn.Linear:

@@ -130,7 +130,8 @@ class TorchPolicy(Policy):
         self.distribution: Distribution = distribution_for(action_space)
         self._generator = torch.Generator(self._device)
         self._generator.manual_seed(int(seeds.generate_state(1, np.uint64)[0]))
-        self._module = self._new_module(observation_space, self._outputs(action_space))
+        self._size = self._outputs(action_space)
+        self._module = self._new_module(observation_space, self._size)
         self._optimizer = self._new_optimizer()
 
     def _outputs(self, action_space: gym.Space[Any]) -> int:
@@ -190,9 +191,9 @@ class TorchPolicy(Policy):
 
         with torch.inference_mode():
             outputs = self.forward(obs)
-            actions = self.distribution.sample(outputs, self._generator if explore else None)
+            actions, logp = self.distribution.draw(outputs, self._generator if explore else None)
             extras = {
-                Columns.ACTION_LOGP: self.distribution.logp(outputs, actions).cpu().numpy(),
+                Columns.ACTION_LOGP: logp.cpu().numpy(),
                 Columns.ACTION_DIST_INPUTS: outputs.cpu().numpy(),
             }
         return map_structure(lambda leaf: leaf.cpu().numpy(), actions), state, extras
@@ -212,12 +213,11 @@ class TorchPolicy(Policy):
         return outputs  # type: ignore[no-any-return] # modules are not typed
 
     def _check_outputs(self, outputs: Any) -> None:
-        expected = self._outputs(self.action_space)
         shape = tuple(getattr(outputs, "shape", ()))
-        if len(shape) != 2 or shape[1] != expected:
+        if len(shape) != 2 or shape[1] != self._size:
             raise OptionError(
                 f"the module returned {excerpt(type(outputs).__name__)} of shape {shape}: expected "
-                f"(N, {expected}), as actions of {excerpt(str(self.action_space))} need"
+                f"(N, {self._size}), as actions of {excerpt(str(self.action_space))} need"
             )
 
     def _tensors(self, obs: Any) -> Any:

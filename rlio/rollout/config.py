@@ -70,8 +70,8 @@ class RolloutConfig:
     # Processes pay from about a millisecond a step; most environments take less.
     vectorize_mode: VectorizeMode = "sync"
     explore: bool = True
-    # Nothing that is sent, recorded or read is changed unless asked for. RLlib's policies give actions in [-1, 1]
-    # unless told otherwise; a policy here is told the environment's own action space.
+    # Nothing that is sent, recorded or read is changed unless asked for. RLlib's policies give actions in
+    # [-1, 1] unless told otherwise; a policy here is told the environment's own action space.
     clip_actions: bool = False
     normalize_actions: bool = False
     actions_in_input_normalized: bool = False

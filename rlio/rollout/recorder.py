@@ -89,6 +89,7 @@ class StepRecorder:
         self._truncateds = np.zeros((capacity, num_envs), bool)
         self._valid = np.ones((capacity, num_envs), bool)
         self._all_valid = True
+        self._rows = 0
         self._infos = np.full((capacity, num_envs), None, object) if infos else None
         self._extras: dict[str, NDArray[Any]] | None = None
         self._scalars: dict[str, NDArray[Any]] = {}
@@ -117,6 +118,7 @@ class StepRecorder:
         self._finals.clear()
         self._valid[:] = True
         self._all_valid = True
+        self._rows = 0
         self._write_obs(obs)
 
     def _write_obs(self, obs: Any) -> None:
@@ -159,9 +161,12 @@ class StepRecorder:
         self._rewards[at] = step.rewards
         self._terminateds[at] = step.terminateds
         self._truncateds[at] = step.truncateds
-        if step.valid is not None:
+        if step.valid is None:
+            self._rows += self.num_envs
+        else:
             self._valid[at] = step.valid
             self._all_valid = False
+            self._rows += int(np.count_nonzero(step.valid))
         if self._infos is not None and infos is not None:
             _assign(self._infos, at, infos)
         for env, final in step.finals:
@@ -213,7 +218,7 @@ class StepRecorder:
     @property
     def rows(self) -> int:
         """How many of the rows recorded and not yet handed out are transitions."""
-        return self.steps * self.num_envs if self._all_valid else int(self._valid[: self.steps].sum())
+        return self._rows
 
     @property
     def valid(self) -> NDArray[np.bool_]:
@@ -279,6 +284,7 @@ class StepRecorder:
                 buffer[: steps + 1] = buffer[first : old + 1]
         self._finals = [(at - first, env, final) for at, env, final in self._finals if at >= first]
         self._valid[:steps] = rest[first:]
+        self._rows = int(np.count_nonzero(rest))
         self._valid[steps:] = True
         self._all_valid = bool(self._valid[:steps].all())
         self.steps = steps
