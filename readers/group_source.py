@@ -261,6 +261,9 @@ class RecordedOrder(GroupSource):
         self.total = self._starts[-1]
         self._ahead: _Ahead[_Group] = _Ahead(self._load)
         self._group: _Group | None = None
+        self._spans_of = -1
+        self._spans: list[tuple[int, int]] = []
+        self._span_starts = [0]
         #: First unit of the group that nobody got: slices are views, and what was given may be changed.
         self._fresh = 0
 
@@ -287,15 +290,20 @@ class RecordedOrder(GroupSource):
     def _load(self, position: int) -> _Group:
         """The group that holds ``position``."""
         segment = bisect_right(self._starts, position) - 1
-        start = self._starts[segment]
-        for index, (first, size) in enumerate(self._shards.spans(segment)):
-            if position < start + size:
-                return _Group(start, start + size, self._shards.read(segment, index, (first, size)))
-            start += size
-        raise CorruptData(
-            "the shard holds fewer rows than its name says",
-            uri=self._shards.segments[segment].ref.path,
-        )
+        if self._spans_of != segment:
+            # Kept from group to group: a JSON shard has one a line, and as many as there are rows.
+            self._spans = self._shards.spans(segment)
+            self._span_starts = [0, *accumulate(size for _, size in self._spans)]
+            self._spans_of = segment
+        index = bisect_right(self._span_starts, position - self._starts[segment]) - 1
+        if index >= len(self._spans):
+            raise CorruptData(
+                "the shard holds fewer rows than its name says",
+                uri=self._shards.segments[segment].ref.path,
+            )
+        start = self._starts[segment] + self._span_starts[index]
+        span = self._spans[index]
+        return _Group(start, start + span[1], self._shards.read(segment, index, span))
 
     def close(self) -> None:
         self._ahead.close()
