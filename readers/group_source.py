@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -183,11 +183,10 @@ class _Ahead(Generic[T]):
         """The item of ``key``, from the background if it was announced."""
         future, announced = self._future, self._key
         self._future = self._key = None
+        if future is not None and announced == key:
+            return future.result()
         if future is not None:
-            # Also where another item is wanted: the loader is not to run in two threads at once.
-            item = future.result() if announced == key else future.exception()
-            if announced == key:
-                return item  # type: ignore[return-value]  # The other branch gives an exception or None.
+            wait([future])  # The loader is not to run in two threads at once.
         return self._load(key)
 
     def announce(self, key: Any) -> None:
