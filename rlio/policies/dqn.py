@@ -28,8 +28,8 @@ from rlio.policies.torch_policy import (
     MakeModule,
     MakeOptimizer,
     TorchPolicy,
-    _arrays_of,
-    _load_arrays,
+    arrays_of,
+    load_arrays,
 )
 
 if TYPE_CHECKING:
@@ -189,8 +189,8 @@ class DQN(TorchPolicy):
             self._target.load_state_dict(self.module.state_dict())
 
     def get_state(self) -> PolicyState:
-        return super().get_state() | {"target": _arrays_of(self._target)}
+        return super().get_state() | {"target": arrays_of(self._target)}
 
     def set_state(self, state: PolicyState) -> None:
         super().set_state(state)
-        _load_arrays(self._target, state_part(state, "target", dict), "target's weights")
+        load_arrays(self._target, state_part(state, "target", dict), "target's weights")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import gymnasium as gym
     import torch
 
-__all__ = ["Loss", "MakeModule", "MakeOptimizer", "TorchPolicy"]
+__all__ = ["Loss", "MakeModule", "MakeOptimizer", "TorchPolicy", "arrays_of", "load_arrays"]
 
 #: Makes a module, given the observation space, the number of outputs, and what decides its weights and
 #: device.
@@ -51,8 +51,6 @@ MakeOptimizer: TypeAlias = "Callable[[Iterable[torch.nn.Parameter]], torch.optim
 Loss: TypeAlias = (
     "Callable[[TorchPolicy, torch.Tensor, dict[str, Any]], tuple[torch.Tensor, dict[str, float]]]"
 )
-
-PolicyT = TypeVar("PolicyT", bound="TorchPolicy")
 
 
 class TorchPolicy(Policy):
@@ -311,10 +309,10 @@ class TorchPolicy(Policy):
 
     def get_weights(self) -> Weights:
         """Copies of the module's parameters and buffers, by name."""
-        return _arrays_of(self.module)
+        return arrays_of(self.module)
 
     def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
-        _load_arrays(self.module, weights, "weights")
+        load_arrays(self.module, weights, "weights")
 
     def get_state(self) -> PolicyState:
         optimizer = None if self._optimizer is None else _to_arrays(self._optimizer.state_dict())
@@ -360,12 +358,17 @@ def _writable(leaf: NDArray[Any]) -> NDArray[Any]:
     return leaf if leaf.flags.writeable else leaf.copy()
 
 
-def _arrays_of(module: torch.nn.Module) -> Weights:
+def arrays_of(module: torch.nn.Module) -> Weights:
+    """Copies of the parameters and buffers of ``module``, by name."""
     return {name: value.detach().cpu().numpy().copy() for name, value in module.state_dict().items()}
 
 
-def _load_arrays(module: torch.nn.Module, weights: Mapping[str, NDArray[Any]], what: str) -> None:
-    """Copy ``weights`` into ``module``."""
+def load_arrays(module: torch.nn.Module, weights: Mapping[str, NDArray[Any]], what: str) -> None:
+    """Copy ``weights`` into ``module``; ``what`` is what messages call them.
+
+    Raises:
+        StateError: Names or shapes are not the module's; nothing is copied.
+    """
     import torch
 
     own = module.state_dict()
