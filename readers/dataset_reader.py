@@ -125,6 +125,8 @@ class DatasetReader(InputReader):
         try:
             parts = self._gather_parts(n)
             return parts[0] if len(parts) == 1 else concat_samples(parts)
+        except EndOfData:  # Of a rank that has no part in the last step; for the others it is served.
+            raise
         except BaseException:
             # What was read and not served is read again: the error comes back until its cause is gone.
             self._epoch, self._offset = before

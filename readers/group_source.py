@@ -157,8 +157,10 @@ class _Shards:
         columns = self._options.columns
         if columns is None or self._options.filling is None:
             return columns
-        has = {column for policy in shard.schema.policies.values() for column in policy.columns}
-        return [column for column in columns if column in has]
+        has = [column for policy in shard.schema.policies.values() for column in policy.columns]
+        # Rows of which everything is filled are counted by a column that goes again.
+        found = [column for column in columns if column in has]
+        return found or [column for column in has if not is_per_sequence(column)][:1]
 
     def _lose(self, segment: int, group: int, rows: int, error: Exception) -> None:
         """Count lost rows once, or raise."""
@@ -263,24 +265,24 @@ class RecordedOrder(GroupSource):
         self._spans_of = -1
         self._spans: list[tuple[int, int]] = []
         self._span_starts = [0]
-        #: First unit of the group that nobody got: slices are views, and what was given may be changed.
-        self._fresh = 0
 
     @property
     def layout(self) -> str:
         return f"{self.total} {self.unit}"
 
     def units(self, epoch: int, start: int, stop: int) -> Iterator[tuple[Batch, int]]:
-        """See `GroupSource.units`. Slices are views of the group, which nobody else gets."""
+        """See `GroupSource.units`. Batches are views of the group, which nobody else gets."""
         while start < stop:
             group = self._group
-            if group is None or not max(group.start, self._fresh) <= start < group.stop:
-                group = self._group = self._ahead.get(start)
+            if group is None or not group.start <= start < group.stop:
+                group = self._ahead.get(start)
                 if group.stop < self.total:
                     self._ahead.announce(group.stop)
-            end = self._fresh = min(stop, group.stop)
-            if group.batch is not None:
-                yield _cut(group.batch, start - group.start, end - group.start, self.unit), end - start
+            end = min(stop, group.stop)
+            head, rest = _split(group.batch, start - group.start, end - group.start, self.unit)
+            self._group = _Group(end, group.stop, rest)
+            if head is not None:
+                yield head, end - start
             start = end
 
     def rewind(self) -> None:
@@ -311,7 +313,10 @@ class RecordedOrder(GroupSource):
 
 @dataclass(frozen=True)
 class _Group:
-    """A decoded group at its place in the epoch; without a batch if it is lost."""
+    """What nobody got yet of a decoded group, at its place in the epoch; without a batch if it is lost.
+
+    Batches are views: what was given may have been changed, the columns by which units are told apart too.
+    """
 
     start: int
     stop: int
@@ -464,14 +469,21 @@ def _check_columns(dataset: Dataset, columns: list[str] | None) -> None:
                     )
 
 
+def _split(batch: Batch | None, start: int, stop: int, unit: Unit) -> tuple[Batch | None, Batch | None]:
+    """Units ``start`` to ``stop - 1`` of a batch, and those after them, as views."""
+    if batch is None:
+        return None, None
+    if unit == "steps" and isinstance(batch, SampleBatch):
+        return (batch if start == 0 and stop == len(batch) else batch[start:stop]), batch[stop:]
+    rest = split_units(batch, start, unit)[1] if start else batch
+    return split_units(rest, stop - start, unit)
+
+
 def _cut(batch: Batch, start: int, stop: int, unit: Unit) -> Batch:
     """Units ``start`` to ``stop - 1`` of a batch, as views."""
-    if unit == "sequences" and isinstance(batch, SampleBatch):
-        return batch.sequences(start, stop)
-    if isinstance(batch, SampleBatch):
-        return batch if start == 0 and stop == len(batch) else batch[start:stop]
-    tail = split_units(batch, start, unit)[1] if start else batch
-    return split_units(tail, stop - start, unit)[0]
+    part = _split(batch, start, stop, unit)[0]
+    assert part is not None
+    return part
 
 
 def _take(

@@ -26,7 +26,7 @@ from rlio.schemas.schema import Schema, canonical_json
 from rlio.storage.filesystem import Storage
 from rlio.storage.json_shard import schema_lookup
 from rlio.storage.listing import Listing, Segment, list_shards
-from rlio.storage.names import SCHEMA_DIR, ShardName
+from rlio.storage.names import SCHEMA_DIR, ShardName, is_writer_id
 from rlio.storage.publish import read_header
 from rlio.storage.shards import OpenShard, open_shard
 
@@ -166,7 +166,7 @@ class Dataset:
         covered = {segment.ref.writer: segment.end for segment in self._segments}
         for path, reason in self._listing.rejected:
             parts = path.split("/")
-            name = ShardName.parse(parts[-1]) if len(parts) == 3 else None
+            name = ShardName.parse(parts[-1]) if len(parts) == 3 and is_writer_id(parts[1]) else None
             if name is None:
                 continue
             holes = self.holes.get(parts[1], [])
@@ -182,7 +182,7 @@ class Dataset:
         torn: dict[str, int] = {}
         for path, _ in self._listing.rejected:
             parts = path.split("/")
-            name = ShardName.parse(parts[-1]) if len(parts) == 3 else None
+            name = ShardName.parse(parts[-1]) if len(parts) == 3 and is_writer_id(parts[1]) else None
             if name is not None:
                 torn[parts[1]] = max(name.end, torn.get(parts[1], 0))
         for writer, end in sorted(torn.items()):

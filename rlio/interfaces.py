@@ -420,6 +420,7 @@ class IOContext:
         seed: The worker's seed; None if it draws its own.
         spaces: Policy id -> (observation space, action space).
         options: What the user gave as ``input_options`` or ``output_options``.
+        made_by: What makes the data, for outputs that store it: ``env``, ``policy``, ``seed``, as known.
         default_sampler_input: Makes the worker's own sampler, for inputs that mix live experience in.
     """
 
@@ -431,6 +432,7 @@ class IOContext:
         default_factory=lambda: MappingProxyType({})
     )
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    made_by: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     default_sampler_input: Callable[[], InputReader] | None = None
 
     def __post_init__(self) -> None:

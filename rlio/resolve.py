@@ -47,6 +47,7 @@ _READERS = {
 }
 _MIXED_INPUT = "rlio.readers.mixed_input:MixedInput"
 _PARQUET_WRITER = "rlio.writers.parquet_writer:ParquetWriter"
+_PROVENANCE = "rlio.schemas.provenance:Provenance"
 _NOOP_OUTPUT = "rlio.writers.noop_output:NoopOutput"
 
 # Options of a mixture itself; all others go to the readers that it opens. `columns` is either's, by its type.
@@ -271,6 +272,8 @@ def resolve_output(value: Any, context: IOContext) -> OutputWriter:
     options = {"worker_index": context.worker_index, **context.options}
     if context.spaces:
         options.setdefault("spaces", context.spaces)
+    if context.made_by:
+        options.setdefault("provenance", _class(_PROVENANCE)(**context.made_by))
     return _class(_PARQUET_WRITER)(value, **options)  # type: ignore[no-any-return]  # found by name
 
 

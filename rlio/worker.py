@@ -112,6 +112,7 @@ class RolloutWorker(InputReader):
                 log_dir=None if log_dir is None else os.fspath(log_dir),
                 seed=seed,
                 spaces={DEFAULT_POLICY_ID: (policy.observation_space, policy.action_space)},
+                made_by=self._made_by(),
                 default_sampler_input=None if self.runner is None else self._sampler,
             )
             self.writer = resolve_output(output, replace(context, options=dict(output_options or {})))
@@ -123,6 +124,16 @@ class RolloutWorker(InputReader):
                 self.reader = RecordingInput(self.reader, self.writer)
             opened.pop_all()
         self.replayable, self.unit = self.reader.replayable, self.reader.unit
+
+    def _made_by(self) -> dict[str, Any]:
+        """What a data set's provenance says of this worker."""
+        if self.runner is None:
+            return {"policy": type(self.policy).__name__}
+        return {
+            "env": self.runner.env_id,
+            "policy": type(self.policy).__name__,
+            "seed": self.runner.seeds["seed"],
+        }
 
     def _sampler(self) -> InputReader:
         """The input ``"sampler"``: what it gives is recorded before it can be mixed with anything."""

@@ -241,9 +241,10 @@ def test_a_store_that_fails_is_no_damage(on_error: Any, monkeypatch: pytest.Monk
         storage = reader.dataset.storage
         read_range = type(storage).read_range
         monkeypatch.setattr(type(storage), "read_range", _unreachable)
+        batches: list[Batch] = []
         with pytest.raises(TimeoutError):
-            for _ in range(12):
-                found += reader.sample()["t"].tolist()
+            batches.extend(reader)
+        found += [t for batch in batches for t in batch["t"].tolist()]
         monkeypatch.setattr(type(storage), "read_range", read_range)
         found += [t for batch in reader for t in batch["t"].tolist()]
         assert reader.skipped == 0

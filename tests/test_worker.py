@@ -461,3 +461,17 @@ def test_a_policy_of_other_spaces_is_refused() -> None:
     policy.bind(Pushes.observation_space, Pushes.action_space, 0)
     with pytest.raises(OptionError, match="make another policy"):
         RolloutWorker("CartPole-v1", policy)
+
+
+def test_the_data_set_says_what_made_it(tmp_path: Path) -> None:
+    with RolloutWorker("CartPole-v1", RandomPolicy(), output=tmp_path / "out", seed=7) as worker:
+        worker.sample()
+    data = rlio.open_dataset(tmp_path / "out")
+    provenance = data.open_shard(data.segments[0]).provenance
+    assert {key: provenance[key] for key in ("env", "policy", "seed", "actions", "observations")} == {
+        "env": "CartPole-v1",
+        "policy": "RandomPolicy",
+        "seed": 7,
+        "actions": "raw",
+        "observations": "raw",
+    }

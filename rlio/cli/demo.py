@@ -374,6 +374,10 @@ def demo(
     ] = False,
 ) -> None:
     """Train a little on CartPole, record 50,000 steps, train from them alone, then tune on a live mix."""
+    import torch
+
+    # Networks this small are quicker in one thread; the other core decodes and encodes.
+    torch.set_num_threads(1)
     options = DemoOptions(out=out, seed=seed)
     if quick:
         options = DemoOptions(

@@ -89,6 +89,7 @@ class EnvRunner:
             raise OptionError(f"policy={excerpt(policy)}: expected a Policy, such as RandomPolicy()")
         self.config = config if config is not None else RolloutConfig()
         self.policy = policy
+        self._given_env = env
         self.worker_index = worker_index
         self.timesteps = 0
         self.steps_dropped = 0
@@ -121,6 +122,16 @@ class EnvRunner:
     def num_envs(self) -> int:
         """Environments that are stepped together."""
         return self._stepper.num_envs
+
+    @property
+    def env_id(self) -> str | None:
+        """The registered id of the environments; None if they have none that can be seen from here."""
+        if isinstance(self._given_env, str):
+            return self._given_env
+        envs = self._stepper.envs
+        first = next(iter(getattr(envs, "envs", ())), None)
+        spec = envs.spec or getattr(first, "spec", None)
+        return None if spec is None else str(spec.id)
 
     @property
     def observation_space(self) -> gym.Space[Any]:
