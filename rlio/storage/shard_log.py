@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from rlio.errors import OptionError, PublishError
 from rlio.schemas.schema import Schema
 from rlio.storage.filesystem import Storage
-from rlio.storage.names import Suffix, check_writer_id, make_writer_id, schema_path, writer_dir
-from rlio.storage.publish import publish_shard, put_header
+from rlio.storage.names import HEADER, Suffix, check_writer_id, make_writer_id, schema_path, writer_dir
+from rlio.storage.publish import publish_shard, put_header, read_header
 
 __all__ = ["ShardLog"]
 
@@ -44,7 +44,8 @@ class ShardLog:
         storage_options: For fsspec.
 
     Raises:
-        OptionError: The given id is illegal, or has rows.
+        OptionError: The given id is illegal, or has rows; or the root is in another format version.
+        CorruptData: The root's header is damaged.
     """
 
     def __init__(
@@ -62,6 +63,9 @@ class ShardLog:
                 f"writer {writer_id!r} has rows there already: take another writer_id, or None for a new one",
                 uri=self.storage.uri,
             )
+        if self.storage.exists(HEADER):
+            # A root in another format is found out now, and not once rows have been taken.
+            read_header(self.storage)
         #: Rows handed over so far: the number of the next row.
         self.next_row = 0
         #: Rows that are stored.
