@@ -1,0 +1,25 @@
+"""Turn RLlib's JSON recordings (or anything else that rlio reads) into a data set of rlio.
+
+Run:  python examples/convert_rllib.py 'old/*.json' runs/converted
+"""
+
+import sys
+
+import rlio
+
+
+def main(source: str, folder: str) -> None:
+    """Copy every row once, then show what is there."""
+    # Recording is a reader around a reader and a writer: converting a format is recording a replay.
+    with rlio.RecordingInput(
+        rlio.read(source, epochs=1, on_error="skip"), rlio.ParquetWriter(folder)
+    ) as reader:
+        rows = sum(len(batch) for batch in reader)
+    data = rlio.open_dataset(folder)
+    print(f"{rows} rows, {data.bytes()} bytes, columns {', '.join(data.columns['default_policy'])}")
+    for episode in list(data.episodes())[:3]:
+        print(f"episode {episode.eps_id}: {episode.rows} steps, return {episode.reward}, {episode.end}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])

@@ -1,0 +1,35 @@
+"""Every example runs as its docstring says."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+ARGUMENTS = {"clone_from_log.py": ["out"], "convert_rllib.py": ["old/*.json", "out"]}
+PRINTS = {
+    "clone_from_log.py": "student",
+    "convert_rllib.py": "3 rows",
+    "resume.py": "the resumed reader gave the same batch",
+}
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_runs(example: Path, tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "a.json").write_text(
+        '{"type": "SampleBatch", "obs": [[0.5], [1.0], [1.5]], "rewards": [1.0, 1.0, 1.0], '
+        '"dones": [false, false, true], "eps_id": [1, 1, 1]}\n'
+    )
+    done = subprocess.run(
+        [sys.executable, str(example), *ARGUMENTS.get(example.name, [])],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert PRINTS[example.name] in done.stdout
