@@ -149,7 +149,7 @@ class PolicySchema:
         self, column: str, value: Any, wanted: list[Leaf], arrays: dict[str, NDArray[Any]]
     ) -> None:
         """Add the checked leaves of one column to ``arrays``."""
-        plain = len(wanted) == 1 and not wanted[0].path
+        plain = len(wanted) == 1 and not wanted[0].path and not isinstance(value, dict | tuple)
         found: dict[Path, Any] = {(): value} if plain else dict(leaves(value))
         if found.keys() != {leaf.path for leaf in wanted}:
             raise SchemaConflict(

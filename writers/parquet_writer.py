@@ -63,7 +63,6 @@ class ParquetWriter(OutputWriter):
         provenance: Provenance | None = None,
         storage_options: dict[str, object] | None = None,
     ) -> None:
-        super().__init__()
         self._roll = roll or Roll()
         self._log = ShardLog(
             root, writer_id=writer_id, worker_index=worker_index, storage_options=storage_options
@@ -81,6 +80,7 @@ class ParquetWriter(OutputWriter):
         #: Rows since a shard was ended here; the builder may have ended it earlier, at ``max_bytes``.
         self._shard_rows = 0
         self._timer = AgeTimer(self._roll.max_seconds, self._on_timer)
+        super().__init__()  # Last: from here on the writer is closed at exit, which needs all of it.
 
     @property
     def writer_id(self) -> str:

@@ -7,6 +7,9 @@ in memory, unless a shard cannot be stored.
 
 from __future__ import annotations
 
+# pyarrow imports pandas at its first array, where there is one, and pandas imports this, which fails once the
+# interpreter begins to exit: that is when the first array of a writer that was left open is made.
+import concurrent.futures.thread  # noqa: F401
 import queue
 import threading
 from collections.abc import Callable
