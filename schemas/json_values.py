@@ -126,7 +126,8 @@ def _to_plain(value: Any, depth: int) -> Any:
     if isinstance(value, np.ndarray):
         return _array_to_plain(value, depth)
     if isinstance(value, np.generic):
-        return {"$scalar": value.dtype.str, "data": _array_to_plain(np.asarray(value), depth)["data"]}
+        plain = _array_to_plain(np.asarray(value), depth)
+        return {"$scalar": plain["$array"], "data": plain["data"]}
     if isinstance(value, (bytes, bytearray)):
         return {"$bytes": base64.b64encode(value).decode("ascii")}
     if type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach"):

@@ -1,0 +1,156 @@
+"""Dataset: what one listing says about the rows under a root."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from stored_batches import files, fresh_root, load, numbered, put, remove, store
+
+from rlio import MultiAgentBatch, ParquetWriter, Roll, SampleBatch, open_dataset
+from rlio.errors import CorruptData, DataNotFound, OptionError, SchemaConflict
+from rlio.schemas.provenance import Provenance
+
+
+def two_writers() -> str:
+    root = fresh_root()
+    roll = Roll(max_rows=4, max_seconds=None)
+    store(numbered(10, eps_id=np.arange(10) // 5), root=root, roll=roll, writer_id="w00001-00000000")
+    store(numbered(3, eps_id=[7] * 3), root=root, roll=roll, writer_id="w00000-00000000")
+    return root
+
+
+def test_the_order_is_writers_by_id_and_rows_ascending() -> None:
+    data = open_dataset(two_writers())
+    assert len(data) == 13
+    assert data.snapshot() == {"w00000-00000000": 3, "w00001-00000000": 10}
+    assert [(segment.ref.writer[5], segment.first, segment.rows) for segment in data.segments] == [
+        ("0", 0, 3), ("1", 0, 4), ("1", 4, 4), ("1", 8, 2),
+    ]  # fmt: skip
+    assert repr(data) == f"Dataset({data.uri!r}: 13 rows, 4 shards)"
+    assert data.columns == {"default_policy": ["t", "obs", "eps_id"]}
+
+
+def test_the_digest_names_the_snapshot() -> None:
+    one, other = two_writers(), two_writers()
+    assert open_dataset(one).digest == open_dataset(other).digest
+    store(numbered(1, eps_id=[1]), root=one)
+    assert open_dataset(one).digest != open_dataset(other).digest
+
+
+def test_files_and_bytes_are_those_of_the_live_shards(tmp_path: Path) -> None:
+    store(numbered(10), root=str(tmp_path), roll=Roll(max_rows=4, max_seconds=None))
+    data = open_dataset(tmp_path)
+    paths = [Path(uri.removeprefix("file://")) for uri in data.files()]
+    assert len(paths) == 3
+    assert data.bytes() == sum(path.stat().st_size for path in paths)
+
+
+def test_episodes_are_told_shard_by_shard() -> None:
+    episodes = list(open_dataset(two_writers()).episodes())
+    assert [(e.writer[5], e.eps_id, e.rows, e.t0) for e in episodes] == [
+        ("0", 7, 3, 0), ("1", 0, 4, 0), ("1", 0, 1, 4), ("1", 1, 3, 5), ("1", 1, 2, 8),
+    ]  # fmt: skip
+
+
+def test_episodes_say_how_they_ended_and_what_they_earned() -> None:
+    batch = SampleBatch(
+        rewards=np.array([1.0, 2, 4, 8, 16]),
+        terminateds=np.array([False, True, False, False, False]),
+        truncateds=np.array([False, False, False, True, False]),
+    )
+    found = list(open_dataset(store(batch)).episodes())
+    assert [(e.rows, e.end, e.reward) for e in found] == [
+        (2, "terminated", 3.0), (2, "truncated", 12.0), (1, "open", 16.0),
+    ]  # fmt: skip
+
+
+def test_episodes_without_ids_go_on_over_writes_and_are_told_apart_by_environment() -> None:
+    def write(ends: list[bool]) -> SampleBatch:
+        return SampleBatch(env_id=[0, 1], terminateds=np.array(ends))
+
+    root = store(write([False, False]), write([True, False]), write([False, False]))
+    found = {(e.env_id, e.rows, e.end) for e in open_dataset(root).episodes()}
+    assert found == {(0, 2, "terminated"), (0, 1, "open"), (1, 3, "open")}
+
+
+def test_episodes_of_several_agents_are_told_by_policy_and_agent() -> None:
+    batch = MultiAgentBatch(
+        {
+            "a": numbered(4, eps_id=["x"] * 4, agent_index=np.array([0, 1, 0, 1])),
+            "b": numbered(2, eps_id=["x"] * 2, agent_index=np.array([2, 2])),
+        },
+        4,
+    )
+    found = {(e.policy, e.eps_id, e.agent_index, e.rows) for e in open_dataset(store(batch)).episodes()}
+    assert found == {("a", "x", 0, 2), ("a", "x", 1, 2), ("b", "x", 2, 2)}
+
+
+def test_no_data_set_another_format_and_a_damaged_header_are_told_apart() -> None:
+    with pytest.raises(DataNotFound, match="empty or does not exist"):
+        open_dataset(fresh_root())
+    root = store(numbered(3))
+    header = root.removeprefix("memory:/") + "/_rlio.json"
+    put(header, b'{"format": 99}\n')
+    with pytest.raises(OptionError, match="format 99"):
+        open_dataset(root)
+    put(header, b"{")
+    with pytest.raises(CorruptData, match="header"):
+        open_dataset(root)
+
+
+def test_a_schema_file_whose_bytes_are_not_its_name_is_refused() -> None:
+    root = store(numbered(3))
+    ((path, text),) = files(root, "_schema").items()
+    put(path, text.replace(b'"actions":"raw"', b'"actions":"sent"'))
+    with pytest.raises(CorruptData, match="hash"):
+        _ = open_dataset(root).schemas
+    put(path, text[:-1])
+    with pytest.raises(CorruptData, match="not a schema"):
+        _ = open_dataset(root).schemas
+
+
+def test_writers_that_give_a_column_other_types_conflict() -> None:
+    root = store(numbered(3, x=np.zeros(3)))
+    store(numbered(3, x=np.zeros(3, np.float32)), root=root)
+    with pytest.raises(SchemaConflict, match=r"<f. \(\).*<f. \(\).*\[column x\]"):
+        _ = open_dataset(root).schemas
+
+
+def test_lost_rows_are_counted_from_the_names() -> None:
+    root = store(numbered(30), roll=Roll(max_rows=5, max_seconds=None), writer_id="w00000-00000000")
+    paths = list(files(root))
+    remove(paths[1])
+    put(paths[3], b"torn")
+    put(paths[5], b"torn")
+    data = open_dataset(root)
+    assert sum(rows for _, rows in data.lost_rows()) == 15
+    assert data.holes == {"w00000-00000000": [range(5, 10), range(15, 20)]}
+    assert sorted(rows for _, _, rows in data.missing_shards()) == [5, 5]
+    with pytest.raises(CorruptData):
+        data.check()
+
+
+def test_a_whole_data_set_loses_nothing() -> None:
+    data = open_dataset(two_writers())
+    assert (data.lost_rows(), data.missing_shards(), data.holes) == ([], [], {})
+    data.check()
+
+
+def test_the_schema_keeps_spaces_and_how_the_data_was_made() -> None:
+    import gymnasium as gym
+
+    box, discrete = gym.spaces.Box(-np.inf, np.inf, (3,)), gym.spaces.Discrete(4)
+    root = fresh_root()
+    provenance = Provenance(env="CartPole-v1", actions="sent", seed=3)
+    spaces = {"default_policy": (box, discrete)}
+    with ParquetWriter(root, spaces=spaces, provenance=provenance) as writer:
+        writer.write(numbered(3))
+    (schema,) = open_dataset(root).schemas.values()
+    assert schema.stored == {"actions": "sent", "observations": "raw"}
+    assert set(schema.policies["default_policy"].spaces or {}) == {"observation", "action"}
+    data = open_dataset(root)
+    shard = data.open_shard(data.segments[0])
+    assert shard.provenance["env"] == "CartPole-v1"  # type: ignore[attr-defined]  # Of Parquet shards.
+    assert load(root)["t"].tolist() == [0, 1, 2]

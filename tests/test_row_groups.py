@@ -1,0 +1,100 @@
+"""Cutting batches into row groups, and the buffers in which rows wait."""
+
+from __future__ import annotations
+
+from itertools import repeat
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stored_batches import group_bytes, numbered
+
+from rlio import MultiAgentBatch, SampleBatch
+from rlio.errors import SchemaError
+from rlio.multi_agent import step_numbers
+from rlio.schemas.row_groups import GroupBuffer, pieces_of
+from rlio.schemas.schema import Schema
+
+
+@given(st.integers(1, 200), st.lists(st.integers(1, 50), min_size=1, max_size=5))
+def test_plain_rows_are_cut_to_the_room_there_is(rows: int, rooms: list[int]) -> None:
+    batch = numbered(rows)
+    parts = pieces_of(batch, Schema.of(batch), rooms=(r for _ in repeat(None) for r in rooms), limit=7)
+    sizes = [piece.rows for (piece,) in parts]
+    assert sum(sizes) == rows
+    expected = (r for _ in repeat(None) for r in rooms)
+    assert all(size == next(expected) for size in sizes[:-1])
+    assert np.concatenate([piece.arrays["t"] for (piece,) in parts]).tolist() == list(range(rows))
+    assert [piece.attributes for (piece,) in parts] == ["{}"] + [None] * (len(parts) - 1)
+    assert sum(piece.env_steps for (piece,) in parts) == rows
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=20), st.integers(1, 30))
+def test_sequences_are_put_together_and_never_cut(lengths: list[int], limit: int) -> None:
+    batch = numbered(sum(lengths), seq_lens=lengths)
+    parts = pieces_of(batch, Schema.of(batch), rooms=repeat(1), limit=limit)
+    found = [piece.arrays["seq_lens"].tolist() for (piece,) in parts]
+    assert [n for part in found for n in part] == lengths
+    for part, following in zip(found, [*found[1:], None], strict=True):
+        assert sum(part) <= limit or len(part) == 1
+        assert following is None or sum(part) + following[0] > limit
+
+
+def test_cutting_copies_nothing() -> None:
+    batch = numbered(100)
+    parts = pieces_of(batch, Schema.of(batch), rooms=repeat(9), limit=9)
+    assert all(np.shares_memory(piece.arrays["obs"], batch["obs"]) for (piece,) in parts)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=30),
+    st.booleans(),
+)
+@settings(max_examples=50, deadline=None)
+def test_joint_steps_are_counted_as_readers_count_them(rows: list[tuple[int, int, int]], texts: bool) -> None:
+    """Distinct (eps_id, t) over the policies, whose ids may be of unlike widths."""
+    parts = {}
+    for number in range(3):
+        own = [(e, t) for pid, e, t in rows if pid == number]
+        ids = (
+            np.array([f"e{e}" for e, _ in own], object)
+            if texts
+            else np.array([e for e, _ in own], "i4i8i2"[2 * number :][:2])
+        )
+        if own:
+            parts[f"p{number}"] = SampleBatch(eps_id=ids, t=np.array([t for _, t in own], np.int64))
+    batch = MultiAgentBatch(parts, 1)
+    schema = Schema.of(batch)
+    buffer = GroupBuffer(schema)
+    for piece in pieces_of(batch, schema, rooms=repeat(1), limit=1)[0]:
+        buffer.append(piece)
+    group = buffer.take()
+    assert group.units == step_numbers(batch)[1] == len({(e, t) for _, e, t in rows})
+    assert (group.rows, group.env_steps) == (len(rows), 1)
+
+
+def test_a_buffer_keeps_nothing_of_the_group_before() -> None:
+    valid = np.array([False, True, True])
+    with group_bytes(1000):
+        batch = SampleBatch(obs=np.zeros(3), new_obs=np.zeros(3), new_obs_valid=valid, seq_lens=[1, 2])
+        schema = Schema.of(batch)
+    buffer = GroupBuffer(schema)
+    for flags in (valid, np.ones(3, bool)):
+        batch["new_obs_valid"] = flags
+        for (piece,) in pieces_of(batch, schema, rooms=repeat(9), limit=9):
+            buffer.append(piece)
+        group = buffer.take()
+        assert group.missing is not None
+        assert group.missing.tolist() == (~flags).tolist()
+        values, has = group.columns["seq_lens"]
+        assert values.tolist() == [1, 2]
+        assert has is not None
+        assert has.tolist() == [True, True, False]
+        assert buffer.rows == 0
+
+
+def test_batches_of_the_wrong_layout_are_refused() -> None:
+    batch = numbered(4, seq_lens=[2, 2])
+    with pytest.raises(SchemaError, match="time-major"):
+        pieces_of(batch.right_zero_pad(3, time_major=True), Schema.of(batch), rooms=repeat(9), limit=9)
