@@ -1,10 +1,10 @@
-"""`JsonReader`: RLlib's JSON recordings, from folders, globs, lists, URIs and zip files.
+"""`JsonReader`: JSON recordings, of RLlib and of rlio, from folders, globs, lists, URIs and zip files.
 
 One line is one record, and a record is what was one batch when it was written. Records are read in the order
 of the files, one at a time, or, shuffled, in another pseudo-random order each epoch.
 
-Not here: what a record may look like (`rlio.readers.rllib_json`), and data sets that rlio wrote
-(`rlio.readers.dataset_reader`).
+Not here: what a record of RLlib's may look like (`rlio.readers.rllib_json`), what a shard of a data set is
+(`rlio.readers.shard_lines`), and data sets with Parquet shards (`rlio.readers.dataset_reader`).
 
 Example:
     >>> from rlio.storage import Storage
@@ -13,6 +13,16 @@ Example:
     >>> with JsonReader("memory://json-example", epochs=1) as reader:
     ...     [batch["rewards"].tolist() for batch in reader]
     [[1.0, 1.0]]
+
+    A data set of our own, of which each `write()` was a line:
+
+    >>> import rlio
+    >>> with rlio.JsonWriter("memory://json-set-example") as writer:
+    ...     writer.write(rlio.SampleBatch(rewards=[0.5, 1.0]))
+    ...     writer.write(rlio.SampleBatch(rewards=[2.0]))
+    >>> with JsonReader("memory://json-set-example", epochs=1) as reader:
+    ...     [batch["rewards"].tolist() for batch in reader]
+    [[0.5, 1.0], [2.0]]
 """
 
 from __future__ import annotations
@@ -27,23 +37,24 @@ from io import BytesIO
 from itertools import accumulate
 from typing import IO, Any, Protocol, Unpack
 
-from rlio.errors import CorruptData, DataNotFound, EndOfData, OptionError, SchemaError, UnsafeData
-from rlio.interfaces import Batch, JsonState, ReadKeywords, ReadOptions
+from rlio.columns import is_per_sequence
+from rlio.errors import CorruptData, DataNotFound, EndOfData, OptionError, SchemaError
+from rlio.interfaces import Batch, JsonState, ReadKeywords, ReadOptions, Unit
 from rlio.readers.inputs import Cursor, Failures, RecordCursor, StoredReader, index_in, raise_at
-from rlio.readers.line_files import READ_ERRORS, Line, LineFile, open_line_files, read_lines
+from rlio.readers.line_files import READ_ERRORS, Line, LineFile, open_line_files, read_lines, too_long
 from rlio.readers.rllib_json import RllibDecoder
+from rlio.readers.shard_lines import JsonSet, ShardLines, find_data_sets, open_shards
 from rlio.readers.space_arrays import Spaces, check_spaces
 from rlio.readers.uniform import Uniform
+from rlio.schemas.json_lines import MAX_LINE_BYTES, is_provenance, parse_head
 from rlio.storage import InputFile, expand_inputs
 from rlio.storage.filesystem import StrPath
-from rlio.storage.names import HEADER
 
-__all__ = ["JsonReader", "LineDecoder"]
+__all__ = ["JsonReader", "LineDecoder", "RecordFile"]
 
 logger = logging.getLogger("rlio")
 
-_SUFFIXES = (".json", ".jsonl", ".zip")
-_MAX_LINE_BYTES = 64 << 20
+_SUFFIXES = (".json", ".jsonl", ".jsonl.zst", ".zip")
 _OPEN_FILES = 4
 # A shuffled zip member up to this size is held inflated: going back in one means inflating it from its start.
 _HELD_BYTES = 64 << 20
@@ -56,20 +67,47 @@ class LineDecoder(Protocol):
         """The batch in ``line``."""
 
 
+class RecordFile(Protocol):
+    """A file with a record a line. Its errors need not know the place."""
+
+    #: For messages.
+    uri: str
+    #: Whether the file says what the dtypes of its records are.
+    has_dtypes: bool
+
+    def lines(self, *, offset: int = 0, number: int = 0) -> Generator[Line, None, None]:
+        """Records, and blank lines, from ``offset``, where line ``number`` begins."""
+
+    def open(self) -> IO[bytes]:
+        """Open it for `line_at`."""
+
+    def line_at(self, stream: IO[bytes], *, offset: int, size: int, number: int) -> Line:
+        """A line of `lines`, read again."""
+
+    def decode(self, line: Line) -> Batch:
+        """The batch in a line; raises CorruptData or SchemaError."""
+
+
 class JsonReader(StoredReader):
-    """Reads RLlib's JSON recordings.
+    """Reads JSON recordings: RLlib's, and data sets of rlio.
 
     Without ``batch_size``, `sample` serves the records as they were written. Records are alike: one whose
-    columns, dtypes or shapes are not those of the first record that can be read is damaged. Rows keep the
-    dtypes of JSON (int64, float64, bool; packed columns have their own) unless ``spaces`` say otherwise;
-    legacy ``dones`` become ``terminateds``. Record number i of the order over all epochs belongs to rank i
-    modulo world.
+    columns, dtypes or shapes are not those of the first record that can be read is damaged. Record number i
+    of the order over all epochs belongs to rank i modulo world.
+
+    Of RLlib's files, rows keep the dtypes of JSON (int64, float64, bool; packed columns have their own)
+    unless ``spaces`` say otherwise; legacy ``dones`` become ``terminateds``. Rows of rlio have the dtypes and
+    shapes that they were written with; beside them, RLlib's numbers take these where no value changes.
+
+    Of a data set, the live JSON shards are read in its order: writers by id, rows ascending, each row once.
+    Shards may be named as files too; the data set's ``_schema/`` has to be where they need it. Where all
+    records are of rlio and have ``seq_lens``, ``n`` and ``batch_size`` count sequences.
 
     Args:
         inputs: A file, folder, glob or URI, or a list of those; of folders and zip files, every ``*.json``
-            and ``*.jsonl``, and every ``*.zip`` of a folder.
+            and ``*.jsonl``, and every ``*.zip`` of a folder. The root of a data set is the data set.
         spaces: (observation space, action space), or policy id -> such a pair: gives obs, new_obs, actions
-            and prev_actions their structure and dtypes back.
+            and prev_actions of RLlib's files their structure and dtypes back.
         max_line_bytes: Longer records are refused before they are parsed.
         storage_options: Keywords of the fsspec filesystem.
         keywords: See `ReadOptions`.
@@ -78,9 +116,10 @@ class JsonReader(StoredReader):
         blank_lines: Blank lines that were passed over.
 
     Raises:
-        DataNotFound: ``inputs`` name no file.
-        OptionError: An option is illegal, or ``inputs`` hold a data set of rlio.
-        CorruptData: A zip file is damaged. (UnsafeData: it would inflate memory.)
+        DataNotFound: ``inputs`` name no file, or shards without their schemas.
+        OptionError: An option is illegal, or a data set has Parquet shards.
+        CorruptData: A zip file is damaged (UnsafeData: it would inflate memory), or rows of a data set are
+            missing; with ``on_error="skip"`` each such place counts as one record.
     """
 
     def __init__(
@@ -88,7 +127,7 @@ class JsonReader(StoredReader):
         inputs: StrPath | Sequence[StrPath],
         *,
         spaces: Spaces | None = None,
-        max_line_bytes: int = _MAX_LINE_BYTES,
+        max_line_bytes: int = MAX_LINE_BYTES,
         storage_options: Mapping[str, Any] | None = None,
         **keywords: Unpack[ReadKeywords],
     ) -> None:
@@ -96,11 +135,10 @@ class JsonReader(StoredReader):
         check_spaces(spaces)
         if max_line_bytes < 1:
             raise OptionError(f"max_line_bytes={max_line_bytes}: a number of bytes, at least 1")
-        files = expand_inputs(inputs, suffixes=_SUFFIXES, storage_options=storage_options)
-        _refuse_data_sets(files)
-        lines = open_line_files(files)
+        items = find_data_sets(expand_inputs(inputs, suffixes=_SUFFIXES, storage_options=storage_options))
         decoder = RllibDecoder(options.columns, spaces=spaces)
-        self._records = _Records(lines, decoder, max_line_bytes)
+        files = _open_files(items, decoder, columns=options.columns, limit=max_line_bytes)
+        self._records = _Records(files)
 
         def make_cursor(seed: int, failures: Failures) -> Cursor:
             if options.shuffle:
@@ -109,9 +147,31 @@ class JsonReader(StoredReader):
                 )
             return _StreamCursor(self._records, options, failures)
 
-        details = {"spaces": None if spaces is None else repr(spaces), "max_line_bytes": max_line_bytes}
-        super().__init__(options, files, make_cursor, details=details)
-        logger.info("JsonReader: %d files, of which the first is %s", len(lines), lines[0].uri)
+        details: dict[str, Any] = {
+            "spaces": None if spaces is None else repr(spaces),
+            "max_line_bytes": max_line_bytes,
+        }
+        skips = {file.uri: file.skip for file in files if isinstance(file, ShardLines) and file.skip}
+        if skips:
+            details["skips"] = skips
+        super().__init__(options, _sealed_files(items, files), make_cursor, details=details)
+        self._take_losses(items)
+        self.unit = _unit(items, options.columns)
+        logger.info(
+            "JsonReader: %d files, of which the first is %s", len(files), files[0].uri if files else None
+        )
+
+    def _take_losses(self, items: Sequence[InputFile | JsonSet]) -> None:
+        """Raise where rows of a data set are missing, or count each place."""
+        for item in items:
+            if not isinstance(item, JsonSet) or not item.is_whole:
+                continue
+            if self._options.on_error == "raise":
+                item.dataset.check()
+                continue
+            for place, rows in item.dataset.lost_rows():
+                self._failures.handle(CorruptData(f"{rows} rows are missing ({place})", uri=item.dataset.uri))
+        self._failures.succeeded()
 
     @property
     def blank_lines(self) -> int:
@@ -122,94 +182,55 @@ class JsonReader(StoredReader):
         self._records.close()
 
 
-def _refuse_data_sets(files: Sequence[InputFile]) -> None:
-    for file in files:
-        if file.path.rsplit("/", 1)[-1] == HEADER:
-            raise OptionError("this is a data set of rlio: open its folder with DatasetReader", uri=file.uri)
+class RllibLines:
+    """The lines of one of RLlib's files."""
 
+    has_dtypes = False
 
-class _Records:
-    """Lines of files as batches, wherever in the files they are."""
-
-    def __init__(self, files: Sequence[LineFile], decoder: LineDecoder, limit: int) -> None:
-        self.files = files
-        self.limit = limit
-        self.blank_lines = 0
+    def __init__(self, file: LineFile, decoder: LineDecoder, limit: int) -> None:
+        self.uri = file.uri
+        self.file = file.file
+        self._lines = file
         self._decoder = decoder
-        self._uniform: Uniform | None = None
-        #: Streams by number of the file, the one used last at the end.
-        self._streams: OrderedDict[int, IO[bytes]] = OrderedDict()
+        self._limit = limit
 
-    def lines(self, file: int, offset: int = 0, number: int = 0) -> Generator[Line, None, None]:
-        """The lines of a file from ``offset``; raises CorruptData if the file cannot be read on."""
-        with self.files[file].open() as stream:
+    def lines(self, *, offset: int = 0, number: int = 0) -> Generator[Line, None, None]:
+        """See `RecordFile`; raises CorruptData if the file cannot be read on."""
+        with self._lines.open() as stream:
             try:
-                yield from read_lines(stream, offset=offset, number=number, limit=self.limit)
+                yield from read_lines(stream, offset=offset, number=number, limit=self._limit)
             except READ_ERRORS as error:
-                raise CorruptData(f"damaged zip file: {error}", uri=self.files[file].uri) from error
+                raise CorruptData(f"damaged zip file: {error}", uri=self.uri) from error
 
-    def decode(self, file: int, line: Line) -> Batch:
-        """The batch in ``line``; raises CorruptData or SchemaError with the place."""
-        if self._uniform is None:
-            self._uniform = self._first_record()
-        try:
-            return self._uniform.conform(self._parse(line))
-        except (CorruptData, SchemaError) as error:
-            raise_at(error, uri=self.files[file].uri, record=line.number)
-
-    def _parse(self, line: Line) -> Batch:
-        if line.data is None:
-            raise UnsafeData(
-                f"a line of {line.size} bytes, more than max_line_bytes={self.limit}: raise it if the "
-                "file is yours"
-            )
-        return self._decoder.decode(line.data)
-
-    def _first_record(self) -> Uniform:
-        """What records look like: the first that can be read, so that it depends on nothing but the files."""
-        uniform = Uniform()
-        for file in range(len(self.files)):
-            # What cannot be read here is reported when its turn comes.
-            with contextlib.suppress(CorruptData), contextlib.closing(self.lines(file)) as lines:
-                for line in lines:
-                    with contextlib.suppress(CorruptData, SchemaError):
-                        if line.data != b"":
-                            uniform.adopt(self._parse(line))
-                    if uniform:
-                        return uniform
-        return uniform
-
-    def line_at(self, file: int, offset: int, size: int, number: int) -> Line:
-        """The line at ``offset``, whose bytes are known to be ``size``."""
-        if size > self.limit:
-            return Line(number, None, size, offset + size)
-        try:
-            stream = self._stream(file)
-            stream.seek(offset)
-            (line,) = read_lines(BytesIO(stream.read(size)), number=number, limit=self.limit)
-        except (*READ_ERRORS, ValueError) as error:
-            raise CorruptData(
-                f"the line is not there any more: {error}", uri=self.files[file].uri, record=number
-            ) from error
-        return line
-
-    def _stream(self, file: int) -> IO[bytes]:
-        """An open stream of a file; the few used last stay open."""
-        if file in self._streams:
-            self._streams.move_to_end(file)
-            return self._streams[file]
-        stream = self.files[file].open()
-        if self.files[file].member is not None and (self.files[file].size or 0) <= _HELD_BYTES:
-            stream = _inflated(stream)
-        self._streams[file] = stream
-        if len(self._streams) > _OPEN_FILES:
-            self._streams.popitem(last=False)[1].close()
+    def open(self) -> IO[bytes]:
+        """See `RecordFile`. A small zip member is held inflated."""
+        stream = self._lines.open()
+        if self._lines.member is not None and (self._lines.size or 0) <= _HELD_BYTES:
+            return _inflated(stream)
         return stream
 
-    def close(self) -> None:
-        """Close the files."""
-        while self._streams:
-            self._streams.popitem()[1].close()
+    def line_at(self, stream: IO[bytes], *, offset: int, size: int, number: int) -> Line:
+        """See `RecordFile`."""
+        if size > self._limit:
+            return Line(number, None, offset, size, offset + size)
+        try:
+            stream.seek(offset)
+            (line,) = read_lines(BytesIO(stream.read(size)), number=number, limit=self._limit)
+        except (*READ_ERRORS, ValueError) as error:
+            raise CorruptData(f"the line is not there any more: {error}") from error
+        return line
+
+    def decode(self, line: Line) -> Batch:
+        """See `RecordFile`."""
+        if line.data is None:
+            raise too_long(line, self._limit)
+        if is_provenance(line.data) or parse_head(line.data) is not None:
+            raise OptionError(
+                "rlio wrote this line, and the file does not have the name of a shard: read the root of its "
+                "data set, or the shard where it was written, so that its schema can be found",
+                uri=self.uri,
+            )
+        return self._decoder.decode(line.data)
 
 
 def _inflated(stream: IO[bytes]) -> IO[bytes]:
@@ -219,6 +240,102 @@ def _inflated(stream: IO[bytes]) -> IO[bytes]:
         while piece := stream.read(1 << 20):
             held.write(piece)
     return held
+
+
+def _open_files(
+    items: Sequence[InputFile | JsonSet], decoder: LineDecoder, *, columns: list[str] | None, limit: int
+) -> list[RllibLines | ShardLines]:
+    """The files of records behind ``items``, in their order."""
+    members: dict[InputFile, list[LineFile]] = {}
+    for file in open_line_files([item for item in items if isinstance(item, InputFile)]):
+        members.setdefault(file.file, []).append(file)
+    files: list[RllibLines | ShardLines] = []
+    for item in items:
+        if isinstance(item, InputFile):
+            files += [RllibLines(file, decoder, limit) for file in members[item]]
+        else:
+            files += open_shards(item.dataset, columns=columns, limit=limit)
+    return files
+
+
+def _sealed_files(
+    items: Sequence[InputFile | JsonSet], files: Sequence[RllibLines | ShardLines]
+) -> list[InputFile]:
+    """The files that a saved state depends on: a zip file once, of data sets the live shards."""
+    shards = [file.file for file in files if isinstance(file, ShardLines)]
+    return [*(item for item in items if isinstance(item, InputFile)), *shards]
+
+
+def _unit(items: Sequence[InputFile | JsonSet], columns: list[str] | None) -> Unit:
+    """What sizes count: sequences where all records have them."""
+    datasets = [item.dataset for item in items if isinstance(item, JsonSet)]
+    schemas = [schema for dataset in datasets for schema in dataset.schemas.values()]
+    if len(datasets) < len(items) or any(schema.multi_agent for schema in schemas):
+        return "steps"
+    has_sequences = any(policy.has_sequences for schema in schemas for policy in schema.policies.values())
+    asked = columns is None or any(is_per_sequence(name) for name in columns)
+    return "sequences" if has_sequences and asked else "steps"
+
+
+class _Records:
+    """Lines of files as batches, wherever in the files they are."""
+
+    def __init__(self, files: Sequence[RecordFile]) -> None:
+        self.files = files
+        self.blank_lines = 0
+        self._uniform: Uniform | None = None
+        #: Streams by number of the file, the one used last at the end.
+        self._streams: OrderedDict[int, IO[bytes]] = OrderedDict()
+
+    def decode(self, file: int, line: Line) -> Batch:
+        """The batch in ``line``; raises CorruptData or SchemaError with the place."""
+        if self._uniform is None:
+            self._uniform = self._first_record()
+        try:
+            return self._uniform.conform(self.files[file].decode(line))
+        except (CorruptData, SchemaError) as error:
+            raise_at(error, uri=self.files[file].uri, record=line.number)
+
+    def _first_record(self) -> Uniform:
+        """What records look like: the first that can be read, so that it depends on nothing but the files.
+
+        One whose file knows its dtypes comes before those of which they are guessed.
+        """
+        kinds = {file.has_dtypes for file in self.files}
+        uniform = Uniform(any_float=len(kinds) > 1)
+        for file in sorted(self.files, key=lambda file: not file.has_dtypes):
+            # What cannot be read here is reported when its turn comes.
+            with contextlib.suppress(CorruptData), contextlib.closing(file.lines()) as lines:
+                for line in lines:
+                    with contextlib.suppress(CorruptData, SchemaError):
+                        if line.data != b"":
+                            uniform.adopt(file.decode(line))
+                    if uniform:
+                        return uniform
+        return uniform
+
+    def line_at(self, file: int, offset: int, size: int, number: int) -> Line:
+        """The line at ``offset``, whose bytes are known to be ``size``."""
+        source = self.files[file]
+        try:
+            return source.line_at(self._stream(file), offset=offset, size=size, number=number)
+        except CorruptData as error:
+            raise_at(error, uri=source.uri, record=number)
+
+    def _stream(self, file: int) -> IO[bytes]:
+        """An open stream of a file; the few used last stay open."""
+        if file in self._streams:
+            self._streams.move_to_end(file)
+            return self._streams[file]
+        self._streams[file] = stream = self.files[file].open()
+        if len(self._streams) > _OPEN_FILES:
+            self._streams.popitem(last=False)[1].close()
+        return stream
+
+    def close(self) -> None:
+        """Close the files."""
+        while self._streams:
+            self._streams.popitem()[1].close()
 
 
 class _IndexedRecords:
@@ -243,16 +360,15 @@ class _IndexedRecords:
             del column[:]  # of an attempt that failed
         counts = []
         for file in range(len(self._records.files)):
-            before, at = len(self._offsets), 0
+            before = len(self._offsets)
             try:
-                for line in self._records.lines(file):
+                for line in self._records.files[file].lines():
                     if line.data == b"":
                         self._records.blank_lines += 1
                     else:
-                        self._offsets.append(at)
+                        self._offsets.append(line.start)
                         self._sizes.append(line.size)
                         self._numbers.append(line.number)
-                    at = line.end
             except CorruptData as error:
                 # What came before the damage is there to be read.
                 self._failures.handle(error)
@@ -335,7 +451,7 @@ class _StreamCursor:
         """The next line that is not blank; None at the end of the last file."""
         while self._file < len(self._records.files):
             if self._lines is None:
-                self._lines = self._records.lines(self._file, self._offset, self._line)
+                self._lines = self._records.files[self._file].lines(offset=self._offset, number=self._line)
             try:
                 for line in self._lines:
                     self._offset, self._line = line.end, line.number + 1

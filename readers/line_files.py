@@ -25,7 +25,7 @@ from typing import IO, NamedTuple
 from rlio.errors import CorruptData, DataNotFound, UnsafeData, excerpt
 from rlio.storage import InputFile, open_input
 
-__all__ = ["READ_ERRORS", "Line", "LineFile", "open_line_files", "read_lines"]
+__all__ = ["READ_ERRORS", "Line", "LineFile", "open_line_files", "read_lines", "too_long"]
 
 logger = logging.getLogger("rlio")
 
@@ -47,14 +47,23 @@ class Line(NamedTuple):
     Attributes:
         number: Of the line in its file, from 0.
         data: Its bytes, without the line end; None if there are more than the limit.
+        start: Offset of its first byte.
         size: How many bytes it has.
         end: Offset of the next line.
     """
 
     number: int
     data: bytes | None
+    start: int
     size: int
     end: int
+
+
+def too_long(line: Line, limit: int) -> UnsafeData:
+    """The error for a line without data."""
+    return UnsafeData(
+        f"a line of {line.size} bytes, more than max_line_bytes={limit}: raise it if the file is yours"
+    )
 
 
 @dataclass(frozen=True)
@@ -197,7 +206,7 @@ def read_lines(
             size += newline - start
             parts.append(chunk[start:newline])
             at += size + 1
-            yield _line(number, parts if size <= limit else None, size, at)
+            yield _line(number, parts if size <= limit else None, (at - size - 1, size, at))
             number, parts, size, start = number + 1, [], 0, newline + 1
         size += len(chunk) - start
         if size <= limit:
@@ -205,13 +214,14 @@ def read_lines(
         else:
             parts = []
     if size:
-        yield _line(number, parts if size <= limit else None, size, at + size)
+        yield _line(number, parts if size <= limit else None, (at, size, at + size))
 
 
-def _line(number: int, parts: list[bytes] | None, size: int, end: int) -> Line:
+def _line(number: int, parts: list[bytes] | None, place: tuple[int, int, int]) -> Line:
+    """A line of those bytes (None: too many), and its start, size and end."""
     if parts is None:
-        return Line(number, None, size, end)
+        return Line(number, None, *place)
     data = parts[0] if len(parts) == 1 else b"".join(parts)
     if number == 0 and data.startswith(b"\xef\xbb\xbf"):
         data = data[3:]
-    return Line(number, data.strip(), size, end)
+    return Line(number, data.strip(), *place)

@@ -31,9 +31,15 @@ _Leaf: TypeAlias = tuple[str, Path]
 
 
 class Uniform:
-    """What the columns of each policy are (names, dtypes, shapes of rows), taken from its first batch."""
+    """What the columns of each policy are (names, dtypes, shapes of rows), taken from its first batch.
 
-    def __init__(self) -> None:
+    Args:
+        any_float: Whether floats of another size are made those of the first batch, where no value changes:
+            for batches from files that say what their dtypes are, beside others from files that do not.
+    """
+
+    def __init__(self, *, any_float: bool = False) -> None:
+        self._any_float = any_float
         self._policies: dict[str, dict[_Leaf, tuple[np.dtype[Any], tuple[int, ...]]]] = {}
 
     def __bool__(self) -> bool:
@@ -48,7 +54,7 @@ class Uniform:
                 }
 
     def conform(self, batch: Batch) -> Batch:
-        """``batch`` itself, or with whole numbers made the floats that its column has elsewhere.
+        """``batch`` itself, or with numbers made those that its column has elsewhere: whole ones floats.
 
         Raises:
             SchemaError: A column has another dtype or shape than in the first batch, or was not there.
@@ -78,7 +84,7 @@ class Uniform:
                     column=name,
                 )
             if values.dtype != dtype and not (values.dtype.kind == dtype.kind and dtype.kind in "US"):
-                if not _widens(values, dtype):
+                if not self._fits(values, dtype):
                     raise SchemaError(
                         f"dtype {values.dtype}{_within(path)} where the first record has {dtype}", column=name
                     )
@@ -91,6 +97,14 @@ class Uniform:
                 f"the column{_within(path)} is not in the first record: give columns= with what all have",
                 column=name,
             )
+
+    def _fits(self, values: NDArray[Any], dtype: np.dtype[Any]) -> bool:
+        """Whether numbers fit ``dtype`` as they are: text formats write 1.0 as 1."""
+        floats = self._any_float and values.dtype.kind == dtype.kind == "f"
+        if not floats and (values.dtype.kind not in "iu" or dtype.kind not in "iuf"):
+            return False
+        with np.errstate(over="ignore"):  # What overflows is unequal, and so refused.
+            return bool(np.array_equal(values.astype(dtype), values, equal_nan=floats))
 
 
 def _policies(batch: Batch) -> list[tuple[str, SampleBatch]]:
@@ -105,10 +119,3 @@ def _leaves(rows: SampleBatch) -> list[tuple[_Leaf, NDArray[Any]]]:
 
 def _within(path: Path) -> str:
     return f" at {excerpt(path_text(path), 80)}" if path else ""
-
-
-def _widens(values: NDArray[Any], dtype: np.dtype[Any]) -> bool:
-    """Whether whole numbers fit ``dtype``: text formats write 1.0 as 1."""
-    if values.dtype.kind not in "iu" or dtype.kind not in "iuf":
-        return False
-    return bool(np.array_equal(values.astype(dtype), values))

@@ -30,7 +30,7 @@ from rlio.storage.names import SCHEMA_DIR, ShardName, is_writer_id
 from rlio.storage.publish import read_header
 from rlio.storage.shards import OpenShard, open_shard
 
-__all__ = ["Dataset", "EpisodeInfo", "open_dataset"]
+__all__ = ["Dataset", "EpisodeInfo", "common_columns", "dataset_on", "open_dataset"]
 
 _SCHEMA_PATH = re.compile(rf"{SCHEMA_DIR}/[0-9a-f]{{16}}\.json")
 
@@ -223,7 +223,11 @@ def open_dataset(uri: str | os.PathLike[str], *, storage_options: Mapping[str, A
         DataNotFound: There is no data set.
         OptionError: It is in another format version.
     """
-    storage = Storage.open(uri, storage_options=storage_options)
+    return dataset_on(Storage.open(uri, storage_options=storage_options))
+
+
+def dataset_on(storage: Storage) -> Dataset:
+    """`open_dataset` for a root that is open already."""
     read_header(storage)
     dataset = Dataset(storage, list_shards(storage))
     for _ in range(_LISTINGS - 1):

@@ -563,12 +563,6 @@ def test_a_path_with_d4rl_in_it_is_a_path(tmp_path: Path) -> None:
         assert steps(reader) == [0, 1]
 
 
-def test_a_data_set_of_our_own_is_not_taken_for_recordings(tmp_path: Path) -> None:
-    (tmp_path / "_rlio.json").write_text('{"format": 0}')
-    with pytest.raises(OptionError, match="DatasetReader"):
-        JsonReader(tmp_path)
-
-
 def test_an_unknown_option_is_refused() -> None:
     with pytest.raises(OptionError, match="no option 'train_batch_size'"):
         JsonReader("x.json", train_batch_size=3)  # type: ignore[call-arg]
