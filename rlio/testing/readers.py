@@ -394,4 +394,6 @@ def _sorted_rows(batch: SampleBatch) -> SampleBatch:
 def _row_keys(batch: SampleBatch) -> list[list[str]]:
     """Text of each row."""
     columns = [np.asarray(leaf) for name in sorted(batch) for _, leaf in leaves(batch[name])]
-    return [[repr(column[row].tolist()) for column in columns] for row in range(len(batch))]
+    # Rows of object columns are what they are: dicts, texts, numbers.
+    texts = [[repr(row) for row in column.tolist()] for column in columns]
+    return [[text[row] for text in texts] for row in range(len(batch))]

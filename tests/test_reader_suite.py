@@ -1,0 +1,70 @@
+"""The conformance suite of readers, on rows that are hard to compare."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from rlio.batch import SampleBatch
+from rlio.errors import EndOfData
+from rlio.interfaces import InputReader, JsonState
+from rlio.testing import ReaderTests
+
+
+def rows() -> SampleBatch:
+    """Rows of which only the objects differ, and these cannot be ordered."""
+    infos = np.empty(5, object)
+    infos[:] = [{"x": np.float32([3])}, None, "text", {"x": 1}, 2.5]
+    return SampleBatch(obs={"a": np.zeros((5, 2, 2))}, infos=infos)
+
+
+class Backwards(InputReader):
+    """Serves `rows` from the last to the first, and forgets ``lost`` of them."""
+
+    def __init__(self, lost: int = 0) -> None:
+        self.at = 5
+        self.lost = lost
+
+    def _next(self) -> SampleBatch:
+        if self.at == self.lost:
+            raise EndOfData("all rows were read")
+        self.at -= 1
+        row: SampleBatch = rows()[self.at : self.at + 1]
+        return row
+
+    def _position(self) -> JsonState:
+        return {"at": self.at}
+
+    def _seek(self, position: JsonState) -> None:
+        self.at = position["at"]
+
+
+class TestBackwards(ReaderTests):
+    """Rows in any order are compared whatever their objects are."""
+
+    ordered: ClassVar[bool] = False
+
+    def make_reader(self) -> Backwards:
+        return Backwards()
+
+    def expected_rows(self) -> SampleBatch:
+        return rows()
+
+
+def test_a_lost_row_of_objects_is_noticed() -> None:
+    class Losing(TestBackwards):
+        def make_reader(self) -> Backwards:
+            return Backwards(lost=1)
+
+    with pytest.raises(AssertionError, match="the rows of one pass"):
+        Losing().test_one_pass_gives_the_expected_rows()
+
+
+def test_rows_in_another_order_are_noticed_where_order_counts() -> None:
+    class Ordered(TestBackwards):
+        ordered: ClassVar[bool] = True
+
+    with pytest.raises(AssertionError, match="column 'infos'"):
+        Ordered().test_one_pass_gives_the_expected_rows()
