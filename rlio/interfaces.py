@@ -39,7 +39,7 @@ from typing import (
 )
 
 from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples, copy_into, count_units, split_units
-from rlio.errors import ClosedError, EndOfData, OptionError, RlioError, StateError, excerpt
+from rlio.errors import ClosedError, EndOfData, OptionError, RlioError, SchemaError, StateError, excerpt
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -236,6 +236,8 @@ class InputReader(ABC):
                 message says which key.
         """
         self._check_open()
+        if not isinstance(state, Mapping):
+            raise StateError(f"the state is {excerpt(state)}: expected the dict that state_dict() gave")
         expected = {"version": _STATE_VERSION, "reader": type(self).__name__}
         for key, value in expected.items():
             if state.get(key) != value:
@@ -254,11 +256,12 @@ class InputReader(ABC):
         self.dropped = dropped
         try:
             self._seek(position)
-        except (KeyError, TypeError) as error:
+        except (LookupError, TypeError, ValueError) as error:
             if isinstance(error, RlioError):
                 raise
             raise StateError(
-                f"state['position'] of {type(self).__name__} lacks something ({error!r}): {excerpt(position)}"
+                f"state['position'] of {type(self).__name__} lacks something, or holds what it should not "
+                f"({error!r}): {excerpt(position)}"
             ) from error
         if dropped:
             logger.warning(
@@ -339,9 +342,15 @@ class OutputWriter(ABC):
         """Take a batch; thread-safe. The writer keeps no reference to it.
 
         Raises:
-            SchemaError: A column's dtype or shape is not that of the rows before; nothing is taken.
+            SchemaError: A column's dtype or shape is not that of the rows before, or ``batch`` is no batch;
+                nothing is taken.
             ClosedError: After `close`.
         """
+        if not isinstance(batch, (SampleBatch, MultiAgentBatch)):
+            raise SchemaError(
+                f"write() was given {excerpt(batch)}: expected a SampleBatch or MultiAgentBatch, such as "
+                "rlio.SampleBatch(columns)"
+            )
         with self._lock:
             if self._closed:
                 raise ClosedError(f"{type(self).__name__} is closed: write before close(), or open a new one")
@@ -504,14 +513,31 @@ class ReadOptions:
         return cls(**keywords)
 
     def __post_init__(self) -> None:
-        if self.batch_size is not None and self.batch_size < 1:
-            raise OptionError(f"batch_size={self.batch_size}: a number of rows, at least 1, or None")
-        if self.epochs is not None and self.epochs < 1:
-            raise OptionError(f"epochs={self.epochs}: at least 1, or None for endless")
-        rank, world = self.shard
-        if not 0 <= rank < world:
-            raise OptionError(f"shard={self.shard}: (rank, world) with 0 <= rank < world")
+        for name, least, what in (
+            ("batch_size", 1, "a number of rows, at least 1, or None"),
+            ("epochs", 1, "a whole number, at least 1, or None for endless"),
+            ("seed", 0, "a whole number, 0 or more, or None"),
+        ):
+            value = getattr(self, name)
+            if value is not None and not (_is_whole(value) and value >= least):
+                raise OptionError(f"{name}={excerpt(value)}: {what}")
+        for name in ("shuffle", "drop_last"):
+            if not isinstance(getattr(self, name), bool):
+                raise OptionError(f"{name}={excerpt(getattr(self, name))}: True or False")
+        match self.shard:
+            case (rank, world) if _is_whole(rank) and _is_whole(world) and 0 <= rank < world:
+                pass
+            case _:
+                raise OptionError(f"shard={excerpt(self.shard)}: (rank, world) with 0 <= rank < world")
+        names = self.columns
+        if names is not None and (isinstance(names, str) or not all(isinstance(x, str) for x in names)):
+            raise OptionError(f"columns={excerpt(names)}: a list of names, or None for all columns")
         if self.on_error not in ("raise", "skip"):
-            raise OptionError(f"on_error={self.on_error!r}: 'raise' or 'skip'")
+            raise OptionError(f"on_error={excerpt(self.on_error)}: 'raise' or 'skip'")
         if self.drop_last and self.batch_size is None:
             raise OptionError("drop_last=True needs batch_size: without one, no batch is short")
+
+
+def _is_whole(value: object) -> bool:
+    """Whether ``value`` counts something: an integer, NumPy's included, and no bool."""
+    return hasattr(value, "__index__") and not isinstance(value, bool)

@@ -256,6 +256,22 @@ def test_a_state_that_does_not_fit_raises_and_names_the_key(change: JsonState, m
         Counting(9, (4,)).load_state_dict({**state, **change})
 
 
+def test_a_position_that_is_no_number_raises() -> None:
+    class Numbered(Counting):
+        def _seek(self, position: JsonState) -> None:
+            self.row = int(position["row"])
+
+    state = Numbered(9, (4,)).state_dict()
+    with pytest.raises(StateError, match="position.*'x'"):
+        Numbered(9, (4,)).load_state_dict({**state, "position": {"row": "x"}})
+
+
+@pytest.mark.parametrize("state", [None, [], "state", 3])
+def test_a_state_that_is_no_dict_raises(state: Any) -> None:
+    with pytest.raises(StateError, match="expected the dict"):
+        Counting(9).load_state_dict(state)
+
+
 def test_a_state_without_a_key_raises() -> None:
     state = Counting(9).state_dict()
     del state["skip"]
@@ -293,6 +309,14 @@ def test_a_writer_flushes_once_as_it_closes() -> None:
     assert (writer.flushes, writer.closes, writer.rows_received) == (1, 1, 3)
     with pytest.raises(ClosedError, match="Keeping is closed"):
         writer.write(rows_of(0, 1))
+
+
+@pytest.mark.parametrize("batch", [{"obs": [1]}, None, [[1.0]]])
+def test_what_is_no_batch_is_refused_before_the_writer_sees_it(batch: Any) -> None:
+    with Keeping() as writer:
+        with pytest.raises(SchemaError, match="expected a SampleBatch"):
+            writer.write(batch)
+        assert writer.rows_received == 0
 
 
 def test_a_batch_that_the_writer_refused_is_not_counted() -> None:
@@ -382,9 +406,20 @@ def test_a_context_is_frozen() -> None:
     "options",
     [
         {"batch_size": 0},
+        {"batch_size": 2.5},
+        {"batch_size": "3"},
+        {"batch_size": True},
         {"epochs": 0},
+        {"epochs": 1.5},
+        {"seed": -1},
+        {"seed": "a"},
+        {"shuffle": "windows"},
+        {"columns": "obs"},
+        {"columns": [1]},
         {"shard": (2, 2)},
         {"shard": (-1, 2)},
+        {"shard": 3},
+        {"shard": (0.0, 2)},
         {"on_error": "ignore"},
         {"drop_last": True},
         {"bach_size": 3},
