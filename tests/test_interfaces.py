@@ -262,7 +262,7 @@ def test_a_position_that_is_no_number_raises() -> None:
             self.row = int(position["row"])
 
     state = Numbered(9, (4,)).state_dict()
-    with pytest.raises(StateError, match="position.*'x'"):
+    with pytest.raises(StateError, match=r"position.*'x'"):
         Numbered(9, (4,)).load_state_dict({**state, "position": {"row": "x"}})
 
 
