@@ -71,7 +71,8 @@ def test_what_cannot_be_read_back_has_no_spec(values: np.ndarray) -> None:
         {"dtype": [["a", "<f4"]]}, {"dtype": "<U4"}, {"dtype": "|V4"}, {"dtype": "<f8", "kind": "bytes"},
         {"shape": [-1]}, {"shape": [1.5]}, {"shape": [True]}, {"shape": "3"}, {"shape": None},
         {"shape": [1] * 33}, {"shape": [2**32, 2**32]}, {"shape": [0, 2**62]}, {"shape": [2**63]},
-        {"kind": "pickle"}, {"kind": None}, {"kind": "scalar"}, {"stack": 1}, {"stack": {}}, {"stack": {"axis": 0, "depth": 1}},
+        {"kind": "pickle"}, {"kind": None}, {"kind": "scalar"}, {"stack": 1}, {"stack": {}},
+        {"stack": {"axis": 0, "depth": 1}},
         {"stack": {"axis": 1, "depth": 3}}, {"stack": {"axis": 0, "depth": "3"}},
     ],
 )  # fmt: skip

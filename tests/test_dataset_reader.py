@@ -83,7 +83,7 @@ class TestShuffled(TestRecorded):
 
 class TestEndless(TestRecorded):
     finite = False
-    batches = 20
+    batches = 9
 
     def make_reader(self) -> DatasetReader:
         return DatasetReader(self.root, batch_size=9)
@@ -122,12 +122,12 @@ class TestJointSteps(ReaderTests):
 
 @pytest.mark.parametrize("epochs", [1, 2, None])
 @pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize(("batch_size", "n"), [(1, None), (7, None), (13, 5), (200, None), (9, 61), (9, 100)])
+@pytest.mark.parametrize(("batch_size", "n"), [(9, None), (100, None), (13, 5)])
 def test_a_restored_reader_gives_the_remainder(
     root: str, epochs: int | None, shuffle: bool, batch_size: int, n: int | None
 ) -> None:
     options: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "shuffle": shuffle}
-    assert_resumes(lambda: DatasetReader(root, seed=4 if shuffle else None, **options), n, batches=7)
+    assert_resumes(lambda: DatasetReader(root, seed=4 if shuffle else None, **options), n, batches=5)
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -141,7 +141,7 @@ def test_a_restored_reader_drops_the_same_last_batch(root: str, shuffle: bool) -
     assert [len(batch) for batch in make()] == [8] * 15
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 30), min_size=1, max_size=20),
     stop=st.integers(0, 20),

@@ -110,7 +110,7 @@ def make(spec: Any, rows: int, seed: int) -> Any:
     return infos
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     specs=columns(),
     sizes=st.lists(st.integers(0, 40), min_size=1, max_size=5),
@@ -447,7 +447,7 @@ def agents_batch(rng: np.random.Generator, first: int, steps: int, pids: list[st
     return MultiAgentBatch(parts, steps)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     writes=st.lists(
         st.lists(st.sampled_from(["p0", "p1", "p2", "p3"]), min_size=1, max_size=4, unique=True),
