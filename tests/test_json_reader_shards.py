@@ -359,18 +359,19 @@ def pieces(path: Path) -> list[bytes]:
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 @pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize(("first", "line", "rest"), [(5, 2, 7), (1, 0, 7), (3, 1, 8)])
 def test_rows_of_shards_that_overlap_come_once(
-    tmp_path: Path, compression: str | None, shuffle: bool
+    tmp_path: Path, compression: str | None, shuffle: bool, first: int, line: int, rest: int
 ) -> None:
-    # Lines of rows 0-2, 3, 4-7, 8-9, 10-14; the other shard holds the lines from row 4 on, as rows from 5 on.
+    # Lines of rows 0-2, 3, 4-7, 8-9, 10-14. One shard has the first three; the other those from some line on,
+    # as rows from ``first`` on, of which those before row 8 are superseded: in the middle of a line, or not.
     write(tmp_path, *records(), compression=compression)
     (whole,) = shards(tmp_path)
     provenance, *lines = pieces(whole)
     relined(whole, 0, [provenance, *lines[:3]], 8)
-    relined(whole, 5, [provenance, *lines[2:]], 11)
+    relined(whole, first, [provenance, *lines[line:]], sum(SIZES[line:]))
     whole.unlink()
-    # The second is the rest: its row 3 on, which cuts its first line.
-    expected = [*range(8), 7, 8, 9, *range(10, 15)]
+    expected = [*range(8), *range(rest, 15)]
     options: dict[str, Any] = {"epochs": 1, "shuffle": shuffle, "seed": 1}
     for value in (tmp_path, tmp_path / "data/w0"):
         found = numbers(JsonReader(value, **options))
