@@ -10,6 +10,7 @@ Not here: files and names (`rlio.storage`), and rows in memory (`rlio.schemas.ro
 from __future__ import annotations
 
 import base64
+import re
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from rlio.columns import Columns
-from rlio.errors import OptionError
+from rlio.errors import OptionError, excerpt
 from rlio.schemas.arrow import arrow_type, to_arrow
 from rlio.schemas.column import ColumnSpec, Nullable
 from rlio.schemas.observations import MISSING, STORED, link, split_stack, successors
@@ -47,29 +48,48 @@ class Compression:
     Attributes:
         codec: "zstd", "lz4", "snappy", "gzip", "brotli" or "none".
         level: The codec's level; None for its default.
+
+    Raises:
+        OptionError: This pyarrow lacks the codec, or the codec has no such level.
     """
 
     # zstd level 1: on HalfCheetah-v5 float32 rows, level 3 is a quarter slower to write and no smaller.
     codec: str = "zstd"
     level: int | None = 1
 
+    def __post_init__(self) -> None:
+        if self.codec not in (*_available(), "none"):
+            raise OptionError(
+                f"codec {excerpt(self.codec)}: this pyarrow has {', '.join(_available())} and none"
+            )
+        # Tried here: while rows are encoded it would be too late for them.
+        try:
+            fields = pa.schema([("x", pa.int8())])
+            with pq.ParquetWriter(
+                pa.BufferOutputStream(), fields, compression=self.codec, compression_level=self.level
+            ) as writer:
+                writer.write_table(pa.table({"x": pa.array([0], pa.int8())}))
+        except (pa.ArrowException, OSError, ValueError, TypeError, OverflowError) as error:
+            raise OptionError(f"level {excerpt(self.level)} of codec {self.codec!r}: {error}") from error
+
     @classmethod
     def parse(cls, text: str | Compression) -> Compression:
         """``"zstd:1"``, ``"lz4"``, ``"none"`` as a Compression.
 
         Raises:
-            OptionError: This pyarrow lacks the codec, or the level is not a number.
+            OptionError: It is no such text, or names what there is not.
         """
         if isinstance(text, Compression):
             return text
-        codec, _, level = text.partition(":")
-        if codec != "none" and (codec not in _CODECS or not pa.Codec.is_available(codec)):
-            raise OptionError(f"compression={text!r}: this pyarrow has {', '.join(_available())} and none")
-        if level and not level.lstrip("-").isdigit():
-            raise OptionError(f"compression={text!r}: write it as 'codec' or 'codec:level', such as 'zstd:1'")
-        return cls(codec, int(level) if level else None)
+        match = _COMPRESSION.fullmatch(text) if isinstance(text, str) else None
+        if match is None:
+            raise OptionError(
+                f"compression={excerpt(text)}: write 'codec' or 'codec:level', such as 'zstd:1', or 'none'"
+            )
+        return cls(match[1], int(match[2]) if match[2] else None)
 
 
+_COMPRESSION = re.compile(r"([^:]*)(?::(-?[0-9]{1,9}))?")
 _CODECS = ("zstd", "lz4", "snappy", "gzip", "brotli")
 
 

@@ -615,6 +615,38 @@ def test_decoded_arrays_share_no_memory_with_what_was_read() -> None:
         assert not any(np.shares_memory(a, b) for b in columns[i + 1 :])
 
 
+# ---- how columns lie in the file (docs/format.md, rule 3.3) ----
+
+
+def test_rule_3_3_encodings_statistics_and_codec_by_column() -> None:
+    rows = np.arange(300)
+    batch = SampleBatch(
+        vector=np.random.default_rng(0).random((300, 3)), number=rows.astype(np.float32), count=rows,
+        flag=rows % 2 == 0, small=rows.astype(np.int8), image=np.zeros((300, 5, 5), np.uint8),
+        name=np.array(["a", "b", "c"] * 100, object),
+    )  # fmt: skip
+    (data,) = files(store(batch)).values()
+    group = pq.read_metadata(pa.BufferReader(data)).row_group(0)
+    columns = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
+    split = {name for name, column in columns.items() if "BYTE_STREAM_SPLIT" in column.encodings}
+    dictionary = {name for name, column in columns.items() if column.has_dictionary_page}
+    counted = {name for name, column in columns.items() if column.is_stats_set}
+    assert split == {"vector.list.element", "number", "count", "_next", "_stream"}
+    assert dictionary == {"name", "_batch"}
+    assert counted == {"number", "count", "flag", "small"}
+    assert {column.compression for column in columns.values()} == {"ZSTD"}
+
+
+def test_rule_3_3_pages_have_crcs_that_other_engines_check() -> None:
+    batch = SampleBatch(obs=np.arange(4000, dtype=np.uint8).reshape(100, 40))
+    (data,) = files(store(batch, compression="none")).values()
+    at = data.index(batch["obs"].tobytes())
+    damaged = data[: at + 9] + bytes([data[at + 9] ^ 1]) + data[at + 10 :]
+    assert pq.read_table(pa.BufferReader(damaged)).num_rows == 100
+    with pytest.raises(OSError, match=r"(?i)crc"):
+        pq.read_table(pa.BufferReader(damaged), page_checksum_verification=True)
+
+
 # ---- other engines ----
 
 

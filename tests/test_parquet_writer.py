@@ -284,7 +284,9 @@ def test_a_writer_id_that_has_rows_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"compression": "zip"}, {"compression": "zstd:x"}, {"writer_id": "../escape"}, {"writer_id": ""},
+    [{"compression": "zip"}, {"compression": "zstd:x"}, {"compression": "zstd:"}, {"compression": None},
+     {"compression": "snappy:3"}, {"compression": "gzip:22"}, {"compression": "none:1"},
+     {"writer_id": "../escape"}, {"writer_id": ""},
      {"provenance": Provenance(extra={"a": {1}})}],
 )  # fmt: skip
 def test_illegal_options_are_refused(options: dict[str, Any]) -> None:
@@ -293,8 +295,14 @@ def test_illegal_options_are_refused(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("option", ["max_rows", "max_bytes", "max_seconds"])
-@pytest.mark.parametrize("value", [0, -1])
-def test_illegal_rolls_are_refused(option: str, value: int) -> None:
+@pytest.mark.parametrize("value", [0, -1, "30", True, float("nan")])
+def test_illegal_rolls_are_refused(option: str, value: Any) -> None:
+    with pytest.raises(OptionError, match=option):
+        Roll(**{option: value})
+
+
+@pytest.mark.parametrize(("option", "value"), [("max_rows", 1.5), ("max_bytes", 2.0), ("max_bytes", None)])
+def test_rows_and_bytes_of_a_roll_are_whole_and_bytes_are_bounded(option: str, value: Any) -> None:
     with pytest.raises(OptionError, match=option):
         Roll(**{option: value})
 

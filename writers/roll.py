@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlio.errors import OptionError
+import numpy as np
+
+from rlio.errors import OptionError, excerpt
 
 __all__ = ["Roll"]
 
@@ -26,7 +28,11 @@ class Roll:
     max_seconds: float | None = 30.0
 
     def __post_init__(self) -> None:
-        for name in ("max_rows", "max_bytes", "max_seconds"):
+        for name, kinds, what in (
+            ("max_rows", (int, np.integer, type(None)), "a positive whole number, or None for no limit"),
+            ("max_bytes", (int, np.integer), "a positive whole number"),
+            ("max_seconds", (int, float, np.number, type(None)), "a positive number, or None for no limit"),
+        ):
             value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise OptionError(f"Roll({name}={value}): a positive number, or None for no limit")
+            if isinstance(value, bool) or not isinstance(value, kinds) or not (value is None or value > 0):
+                raise OptionError(f"Roll({name}={excerpt(value)}): {what}")
