@@ -104,6 +104,7 @@ class ForeignParquetReader(StoredReader):
 
     Raises:
         DataNotFound: ``inputs`` name no file, or the files hold no row.
+        OptionError: An option is illegal, or a file is a shard of one of rlio's own data sets.
         CorruptData: A file is no Parquet file. (UnsafeData: it asks for more than data may.)
         SchemaError: A column is no column of a batch, or unlike that of the first file.
     """
@@ -188,6 +189,12 @@ class _Groups:
         """Take up the row groups of a file; tells whether its rows are batches."""
         file = self._file(number)
         schema, metadata = file.arrow.schema_arrow, file.arrow.metadata
+        if b"rlio.format" in (metadata.metadata or {}) and "_next" in schema.names:
+            raise OptionError(
+                "a shard of a data set of rlio, whose new_obs are mostly those of other rows: open the data "
+                "set's root with DatasetReader",
+                uri=self._files[number].uri,
+            )
         if metadata.num_columns > _MAX_COLUMNS:
             raise UnsafeData(f"{metadata.num_columns} columns: more than {_MAX_COLUMNS}")
         if len(set(schema.names)) < len(schema.names):

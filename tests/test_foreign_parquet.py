@@ -28,6 +28,7 @@ from rlio.readers import foreign_parquet
 from rlio.readers.foreign_parquet import ForeignParquetReader
 from rlio.readers.parquet_footer import Extension, open_parquet
 from rlio.testing.readers import ReaderTests, assert_resumes
+from rlio.writers.parquet_writer import ParquetWriter
 
 
 def pack(value: Any) -> str:
@@ -516,6 +517,20 @@ def test_two_columns_of_one_name_are_an_error(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(SchemaError, match=r"one name.*a\.parquet"):
         ForeignParquetReader(tmp_path)
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_shards_of_rlio_are_no_foreign_files_and_say_what_reads_them(tmp_path: Path, on_error: Any) -> None:
+    """Their links and streams came out as columns, and new_obs as nulls."""
+    with ParquetWriter(tmp_path) as writer:
+        writer.write(SampleBatch(obs=[0.5, 1.5], rewards=[1.0, 2.0]))
+    with pytest.raises(OptionError, match=r"DatasetReader.*\.parquet"):
+        ForeignParquetReader(str(tmp_path / "data/*/*.parquet"), on_error=on_error)
+    (shard,) = tmp_path.glob("data/*/*.parquet")
+    derived = pq.read_table(shard).drop_columns(["_next", "_stream", "_batch"])
+    assert b"rlio.format" in (derived.schema.metadata or {})
+    pq.write_table(derived, tmp_path / "derived.parquet")
+    assert read(tmp_path / "derived.parquet")["rewards"].tolist() == [1.0, 2.0]
 
 
 def test_files_without_rows_raise(tmp_path: Path) -> None:
