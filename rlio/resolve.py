@@ -359,7 +359,8 @@ def _stored(values: list[str | os.PathLike[str]], context: IOContext) -> InputRe
     if options.get("shuffle") and context.seed is not None:
         options.setdefault("seed", context.seed)
     storage_options = options.get("storage_options")
-    roots = [value for value in values if _is_dataset(value, storage_options)]
+    alone = len(values) == 1
+    roots = [value for value in values if _is_dataset(value, storage_options, alone=alone)]
     if roots and len(values) > 1:
         raise OptionError(
             f"{excerpt(os.fspath(roots[0]))} is a data set: it is opened alone; to read it with others, give "
@@ -373,12 +374,19 @@ def _stored(values: list[str | os.PathLike[str]], context: IOContext) -> InputRe
     return _class(place)(inputs, **options)  # type: ignore[no-any-return]  # found by name
 
 
-def _is_dataset(value: str | os.PathLike[str], storage_options: Mapping[str, Any] | None) -> bool:
-    """Whether ``value`` is the root of a data set; what has the ending of a file is not looked at."""
+def _is_dataset(
+    value: str | os.PathLike[str], storage_options: Mapping[str, Any] | None, *, alone: bool
+) -> bool:
+    """Whether ``value`` is the root of a data set.
+
+    A folder may have the ending of a file, but in a long list of what look like files, or a glob of them,
+    none is looked at: that would be a request each.
+    """
     from rlio.storage.filesystem import Storage
 
     text = os.fspath(value)
-    if text.endswith(tuple(suffix for suffixes in _READERS.values() for suffix in suffixes)):
+    is_like_file = text.endswith(tuple(suffix for suffixes in _READERS.values() for suffix in suffixes))
+    if is_like_file and (not alone or any(letter in text for letter in "*?[")):
         return False
     return Storage.open(value, storage_options=storage_options).exists(_HEADER)
 

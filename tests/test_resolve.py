@@ -157,6 +157,9 @@ def test_a_creator_that_gives_no_reader_raises_and_is_named() -> None:
         (["d/_rlio.json"], "d", "DatasetReader"),
         (["d/_rlio.json", "d/extra.json"], "d/", "DatasetReader"),
         (["d/_rlio.json", "d/extra.json"], "d/*.json", "JsonReader"),
+        (["run.json/_rlio.json"], "run.json", "DatasetReader"),
+        (["run.parquet/_rlio.json"], "run.parquet", "DatasetReader"),
+        (["run.zip/a.json"], "run.zip", "JsonReader"),
     ],
 )
 def test_a_path_opens_the_reader_of_what_is_there(
