@@ -60,7 +60,8 @@ class LocalFolder:
             if stop is None:
                 return file.readall()
             parts: list[bytes] = []
-            missing = stop - start
+            # Not more than there is: read() allocates what it is asked for.
+            missing = min(stop, os.fstat(fd).st_size) - start
             # The loop is for files past what one read() returns (2 GiB on Linux).
             while missing > 0 and (part := file.read(missing)):
                 parts.append(part)
