@@ -53,6 +53,13 @@ def test_numbers_keep_their_bits(value: float) -> None:
     assert same_objects(load_value(dump_value(value)), value)
 
 
+def test_half_surrogate_pairs_come_back_from_text_that_utf_8_can_hold() -> None:
+    """As in the names of files that are not valid UTF-8."""
+    value = {"path": "caf\udce9", "\ud800": ["ž"]}
+    text = dump_value(value)
+    assert load_value(text.encode()) == value
+
+
 def test_longdoubles_and_arrays_of_objects_come_back() -> None:
     value = {"x": np.array([0.1, 1], np.longdouble) / 3, "o": np.array([[1, (2,)], [None, {}]], object)}
     assert same_objects(load_value(dump_value(value)), value)

@@ -521,6 +521,24 @@ def test_policies_that_share_a_column_link_it_each_on_its_own() -> None:
     assert stored_rows(root, "new_obs") == 6 + 1 + 1
 
 
+def test_a_missing_observation_of_one_policy_is_missing_in_no_other_and_no_later_row_group() -> None:
+    def rows(first: int, **more: Any) -> SampleBatch:
+        t = np.arange(first, first + 4)
+        return SampleBatch(
+            obs=t + 0.5, new_obs=(t + 9.5) * (first % 8 > 0), eps_id=np.zeros(4, int), t=t, **more
+        )
+
+    batches = [MultiAgentBatch({"a": rows(0, new_obs_valid=np.zeros(4, bool))}, 4)]
+    for first in range(8, 200, 32):  # Buffers take turns: each is used again with the policies in turn.
+        missing, known = np.zeros(4, bool), np.ones(4, bool)
+        for at in (first, first + 8):
+            batches.append(MultiAgentBatch({"a": rows(at, new_obs_valid=missing), "b": rows(at + 4)}, 8))
+        for at in (first + 16, first + 24):
+            batches.append(MultiAgentBatch({"b": rows(at + 4), "a": rows(at + 1, new_obs_valid=known)}, 8))
+    with group_bytes(1):
+        assert_identical(_by_time(round_trip(*batches)), _by_time(concat_samples(batches)))
+
+
 def test_agents_of_one_policy_are_linked_each_with_itself() -> None:
     """Two agents share a policy and an episode id: their steps interleave, and count once."""
     obs = np.arange(24.0).reshape(6, 2, 2)
