@@ -91,6 +91,7 @@ class DatasetReader(InputReader):
             root if isinstance(root, Dataset) else open_dataset(root, storage_options=storage_options)
         )
         self.seed = self._seed()
+        self._missing = missing
         self._source = open_groups(self.dataset, self._group_options(missing), seed=self.seed)
         self.unit: Unit = self._source.unit
         group_rows = [schema.group_rows for schema in self.dataset.schemas.values()]
@@ -182,7 +183,9 @@ class DatasetReader(InputReader):
 
     def _seek(self, position: JsonState) -> None:
         for key, value in self._fingerprint().items():
-            if position.get(key) != value:
+            if key == "options":
+                self._check_options(position.get(key), value)
+            elif position.get(key) != value:
                 raise StateError(
                     f"state['position'][{key!r}] is {position.get(key)!r} but this reader has {value!r}: "
                     "open the same data with the same options",
@@ -197,27 +200,42 @@ class DatasetReader(InputReader):
             if isinstance(self._source, WindowedOrder):
                 self._source.reseed(position["seed"])
         epoch, offset = int(position["epoch"]), int(position["position"])
-        if epoch < 0 or not 0 <= offset < max(self._source.total, 1):
+        last = self.options.epochs
+        if not 0 <= offset < max(self._source.total, 1) or epoch < 0 or (last is not None and epoch > last):
             raise StateError(
-                f"state['position'] is unit {offset} of epoch {epoch}; an epoch has {self._source.total}"
+                f"state['position'] is unit {offset} of epoch {epoch}; an epoch has {self._source.total} and "
+                f"there are {'endless' if last is None else last} epochs"
             )
         self._epoch, self._offset = epoch, offset
         self._source.rewind()
 
+    def _check_options(self, saved: Any, ours: dict[str, Any]) -> None:
+        saved = saved if isinstance(saved, dict) else {}
+        unlike = [name for name, value in ours.items() if saved.get(name) != value]
+        if unlike:
+            raise StateError(
+                f"the state was saved with another value of the options {', '.join(unlike)}: open the data "
+                "with the options of that time",
+                uri=self.dataset.uri,
+            )
+
     def _fingerprint(self) -> dict[str, Any]:
         """What must be the same for a position to mean the same rows."""
+        columns = self.options.columns
         options = {
             "shuffle": self.options.shuffle,
-            "columns": self.options.columns,
+            # A digest: there may be thousands.
+            "columns": None if columns is None else _digest(list(columns)),
             "epochs": self.options.epochs,
             "on_error": self.options.on_error,
+            "missing": self._missing,
         }
         order = ("windows", ORDER_VERSION) if self.options.shuffle else ("recorded", 0)
         return {
             "order": list(order),
             "snapshot": self.dataset.digest,
             "layout": self._source.layout,
-            "options": hashlib.blake2b(canonical_json(options).encode(), digest_size=8).hexdigest(),
+            "options": options,
         }
 
     def _group_options(self, missing: Literal["error", "drop", "fill"]) -> GroupOptions:
@@ -245,6 +263,10 @@ class DatasetReader(InputReader):
 
     def _close(self) -> None:
         self._source.close()
+
+
+def _digest(value: Any) -> str:
+    return hashlib.blake2b(canonical_json(value).encode(), digest_size=8).hexdigest()
 
 
 def _epochs_of(epoch: int, first: int, last: int, total: int) -> Iterator[_Span]:
