@@ -615,6 +615,79 @@ def test_decoded_arrays_share_no_memory_with_what_was_read() -> None:
         assert not any(np.shares_memory(a, b) for b in columns[i + 1 :])
 
 
+def test_bytes_between_the_row_groups_and_the_footer_are_refused() -> None:
+    """No CRC covers them, and every other one is right."""
+    data = small_shard()[1]
+    start = len(data) - int.from_bytes(data[-8:-4], "little") - 8
+    padded = data[:start] + b"junk" + data[start:]
+    with pytest.raises(CorruptData, match="no row group"):
+        open_bytes(padded, size=len(padded), footer_crc32=zlib.crc32(data[start:]))
+
+
+def two_agents() -> MultiAgentBatch:
+    """Two policies in turns; only ``a`` can link its new_obs, and both have a row whose one is missing."""
+    rng = np.random.default_rng(0)
+    obs = rng.random((7, 2))
+    valid = np.array([True, True, False, True, True, True])
+    t = np.arange(6)
+    own = rng.random((6, 2))
+    return MultiAgentBatch(
+        {
+            "a": SampleBatch(obs=obs[:-1], new_obs=obs[1:] * valid[:, None], eps_id=t * 0, t=t,
+                             new_obs_valid=valid),
+            "b": SampleBatch(obs=rng.random((6, 3)), new_obs=own, eps_id=t * 0, t=t, new_obs_valid=valid),
+        },
+        6,
+    )  # fmt: skip
+
+
+def test_a_policy_that_cannot_link_keeps_its_new_obs_beside_one_that_can() -> None:
+    root = store(two_agents())
+    assert_identical(load(root), two_agents())
+    ((_, data),) = files(root).items()
+    table = pq.read_table(pa.BufferReader(data))
+    assert table["new_obs"].null_count == 5  # Four links of policy a, and what it misses.
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        pytest.param(lambda n: [5 if k == 1 else k for k in n], id="to a row of the other policy"),
+        pytest.param(lambda n: [12 if k > 0 else k for k in n], id="out of the row group"),
+        pytest.param(lambda n: [0] * len(n), id="stored although it is not"),
+        pytest.param(lambda n: [1] * len(n), id="not stored although it is"),
+    ],
+)
+def test_forged_links_between_policies_are_refused(forge: Callable[[list[int]], list[int]]) -> None:
+    forger = Forger(two_agents())
+    forger.replace("_next", forge(_next(forger)))
+    refused(forger, match="_next")
+
+
+def test_a_footer_longer_than_the_first_read_is_fetched_whole() -> None:
+    rows = 20_000
+    batch = SampleBatch(obs=np.zeros(rows), eps_id=np.random.default_rng(0).integers(2**62, size=rows))
+    root = store(batch)
+    (data,) = files(root).values()
+    assert int.from_bytes(data[-8:-4], "little") > shard_file._TAIL
+    assert_identical(load(root), batch)
+    assert sum(1 for _ in open_dataset(root).episodes()) == rows
+
+
+def test_rule_3_6_a_new_obs_that_overlaps_with_its_own_obs_stores_its_newest_frame_alone() -> None:
+    frames = np.random.default_rng(0).integers(0, 255, (44, 6, 6), np.uint8)
+    stacks = np.stack([np.moveaxis(frames[i : i + 4], 0, -1) for i in range(41)])
+    batch = SampleBatch(
+        obs=stacks[:-1], new_obs=stacks[1:], terminateds=np.arange(40) % 10 == 9, eps_id=np.arange(40) // 10
+    )
+    root = store(batch)
+    assert_identical(load(root), batch)
+    (data,) = files(root).values()
+    table = pq.read_table(pa.BufferReader(data))
+    stored = {name: 40 - table[name].null_count for name in table.column_names if "obs" in name}
+    assert stored == {"obs": 40, "obs#older": 4, "new_obs": 4, "new_obs#older": 0}
+
+
 # ---- how columns lie in the file (docs/format.md, rule 3.3) ----
 
 
