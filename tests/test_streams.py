@@ -57,6 +57,22 @@ def test_a_stream_is_an_episode_of_an_agent(rows: list[Any], keyed: bool, texts:
     assert again == streams
 
 
+def test_a_stream_begins_where_its_first_row_does_and_ends_as_its_last_one_says() -> None:
+    """Over the runs of interleaved episodes and over two writes."""
+    table = StreamTable()
+    for first in (5, 9):
+        columns = {
+            "eps_id": np.array([7, 8, 7, 8]),
+            "t": np.array([first, first + 10, first + 1, first + 11]),
+            "truncateds": np.array([False, False, first == 9, False]),
+            "terminateds": np.array([False, False, False, first == 5]),
+        }
+        table.assign("p", columns, 4)
+    assert table.streams.rows == [4, 4]
+    assert table.streams.t0 == [5, 15]
+    assert table.streams.end == ["truncated", "open"]
+
+
 def test_policies_agents_and_kinds_of_ids_are_told_apart() -> None:
     table = StreamTable()
     ids = {"eps_id": np.array([1, "1", 1], object), "agent_index": np.array([0, 0, 1])}
