@@ -297,7 +297,82 @@ def test_the_number_of_ranks_may_change_in_the_middle_of_an_epoch(
     assert sorted(served) == list(range(ROWS))
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_ranks_stay_in_step_where_damage_leaves_one_of_them_short(shuffle: bool) -> None:
+    """Who filled his batch up from what follows would serve rows that are another's."""
+    with group_bytes(200):
+        damaged = store(numbered(60))
+    ((path, data),) = files(damaged).items()
+    with DatasetReader(damaged) as reader:
+        lost, *others = reader.dataset.open_shard(reader.dataset.segments[0]).rows
+    assert len(others) > 4
+    put(path, data[:12] + bytes([data[12] ^ 1]) + data[13:])
+    options: dict[str, Any] = {"shuffle": shuffle, "seed": 2 if shuffle else None, "on_error": "skip"}
+    readers = [DatasetReader(damaged, batch_size=lost + 3, epochs=1, shard=(r, 2), **options) for r in (0, 1)]
+    served: list[int] = []
+    for _ in range(60 // (2 * (lost + 3)) + 1):
+        for reader in readers:
+            served += reader.sample()["t"].tolist()
+        states = [reader.state_dict() for reader in readers]
+        assert states[0] == states[1]
+    assert sorted(served) == list(range(lost, 60))
+
+
 # ---- what a batch is ----
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 40])
+def test_shuffled_joint_steps_come_whole_and_once_though_writers_repeat_their_ids(batch_size: int) -> None:
+    """One window holds groups of both writers, whose (eps_id, t) are the same."""
+    shared = None
+    for writer in range(2):
+        t = np.arange(16)
+        mark = 100 * writer + t
+        late = slice(4, None)  # Agent b joins late: steps differ in their rows.
+        batch = MultiAgentBatch(
+            {
+                "a": SampleBatch(t=t, eps_id=t * 0, mark=mark),
+                "b": SampleBatch(t=t[late], eps_id=t[late] * 0, mark=mark[late]),
+            },
+            16,
+        )
+        with group_bytes(120):
+            shared = store(*batch.timeslices(4), root=shared, writer_id=f"w{writer}")
+    assert shared is not None
+    with DatasetReader(shared, batch_size=batch_size, epochs=2, shuffle=True, seed=3) as reader:
+        assert len(reader) == 32
+        batches = list(reader)
+    for part in batches[:-1]:
+        assert part.env_steps() == batch_size
+    marks: dict[str, list[int]] = {"a": [], "b": []}
+    for part in batches:
+        assert isinstance(part, MultiAgentBatch)
+        for pid, rows in part.items():
+            marks[pid] += rows["mark"].tolist()
+        if "b" in part:  # In the step of its own a, at the same place among those.
+            mine = [mark for mark in part["a"]["mark"].tolist() if mark % 100 >= 4]
+            assert mine == part["b"]["mark"].tolist()
+    everything = [100 * writer + t for writer in range(2) for t in range(16)]
+    assert sorted(marks["a"]) == sorted(everything * 2)
+    assert sorted(marks["b"]) == sorted([mark for mark in everything if mark % 100 >= 4] * 2)
+    assert marks["a"][:32] != sorted(marks["a"][:32])
+
+
+def test_shuffled_sequences_come_whole_and_once() -> None:
+    rows = numbered(55, seq_lens=np.arange(1, 11, dtype=np.int32), state_in_0=np.arange(10.0)[:, None])
+    with group_bytes(150):
+        sequences = store(rows)
+    with DatasetReader(sequences, batch_size=3, epochs=1, shuffle=True, seed=3) as reader:
+        batches = list(reader)
+    assert [len(batch["seq_lens"]) for batch in batches] == [3, 3, 3, 1]
+    found = []
+    for batch in batches:
+        ends = np.cumsum(batch["seq_lens"])
+        for state, start, stop in zip(batch["state_in_0"][:, 0], ends - batch["seq_lens"], ends, strict=True):
+            found.append((int(state), batch["t"][start:stop].tolist()))
+    ends = np.cumsum(np.arange(1, 11))
+    assert sorted(found) == [(i, list(range(end - i - 1, end))) for i, end in enumerate(ends.tolist())]
+    assert found != sorted(found)
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
