@@ -32,6 +32,7 @@ from rlio.errors import (
     SchemaConflict,
     StateError,
 )
+from rlio.schemas.parquet import GroupInfo
 from rlio.testing import ReaderTests, assert_resumes
 
 ROWS = 61
@@ -356,6 +357,32 @@ def test_shuffled_joint_steps_come_whole_and_once_though_writers_repeat_their_id
     assert sorted(marks["a"]) == sorted(everything * 2)
     assert sorted(marks["b"]) == sorted([mark for mark in everything if mark % 100 >= 4] * 2)
     assert marks["a"][:32] != sorted(marks["a"][:32])
+
+
+@pytest.mark.parametrize("ids", [{}, {"eps_id": np.zeros(5, int)}, {"t": np.zeros(5, int)}])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_every_row_is_a_joint_step_where_one_policy_has_no_ids(ids: dict[str, Any], shuffle: bool) -> None:
+    alone = store(MultiAgentBatch({"a": SampleBatch(ids, mark=np.arange(5))}, 5))
+    with DatasetReader(alone, batch_size=2, epochs=1, shuffle=shuffle, seed=1 if shuffle else None) as reader:
+        batches = list(reader)
+    assert [batch.env_steps() for batch in batches] == [2, 2, 1]
+    assert sorted(mark for batch in batches for mark in batch["a"]["mark"].tolist()) == list(range(5))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_shard_that_miscounts_its_sequences_is_refused(
+    shuffle: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Positions would stand for other sequences than those that were saved."""
+
+    def to_json(self: GroupInfo) -> list[int]:
+        return [self.start, self.stop, self.crc32, self.rows, self.units - 1, self.env_steps]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GroupInfo, "to_json", to_json)
+        forged = store(numbered(6, seq_lens=np.array([1, 2, 3], np.int32)))
+    with pytest.raises(CorruptData, match="3 sequences and its shard says 2"):
+        load(forged, shuffle=shuffle, seed=1 if shuffle else None)
 
 
 def test_shuffled_sequences_come_whole_and_once() -> None:
