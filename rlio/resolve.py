@@ -25,6 +25,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from inspect import signature
 from types import MappingProxyType
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
@@ -274,7 +275,12 @@ def resolve_output(value: Any, context: IOContext) -> OutputWriter:
         options.setdefault("spaces", context.spaces)
     if context.made_by:
         options.setdefault("provenance", _class(_PROVENANCE)(**context.made_by))
-    return _class(_PARQUET_WRITER)(value, **options)  # type: ignore[no-any-return]  # found by name
+    writer = _class(_PARQUET_WRITER)
+    takes = [name for name in signature(writer).parameters if name != "root"]
+    for name in options:
+        if name not in takes:
+            raise OptionError(f"{writer.__name__} has no option {name!r}; it takes {', '.join(takes)}")
+    return writer(value, **options)  # type: ignore[no-any-return]  # found by name
 
 
 def _class(place: str) -> Any:

@@ -361,6 +361,12 @@ def test_output_options_that_nothing_takes_raise(value: Any) -> None:
         resolve_output(value, IOContext(options={"roll": 1}))
 
 
+def test_an_unknown_option_of_the_writer_raises_and_names_the_known_ones() -> None:
+    with pytest.raises(OptionError, match="no option 'rol'; it takes roll, compression"):
+        resolve_output("out", IOContext(options={"rol": 1}))
+    assert not Path("out").exists()
+
+
 def test_an_output_function_that_gives_a_reader_raises() -> None:
     with pytest.raises(OptionError, match="OutputWriter"):
         resolve_output(lambda context: Counting(3), IOContext())
