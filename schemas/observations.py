@@ -187,7 +187,8 @@ def _equal_rows(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.bool_]:
     """Whether the rows of two arrays of unsigned integers are equal, shape (rows,)."""
     equal: NDArray[np.bool_] = a[:, 0] == b[:, 0]
     if 2 * np.count_nonzero(equal) < len(equal):
-        return np.logical_and(equal, (a == b).all(axis=1))
+        whole: NDArray[np.bool_] = (a == b).all(axis=1)
+        return whole
     # Most rows are equal: to look for the few values that are not takes a quarter of `all(axis=1)`, which is
     # slow on rows as short as these.
     unlike = np.flatnonzero((a != b).reshape(-1))
