@@ -1,6 +1,6 @@
 """Writing and in-order reading, beside RLlib's JsonWriter and JsonReader, on real HalfCheetah-v5 steps.
 
-Run:  python benchmarks/first_light.py            (needs gymnasium[mujoco]; compares with RLlib if ray is there)
+Run:  python benchmarks/first_light.py   (needs gymnasium[mujoco]; compares with RLlib if ray is there)
 
 Every round runs each contender once, one after the other, in this process; figures are medians over
 the rounds, ratios are medians of the rounds' own ratios: a slow moment of the machine hits both sides.
