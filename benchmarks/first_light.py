@@ -1,6 +1,6 @@
 """Writing and in-order reading, beside RLlib's JsonWriter and JsonReader, on real HalfCheetah-v5 steps.
 
-Run:  python benchmarks/first_light.py   (needs gymnasium[mujoco]; compares with RLlib if ray is there)
+Run:  python benchmarks/first_light.py   (needs the extra mujoco; compares with RLlib if ray is there)
 
 Every round runs each contender once, one after the other, in this process; figures are medians over
 the rounds, ratios are medians of the rounds' own ratios: a slow moment of the machine hits both sides.
@@ -190,7 +190,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rows", type=int, default=200_000, help="steps to record (default 200,000)")
+    parser.add_argument("--rows", type=int, default=500_000, help="steps to record (default 500,000)")
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds (default 5)")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
