@@ -298,6 +298,18 @@ def test_the_number_of_ranks_may_change_in_the_middle_of_an_epoch(
     assert sorted(served) == list(range(ROWS))
 
 
+@pytest.mark.parametrize("world", [2, 3])
+def test_all_ranks_drop_the_last_batch_where_one_of_them_would_be_short(root: str, world: int) -> None:
+    """61 rows: in the last step of both worlds one rank lacks rows, and the others do not."""
+    size = {2: 31, 3: 7}[world]
+    assert 0 < -ROWS % (size * world) < world
+    counts = []
+    for rank in range(world):
+        with DatasetReader(root, batch_size=size, epochs=1, drop_last=True, shard=(rank, world)) as reader:
+            counts.append([len(batch) for batch in reader])
+    assert counts == [[size] * (ROWS // (size * world))] * world
+
+
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_ranks_stay_in_step_where_damage_leaves_one_of_them_short(shuffle: bool) -> None:
     """Who filled his batch up from what follows would serve rows that are another's."""
@@ -320,6 +332,17 @@ def test_ranks_stay_in_step_where_damage_leaves_one_of_them_short(shuffle: bool)
 
 
 # ---- what a batch is ----
+
+
+def test_without_a_size_a_batch_is_no_larger_than_a_row_group_of_wide_rows() -> None:
+    with group_bytes(1000):
+        wide = store(SampleBatch(obs=np.zeros((100, 10), np.float64)))
+        with DatasetReader(wide, epochs=1) as reader:
+            (rows,) = {schema.group_rows for schema in reader.dataset.schemas.values()}
+            assert rows < 100
+            assert [len(batch) for batch in reader] == [rows] * (100 // rows) + [100 % rows] * (
+                100 % rows > 0
+            )
 
 
 @pytest.mark.parametrize("batch_size", [1, 5, 40])

@@ -315,6 +315,29 @@ def test_every_codec_comes_back(codec: str) -> None:
     assert_identical(load(root), numbered(100))
 
 
+def test_rows_that_could_not_be_encoded_are_an_error_of_every_later_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are gone: what follows them would stand under their numbers."""
+    from rlio.schemas.parquet import ShardEncoder
+
+    def fail(self: ShardEncoder, group: Any) -> None:
+        raise MemoryError("no room to encode")
+
+    root = fresh_root()
+    writer = ParquetWriter(root)
+    writer.write(numbered(3))
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardEncoder, "add", fail)
+        with pytest.raises(MemoryError, match="no room"):
+            writer.flush()
+    writer.write(numbered(3, first=3))
+    for act in (writer.flush, writer.close):
+        with pytest.raises(MemoryError, match="no room"):
+            act()
+    assert not files(root)
+
+
 def test_an_unknown_scheme_is_named() -> None:
     with pytest.raises(UnknownName, match="nosuch"):
         ParquetWriter("nosuch://bucket/root")
