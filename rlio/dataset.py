@@ -163,7 +163,7 @@ class Dataset:
     def missing_shards(self) -> list[tuple[str, str, int]]:
         """Objects that are named like shards but cannot be: (URI, reason, rows that no other shard has)."""
         lost = []
-        covered = {segment.ref.writer: segment.end for segment in self._segments}
+        covered = self._ends()
         for path, reason in self._listing.rejected:
             parts = path.split("/")
             name = ShardName.parse(parts[-1]) if len(parts) == 3 and is_writer_id(parts[1]) else None
@@ -178,7 +178,7 @@ class Dataset:
     def lost_rows(self) -> list[tuple[str, int]]:
         """What `check` would raise for, counted: (where, rows that should be there and are not)."""
         lost = [(f"{w}: rows {h.start} to {h.stop - 1}", len(h)) for w, hs in self.holes.items() for h in hs]
-        ends = self._listing.trimmed | {segment.ref.writer: segment.end for segment in self._segments}
+        ends = self._ends()
         torn: dict[str, int] = {}
         for path, _ in self._listing.rejected:
             parts = path.split("/")
@@ -192,6 +192,10 @@ class Dataset:
             if end > first:
                 lost.append((f"{writer}: rows {first} to {end - 1}", end - first))
         return lost
+
+    def _ends(self) -> dict[str, int]:
+        """Writer id -> the row up to which rows are there, or gone on purpose."""
+        return self._listing.trimmed | {segment.ref.writer: segment.end for segment in self._segments}
 
     def check(self) -> None:
         """Raise where rows that were stored are not there.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from stored_batches import files, fresh_root, load, numbered, put, remove, store
 from rlio import MultiAgentBatch, ParquetWriter, Roll, SampleBatch, open_dataset
 from rlio.errors import CorruptData, DataNotFound, OptionError, SchemaConflict
 from rlio.schemas.provenance import Provenance
+from rlio.storage.filesystem import Storage
 
 
 def two_writers() -> str:
@@ -130,6 +132,45 @@ def test_lost_rows_are_counted_from_the_names() -> None:
     assert sorted(rows for _, _, rows in data.missing_shards()) == [5, 5]
     with pytest.raises(CorruptData):
         data.check()
+
+
+def test_rows_that_were_trimmed_are_not_lost() -> None:
+    """What is torn below the mark is gone on purpose; above it, only what lies above."""
+    root = store(numbered(10), roll=Roll(max_rows=4, max_seconds=None), writer_id="w00000-00000000")
+    for path, data in files(root).items():
+        put(path, data[:-1])
+    put(f"{root}/data/w00000-00000000/_trim-6", b"")
+    data = open_dataset(root)
+    assert data.lost_rows() == [("w00000-00000000: rows 6 to 9", 4)]
+    assert [rows for _, _, rows in data.missing_shards()] == [4, 2]
+    with pytest.raises(CorruptData, match="torn"):
+        data.check()
+    put(f"{root}/data/w00000-00000000/_trim-10", b"")
+    data = open_dataset(root)
+    assert (data.lost_rows(), data.missing_shards()) == ([], [])
+    data.check()
+
+
+@pytest.mark.parametrize(("misses", "holes"), [(1, 0), (2, 0), (3, 1)])
+def test_a_hole_is_believed_once_three_listings_have_it(
+    misses: int, holes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it was listed, the writer may have stored a shard whose place was passed, and then another."""
+    root = store(numbered(12), roll=Roll(max_rows=4, max_seconds=None), writer_id="w00000-00000000")
+    late = list(files(root))[1].rsplit("/", 1)[1]
+    listed = 0
+    real = Storage.list
+
+    def listing(self: Storage, *args: Any, **options: Any) -> Any:
+        nonlocal listed
+        listed += 1
+        found = real(self, *args, **options)
+        return [entry for entry in found if listed > misses or not entry.path.endswith(late)]
+
+    monkeypatch.setattr(Storage, "list", listing)
+    data = open_dataset(root)
+    assert sum(map(len, data.holes.values())) == holes
+    assert len(data) == (12 if not holes else 8)
 
 
 def test_a_whole_data_set_loses_nothing() -> None:
