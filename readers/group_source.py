@@ -220,7 +220,7 @@ class GroupSource(ABC):
         #: Units of an epoch.
         self.total = 0
         if not options.skip_damage:
-            dataset.check()
+            dataset.check_complete()
         for where, rows in dataset.lost_rows():
             self._shards.skipped += rows
             logger.warning("skipped %d rows of %s, which are missing: %s", rows, dataset.uri, where)

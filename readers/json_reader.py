@@ -167,7 +167,7 @@ class JsonReader(StoredReader):
             if not isinstance(item, JsonSet) or not item.is_whole:
                 continue
             if self._options.on_error == "raise":
-                item.dataset.check()
+                item.dataset.check_complete()
                 continue
             for place, rows in item.dataset.lost_rows():
                 self._failures.handle(CorruptData(f"{rows} rows are missing ({place})", uri=item.dataset.uri))

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,18 +20,17 @@ from typing import Any
 
 from rlio.columns import Columns
 from rlio.errors import CorruptData, MissingColumn, OptionError, SchemaConflict
-from rlio.schemas.column import ColumnSpec
 from rlio.schemas.schema import Schema, canonical_json
 from rlio.storage.filesystem import Storage
 from rlio.storage.json_shard import schema_lookup
 from rlio.storage.listing import Listing, Segment, list_shards
-from rlio.storage.names import SCHEMA_DIR, ShardName, is_writer_id
+from rlio.storage.names import ShardName, is_writer_id
 from rlio.storage.publish import read_header
+from rlio.storage.schema_files import check_agreement, read_schemas
 from rlio.storage.shards import OpenShard, open_shard
 
 __all__ = ["Dataset", "EpisodeInfo", "common_columns", "dataset_on", "open_dataset"]
 
-_SCHEMA_PATH = re.compile(rf"{SCHEMA_DIR}/[0-9a-f]{{16}}\.json")
 
 # A listing of a growing data set is no snapshot: a hole is believed once it was seen this often.
 _LISTINGS = 3
@@ -123,19 +121,8 @@ class Dataset:
 
         Raises:
             CorruptData: A schema file is damaged.
-            SchemaConflict: Two of them give a column of a policy different types.
         """
-        found = {}
-        for entry in self.storage.list(SCHEMA_DIR):
-            if not _SCHEMA_PATH.fullmatch(entry.path):
-                continue  # Not ours: what file managers and synchronisation leave behind.
-            uri = self.storage.uri_of(entry.path)
-            schema = Schema.from_text(self.storage.read(entry.path, limit=64 << 20), uri=uri)
-            if not entry.path.endswith(f"/{schema.hash}.json"):
-                raise CorruptData(f"the schema's hash is {schema.hash}: the file is damaged", uri=uri)
-            found[schema.hash] = schema
-        _check_agreement(found)
-        return found
+        return read_schemas(self.storage)
 
     @property
     def columns(self) -> dict[str, list[str]]:
@@ -176,7 +163,7 @@ class Dataset:
         return lost
 
     def lost_rows(self) -> list[tuple[str, int]]:
-        """What `check` would raise for, counted: (where, rows that should be there and are not)."""
+        """What `check_complete` would raise for, counted: (where, rows that should be there and are not)."""
         lost = [(f"{w}: rows {h.start} to {h.stop - 1}", len(h)) for w, hs in self.holes.items() for h in hs]
         ends = self._ends()
         torn: dict[str, int] = {}
@@ -197,7 +184,7 @@ class Dataset:
         """Writer id -> the row up to which rows are there, or gone on purpose."""
         return self._listing.trimmed | {segment.ref.writer: segment.end for segment in self._segments}
 
-    def check(self) -> None:
+    def check_complete(self) -> None:
         """Raise where rows that were stored are not there.
 
         Raises:
@@ -241,21 +228,6 @@ def dataset_on(storage: Storage) -> Dataset:
     return dataset
 
 
-def _check_agreement(schemas: Mapping[str, Schema]) -> None:
-    """Refuse schemas that give a leaf of a policy different dtypes or shapes."""
-    seen: dict[tuple[str, str, tuple[str | int, ...]], tuple[str, ColumnSpec]] = {}
-    for name, schema in sorted(schemas.items()):
-        for pid, policy in schema.policies.items():
-            for leaf in policy.leaves:
-                other, spec = seen.setdefault((pid, leaf.column, leaf.path), (name, leaf.spec))
-                if (spec.dtype, spec.shape) != (leaf.spec.dtype, leaf.spec.shape):
-                    raise SchemaConflict(
-                        f"policy {pid!r} has {spec.dtype} {spec.shape} in schema {other} and "
-                        f"{leaf.spec.dtype} {leaf.spec.shape} in schema {name}: keep them in different roots",
-                        column=leaf.column,
-                    )
-
-
 def common_columns(dataset: Dataset, *, missing: str, wanted: list[str] | None) -> list[str] | None:
     """The logical columns to read under a rule for those that only some writers have.
 
@@ -272,10 +244,12 @@ def common_columns(dataset: Dataset, *, missing: str, wanted: list[str] | None) 
     Raises:
         OptionError: ``missing`` is none of the three, or no column is left.
         MissingColumn: No writer has a wanted column.
-        SchemaConflict: Only some writers have a column, and ``missing`` is "error".
+        SchemaConflict: Only some writers have a column, and ``missing`` is "error"; or two writers give a
+            column different types.
     """
     if missing not in ("error", "drop", "fill"):
         raise OptionError(f"missing={missing!r}: 'error', 'drop' or 'fill'")
+    check_agreement(dataset.schemas, uri=dataset.uri, columns=wanted)
     by_policy: dict[str, list[tuple[str, set[str]]]] = {}
     for name, schema in sorted(dataset.schemas.items()):
         for pid, policy in schema.policies.items():

@@ -115,9 +115,8 @@ def test_a_schema_file_whose_bytes_are_not_its_name_is_refused() -> None:
 
 def test_writers_that_give_a_column_other_types_conflict() -> None:
     root = store(numbered(3, x=np.zeros(3)))
-    store(numbered(3, x=np.zeros(3, np.float32)), root=root)
-    with pytest.raises(SchemaConflict, match=r"<f. \(\).*<f. \(\).*\[column x\]"):
-        _ = open_dataset(root).schemas
+    with pytest.raises(SchemaConflict, match=r"<f. \(\).*<f. \(\).*column x\]"):
+        store(numbered(3, x=np.zeros(3, np.float32)), root=root)
 
 
 def test_lost_rows_are_counted_from_the_names() -> None:
@@ -131,7 +130,7 @@ def test_lost_rows_are_counted_from_the_names() -> None:
     assert data.holes == {"w00000-00000000": [range(5, 10), range(15, 20)]}
     assert sorted(rows for _, _, rows in data.missing_shards()) == [5, 5]
     with pytest.raises(CorruptData):
-        data.check()
+        data.check_complete()
 
 
 def test_rows_that_were_trimmed_are_not_lost() -> None:
@@ -144,11 +143,11 @@ def test_rows_that_were_trimmed_are_not_lost() -> None:
     assert data.lost_rows() == [("w00000-00000000: rows 6 to 9", 4)]
     assert [rows for _, _, rows in data.missing_shards()] == [4, 2]
     with pytest.raises(CorruptData, match="torn"):
-        data.check()
+        data.check_complete()
     put(f"{root}/data/w00000-00000000/_trim-10", b"")
     data = open_dataset(root)
     assert (data.lost_rows(), data.missing_shards()) == ([], [])
-    data.check()
+    data.check_complete()
 
 
 @pytest.mark.parametrize(("misses", "holes"), [(1, 0), (2, 0), (3, 1)])
@@ -176,7 +175,7 @@ def test_a_hole_is_believed_once_three_listings_have_it(
 def test_a_whole_data_set_loses_nothing() -> None:
     data = open_dataset(two_writers())
     assert (data.lost_rows(), data.missing_shards(), data.holes) == ([], [], {})
-    data.check()
+    data.check_complete()
 
 
 def test_the_schema_keeps_spaces_and_how_the_data_was_made() -> None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import rlio
@@ -20,9 +21,38 @@ def test_a_root_that_cannot_be_written_is_refused_before_any_row(
             writer(tmp_path)
 
 
-def test_an_empty_or_absent_root_is_not_touched_before_the_first_shard(tmp_path: Path) -> None:
-    ShardLog(tmp_path / "new")
-    assert not (tmp_path / "new").exists()
+def test_a_root_that_cannot_be_made_is_refused_before_any_row(tmp_path: Path) -> None:
+    (tmp_path / "file.json").write_text("[]")
+    with pytest.raises(rlio.RlioError, match=r"file\.json"):
+        rlio.RolloutWorker("CartPole-v1", rlio.RandomPolicy(), output=tmp_path / "file.json")
+
+
+@pytest.mark.parametrize("writer", [rlio.ParquetWriter, rlio.JsonWriter])
+def test_a_writer_of_another_type_of_column_is_refused_and_the_root_stays_readable(
+    tmp_path: Path, writer: type[rlio.ParquetWriter]
+) -> None:
+    with rlio.ParquetWriter(tmp_path) as first:
+        first.write(rlio.SampleBatch(obs=np.zeros((2, 4), np.float32)))
+    with writer(tmp_path) as second:
+        with pytest.raises(rlio.SchemaConflict, match="keep them in different") as caught:
+            second.write(rlio.SampleBatch(obs=np.zeros((2, 3), np.float32)))
+        assert caught.value.column == "obs"
+        second.write(rlio.SampleBatch(obs=np.ones((2, 4), np.float32)))
+    (batch,) = rlio.DatasetReader(tmp_path, epochs=1)
+    assert sorted(batch["obs"][:, 0].tolist()) == [0.0, 0.0, 1.0, 1.0]
+
+
+def test_columns_that_agree_can_be_read_where_others_do_not(tmp_path: Path) -> None:
+    # Two writers that began at the same moment could not see each other.
+    writers = [rlio.ParquetWriter(tmp_path, writer_id=f"w{n}") for n in range(2)]
+    for size, writer in enumerate(writers, start=3):
+        writer.write(rlio.SampleBatch(obs=np.zeros((2, size)), rewards=np.full(2, size)))
+    for writer in writers:
+        writer.close()
+    with pytest.raises(rlio.SchemaConflict, match="policy 'default_policy' has"):
+        rlio.DatasetReader(tmp_path)
+    (batch,) = rlio.DatasetReader(tmp_path, columns=["rewards"], epochs=1)
+    assert batch["rewards"].tolist() == [3, 3, 4, 4]
 
 
 def test_shards_that_cannot_be_stored_wait_in_order_and_are_counted(

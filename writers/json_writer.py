@@ -123,6 +123,7 @@ class JsonWriter(OutputWriter):
         schema = self._schema_for(batch)
         encoded = list(self._encode(batch, schema))
         if schema is not self._schema:
+            self._log.check_schema(schema)
             self._hand_over()
             self._schema = schema
         for line, rows in encoded:

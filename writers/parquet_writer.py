@@ -110,6 +110,7 @@ class ParquetWriter(OutputWriter):
             pieces_of(batch, schema, rooms=self._rooms(schema), limit=limit) if batch.agent_steps() else []
         )
         if schema is not self._schema:
+            self._log.check_schema(schema)
             self._finish()
             self._schema, self._buffer = schema, GroupBuffer(schema)
         for pieces in parts:

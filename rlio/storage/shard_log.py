@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from rlio.errors import OptionError, PublishError
 from rlio.schemas.schema import Schema
 from rlio.storage.filesystem import Storage
-from rlio.storage.names import HEADER, Suffix, check_writer_id, make_writer_id, schema_path, writer_dir
-from rlio.storage.publish import publish_shard, put_header, read_header
+from rlio.storage.names import Suffix, check_writer_id, make_writer_id, schema_path, writer_dir
+from rlio.storage.publish import publish_shard, put_header
+from rlio.storage.schema_files import check_agreement, read_schemas
 
 __all__ = ["ShardLog"]
 
@@ -46,6 +47,7 @@ class ShardLog:
     Raises:
         OptionError: The given id is illegal, or has rows; or the root is in another format version.
         CorruptData: The root's header is damaged.
+        PublishError: Nothing can be stored there.
     """
 
     def __init__(
@@ -63,9 +65,8 @@ class ShardLog:
                 f"writer {writer_id!r} has rows there already: take another writer_id, or None for a new one",
                 uri=self.storage.uri,
             )
-        if self.storage.exists(HEADER):
-            # A root in another format is found out now, and not once rows have been taken.
-            read_header(self.storage)
+        # A root that cannot be written, or is in another format, is found out before rows are taken.
+        put_header(self.storage)
         #: Rows handed over so far: the number of the next row.
         self.next_row = 0
         #: Rows that are stored.
@@ -75,8 +76,17 @@ class ShardLog:
         #: Bytes of encoded shards that are not stored yet.
         self.waiting_bytes = 0
         self._waiting: deque[_Waiting] = deque()
-        self._has_header = False
         self._schemas: set[str] = set()
+
+    def check_schema(self, schema: Schema) -> None:
+        """Refuse a schema that gives a column another type than the root's other writers do.
+
+        A writer that begins at the same moment is not seen here; then readers refuse.
+
+        Raises:
+            SchemaConflict: It does; the message names both schemas.
+        """
+        check_agreement({**read_schemas(self.storage), schema.hash: schema}, uri=self.storage.uri)
 
     def append(
         self, data: bytes | bytearray, *, rows: int, suffix: Suffix, footer_crc32: int, schema: Schema
@@ -118,10 +128,7 @@ class ShardLog:
             logger.warning("%d bytes wait to be stored: %s", self.waiting_bytes, error)
 
     def _put_schema(self, schema: Schema) -> None:
-        """Header and schema come before the first shard that needs them."""
-        if not self._has_header:
-            put_header(self.storage)
-            self._has_header = True
+        """A schema comes before the first shard that needs it."""
         if schema.hash not in self._schemas:
             self.storage.put(schema_path(schema.hash), schema.text.encode())
             self._schemas.add(schema.hash)

@@ -1,0 +1,68 @@
+"""The schema files of a root: reading them, and whether they agree.
+
+Readers take the schemas of all writers together, so that a column must have one type throughout a root.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+
+from rlio.errors import CorruptData, SchemaConflict
+from rlio.schemas.column import ColumnSpec
+from rlio.schemas.schema import Schema
+from rlio.storage.filesystem import Storage
+from rlio.storage.names import SCHEMA_DIR
+
+__all__ = ["check_agreement", "read_schemas"]
+
+_SCHEMA_PATH = re.compile(rf"{SCHEMA_DIR}/[0-9a-f]{{16}}\.json")
+_MAX_BYTES = 64 << 20
+
+
+def read_schemas(storage: Storage) -> dict[str, Schema]:
+    """Hash -> schema, of every schema file under a root.
+
+    Raises:
+        CorruptData: A file does not hold the schema of its name.
+    """
+    found = {}
+    for entry in storage.list(SCHEMA_DIR):
+        if not _SCHEMA_PATH.fullmatch(entry.path):
+            continue  # Not ours: what file managers and synchronisation leave behind.
+        uri = storage.uri_of(entry.path)
+        schema = Schema.from_text(storage.read(entry.path, limit=_MAX_BYTES), uri=uri)
+        if not entry.path.endswith(f"/{schema.hash}.json"):
+            raise CorruptData(f"the schema's hash is {schema.hash}: the file is damaged", uri=uri)
+        found[schema.hash] = schema
+    return found
+
+
+def check_agreement(
+    schemas: Mapping[str, Schema], *, uri: str, columns: Collection[str] | None = None
+) -> None:
+    """Refuse schemas that give a leaf of a policy different dtypes or shapes.
+
+    Args:
+        schemas: Hash -> schema.
+        uri: The root, for the message.
+        columns: Logical columns that matter; None: all.
+
+    Raises:
+        SchemaConflict: Two of them do; the message names both.
+    """
+    seen: dict[tuple[str, str, tuple[str | int, ...]], tuple[str, ColumnSpec]] = {}
+    for name, schema in sorted(schemas.items()):
+        for pid, policy in schema.policies.items():
+            for leaf in policy.leaves:
+                if columns is not None and leaf.column not in columns:
+                    continue
+                other, spec = seen.setdefault((pid, leaf.column, leaf.path), (name, leaf.spec))
+                if (spec.dtype, spec.shape) != (leaf.spec.dtype, leaf.spec.shape):
+                    raise SchemaConflict(
+                        f"policy {pid!r} has {spec.dtype} {spec.shape} in schema {other} and "
+                        f"{leaf.spec.dtype} {leaf.spec.shape} in schema {name}: keep them in different "
+                        "roots, or read the columns that agree with columns=[...]",
+                        uri=uri,
+                        column=leaf.column,
+                    )
