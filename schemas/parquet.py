@@ -125,25 +125,37 @@ class GroupInfo:
 class EncodedShard:
     """A whole shard in memory, ready to be published."""
 
-    data: bytearray
+    data: memoryview
     rows: int
     footer_crc32: int
 
 
 class ShardEncoder:
-    """Encodes row groups into one Parquet file in memory."""
+    """Encodes row groups into one Parquet file in memory.
 
-    def __init__(self, schema: Schema, *, compression: Compression, provenance: str) -> None:
+    Args:
+        schema: Of the rows.
+        compression: Of the pages.
+        provenance: JSON text for the footer.
+        memory: Where the file is written, shape (bytes,) uint8; the encoded shard is a view of it. A file that
+            does not fit fails: ask `has_room` before each group. Writing into memory that has been used before
+            saves the page faults, and that pyarrow calls back into Python for every page.
+    """
+
+    def __init__(
+        self, schema: Schema, *, compression: Compression, provenance: str, memory: NDArray[np.uint8]
+    ) -> None:
         self.schema = schema
         self.rows = 0
         self._groups: list[GroupInfo] = []
         self._provenance = provenance
-        self._sink = _Sink()
+        self._memory = memory
+        self._sink = pa.FixedSizeBufferWriter(pa.py_buffer(memory))
         self._fields = file_fields(schema)
         self._table = StreamTable()
         self._linked = linked_columns(schema)
         self._writer = pq.ParquetWriter(
-            pa.PythonFile(self._sink, mode="w"),
+            self._sink,
             pa.schema(self._fields),
             compression=compression.codec,
             compression_level=compression.level,
@@ -158,20 +170,23 @@ class ShardEncoder:
     @property
     def encoded_bytes(self) -> int:
         """Bytes encoded so far; the footer is not among them."""
-        return self._sink.size
+        return int(self._sink.tell())
+
+    def has_room(self, group: RowGroup) -> bool:
+        """Whether the memory is large enough for this group, and the footer after it, in any case."""
+        return self.encoded_bytes + self._bound(group) <= len(self._memory)
 
     def add(self, group: RowGroup) -> None:
         """Encode a group; its arrays may be reused afterwards."""
-        table = pa.Table.from_arrays(
-            self._arrays(group, self._streams(group)), schema=pa.schema(self._fields)
-        )
+        arrays = self._arrays(group, self._streams(group))
         # The magic bytes before the first group count to it, so that every byte before the footer is covered.
-        start = 0 if not self._groups else self._sink.size
-        if self._groups:
-            self._sink.crc32 = 0
-        self._writer.write_table(table, row_group_size=group.rows)
-        info = GroupInfo(start, self._sink.size, self._sink.crc32, group.rows, group.units, group.env_steps)
-        self._groups.append(info)
+        start = self.encoded_bytes if self._groups else 0
+        self._writer.write_table(
+            pa.Table.from_arrays(arrays, schema=pa.schema(self._fields)), row_group_size=group.rows
+        )
+        stop = self.encoded_bytes
+        crc32 = zlib.crc32(self._memory[start:stop])
+        self._groups.append(GroupInfo(start, stop, crc32, group.rows, group.units, group.env_steps))
         self.rows += group.rows
 
     def finish(self) -> EncodedShard:
@@ -187,9 +202,37 @@ class ShardEncoder:
             "rlio.provenance": self._provenance,
         }
         self._writer.add_key_value_metadata(metadata)
-        self._sink.crc32 = 0  # From here on: of the footer.
+        start = self.encoded_bytes
         self._writer.close()
-        return EncodedShard(self._sink.data, self.rows, self._sink.crc32)
+        stop = self.encoded_bytes
+        self._sink.close()
+        footer_crc32 = zlib.crc32(self._memory[start:stop])
+        return EncodedShard(memoryview(self._memory[:stop]), self.rows, footer_crc32)
+
+    def _bound(self, group: RowGroup) -> int:
+        """More bytes than a group and the footer after it can take."""
+        encoded = 0
+        for name, (values, _) in group.columns.items():
+            spec = self.schema.columns[name]
+            if spec.kind in ("text", "json"):
+                encoded += sum(4 * len(text) + 8 for text in values)
+            else:
+                # One- and two-byte values of scalars and lists are widened to four bytes.
+                narrow = spec.kind in ("scalar", "list") and spec.numpy.itemsize < 4
+                encoded += values.nbytes * (4 if narrow else 1)
+        # A quarter more for levels and for pages that do not compress; a page header and a dictionary a column.
+        encoded += encoded // 4 + 64 * group.rows + (16 << 10) * (len(self._fields) + 1)
+        keys = [key for key in self._table.streams.eps_id if isinstance(key, str)]
+        longest = max(map(len, keys), default=64)
+        streams = 200 * len(self._table.streams) + 6 * sum(map(len, keys)) + group.rows * (200 + 6 * longest)
+        texts = 8 * (len(self.schema.text) + len(self._provenance))
+        return (
+            encoded
+            + 2 * streams
+            + texts
+            + (len(self._groups) + 1) * 512 * (len(self._fields) + 1)
+            + (1 << 20)
+        )
 
     def _streams(self, group: RowGroup) -> NDArray[np.int32]:
         """The stream of each row; policies are numbered one after the other."""
@@ -297,43 +340,6 @@ class ShardEncoder:
                 found[new_obs.physical] = (split.newest, distance == STORED, newest)
                 found[new_obs.physical + OLDER] = (split.older, full, older)
         return found
-
-
-class _Sink:
-    """Collects what pyarrow writes and keeps a running CRC, so that no byte is read twice."""
-
-    def __init__(self) -> None:
-        # Grows in place; pieces joined at the end would be copied into as much fresh memory once more.
-        self.data = bytearray()
-        self.crc32 = 0
-        self.closed = False
-
-    @property
-    def size(self) -> int:
-        return len(self.data)
-
-    def write(self, data: bytes) -> int:
-        self.data += data
-        self.crc32 = zlib.crc32(data, self.crc32)
-        return len(data)
-
-    def tell(self) -> int:
-        return len(self.data)
-
-    def flush(self) -> None:
-        """Nothing is buffered here."""
-
-    def close(self) -> None:
-        self.closed = True
-
-    def readable(self) -> bool:
-        return False
-
-    def writable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return False
 
 
 def stack_specs(spec: ColumnSpec) -> tuple[ColumnSpec, ColumnSpec]:

@@ -15,13 +15,20 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rlio.errors import PublishError
 from rlio.schemas.parquet import Compression, ShardEncoder
-from rlio.schemas.row_groups import GroupBuffer
+from rlio.schemas.row_groups import GroupBuffer, RowGroup
+from rlio.schemas.schema import Schema
 from rlio.storage.shard_log import ShardLog
 from rlio.writers.roll import Roll
 
 __all__ = ["ShardBuilder"]
+
+# Room for the row group that fills a shard and for the footer. Memory that is not written to costs nothing.
+_SPARE_BYTES = 96 << 20
 
 
 class ShardBuilder:
@@ -44,6 +51,7 @@ class ShardBuilder:
         self._busy: Future[None] | None = None
         self._spare: GroupBuffer | None = None
         self._failure: BaseException | None = None
+        self._memory: NDArray[np.uint8] | None = None
 
     def add(self, buffer: GroupBuffer) -> GroupBuffer:
         """Encode the rows of a buffer, and give an empty buffer of the same schema to go on with."""
@@ -92,23 +100,46 @@ class ShardBuilder:
     # ---- in the thread ----
 
     def _encode(self, buffer: GroupBuffer) -> None:
-        if self._encoder is not None and self._encoder.schema is not buffer.schema:
+        group = buffer.take()
+        if self._encoder is not None and (
+            self._encoder.schema is not buffer.schema or not self._encoder.has_room(group)
+        ):
             self._finish()
         if self._encoder is None:
-            self._encoder = ShardEncoder(
-                buffer.schema, compression=self._compression, provenance=self._provenance
-            )
-        self._encoder.add(buffer.take())
+            self._encoder = self._new_encoder(group, buffer.schema)
+        self._encoder.add(group)
         if self._encoder.encoded_bytes >= self._roll.max_bytes:
             self._finish()
+
+    def _new_encoder(self, group: RowGroup, schema: Schema) -> ShardEncoder:
+        """An encoder whose memory has room for the group; the same memory shard after shard, where it has."""
+        size = self._roll.max_bytes + _SPARE_BYTES
+        while True:
+            if self._memory is None or len(self._memory) < size:
+                self._memory = np.empty(size, np.uint8)
+            encoder = ShardEncoder(
+                schema, compression=self._compression, provenance=self._provenance, memory=self._memory
+            )
+            if encoder.has_room(group):
+                return encoder
+            size = 2 * len(self._memory)
 
     def _finish(self) -> None:
         self._end_shard()
         self._log.try_publish()
+        self._release()
 
     def _store(self) -> None:
         self._end_shard()
-        self._log.publish()
+        try:
+            self._log.publish()
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        """Leave the memory to a shard that waits in it to be stored."""
+        if self._log.waiting_bytes:
+            self._memory = None
 
     def _end_shard(self) -> None:
         encoder, self._encoder = self._encoder, None

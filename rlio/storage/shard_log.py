@@ -27,7 +27,7 @@ logger = logging.getLogger("rlio")
 class _Waiting:
     """An encoded shard that is not stored yet."""
 
-    data: bytes | bytearray
+    data: bytes | memoryview
     first: int
     rows: int
     suffix: Suffix
@@ -89,7 +89,7 @@ class ShardLog:
         check_agreement({**read_schemas(self.storage), schema.hash: schema}, uri=self.storage.uri)
 
     def append(
-        self, data: bytes | bytearray, *, rows: int, suffix: Suffix, footer_crc32: int, schema: Schema
+        self, data: bytes | memoryview, *, rows: int, suffix: Suffix, footer_crc32: int, schema: Schema
     ) -> None:
         """Number a shard's rows and queue it; `publish` stores it."""
         self._waiting.append(_Waiting(data, self.next_row, rows, suffix, footer_crc32, schema))
