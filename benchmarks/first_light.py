@@ -78,8 +78,10 @@ class Rlio:
         self.folder = folder / self.name
         self.batches = [rlio.SampleBatch(batch) for batch in batches]
 
-    def write(self) -> None:
+    def clear(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def write(self) -> None:
         with rlio.ParquetWriter(self.folder) as writer:
             for batch in self.batches:
                 writer.write(batch)
@@ -107,8 +109,10 @@ class RLlib:
         self.reader, self.writer = JsonReader, JsonWriter
         self.batches = [SampleBatch(batch) for batch in batches]
 
-    def write(self) -> None:
+    def clear(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def write(self) -> None:
         writer = self.writer(str(self.folder))
         for batch in self.batches:
             writer.write(batch)
@@ -133,6 +137,7 @@ def measure(contenders: list[Any], rows: int, rounds: int) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {}
     for round_number in range(rounds + 1):
         for contender in contenders:
+            contender.clear()  # What was written before is removed outside of the measurement.
             for work in ("write", "read"):
                 took = timed(getattr(contender, work))
                 if round_number:

@@ -12,8 +12,9 @@ from __future__ import annotations
 import base64
 import re
 import zlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,7 @@ class EncodedShard:
 
     data: memoryview
     rows: int
+    crc32: int
     footer_crc32: int
 
 
@@ -137,19 +139,29 @@ class ShardEncoder:
         schema: Of the rows.
         compression: Of the pages.
         provenance: JSON text for the footer.
-        memory: Where the file is written, shape (bytes,) uint8; the encoded shard is a view of it. A file that
-            does not fit fails: ask `has_room` before each group. Writing into memory that has been used before
-            saves the page faults, and that pyarrow calls back into Python for every page.
+        memory: Where the file is written, shape (bytes,) uint8; the encoded shard is a view of it. A file
+            that does not fit fails: ask `has_room` before each group. Memory that has been used before saves
+            page faults, and pyarrow calls back into Python for no page.
+        submit: Runs a function in another thread, one after the other: checksums are made there.
     """
 
     def __init__(
-        self, schema: Schema, *, compression: Compression, provenance: str, memory: NDArray[np.uint8]
+        self,
+        schema: Schema,
+        *,
+        compression: Compression,
+        provenance: str,
+        memory: NDArray[np.uint8],
+        submit: Callable[[Callable[[], int]], Future[int]],
     ) -> None:
         self.schema = schema
         self.rows = 0
         self._groups: list[GroupInfo] = []
         self._provenance = provenance
-        self._memory = memory
+        self._memory = memoryview(memory)  # type: ignore[arg-type]  # NumPy's stubs hide the buffer protocol
+        self._submit = submit
+        self._crc32 = 0
+        self._checksums: list[Future[int]] = []
         self._sink = pa.FixedSizeBufferWriter(pa.py_buffer(memory))
         self._fields = file_fields(schema)
         self._table = StreamTable()
@@ -185,19 +197,29 @@ class ShardEncoder:
             pa.Table.from_arrays(arrays, schema=pa.schema(self._fields)), row_group_size=group.rows
         )
         stop = self.encoded_bytes
-        crc32 = zlib.crc32(self._memory[start:stop])
-        self._groups.append(GroupInfo(start, stop, crc32, group.rows, group.units, group.env_steps))
+        self._checksums.append(self._submit(lambda: self._checksum(start, stop)))
+        self._groups.append(GroupInfo(start, stop, 0, group.rows, group.units, group.env_steps))
         self.rows += group.rows
+
+    def _checksum(self, start: int, stop: int) -> int:
+        """CRC-32 of a byte range, which also goes into the file's; runs in the order of the file."""
+        data = self._memory[start:stop]
+        self._crc32 = zlib.crc32(data, self._crc32)
+        return zlib.crc32(data)
 
     def finish(self) -> EncodedShard:
         """Write the footer and give the file's bytes."""
+        groups = [
+            replace(info, crc32=crc32.result())
+            for info, crc32 in zip(self._groups, self._checksums, strict=True)
+        ]
         packed = zstandard.ZstdCompressor(level=3).compress(
             canonical_json(self._table.streams.to_json()).encode()
         )
         metadata = {
             "rlio.format": str(FORMAT_VERSION),
             "rlio.schema": self.schema.text,
-            "rlio.groups": canonical_json([info.to_json() for info in self._groups]),
+            "rlio.groups": canonical_json([info.to_json() for info in groups]),
             "rlio.streams": base64.b64encode(packed).decode("ascii"),
             "rlio.provenance": self._provenance,
         }
@@ -206,8 +228,8 @@ class ShardEncoder:
         self._writer.close()
         stop = self.encoded_bytes
         self._sink.close()
-        footer_crc32 = zlib.crc32(self._memory[start:stop])
-        return EncodedShard(memoryview(self._memory[:stop]), self.rows, footer_crc32)
+        footer_crc32 = self._checksum(start, stop)
+        return EncodedShard(self._memory[:stop], self.rows, self._crc32, footer_crc32)
 
     def _bound(self, group: RowGroup) -> int:
         """More bytes than a group and the footer after it can take."""
@@ -220,7 +242,7 @@ class ShardEncoder:
                 # One- and two-byte values of scalars and lists are widened to four bytes.
                 narrow = spec.kind in ("scalar", "list") and spec.numpy.itemsize < 4
                 encoded += values.nbytes * (4 if narrow else 1)
-        # A quarter more for levels and for pages that do not compress; a page header and a dictionary a column.
+        # A quarter more for levels and pages that do not compress; headers and a dictionary a column.
         encoded += encoded // 4 + 64 * group.rows + (16 << 10) * (len(self._fields) + 1)
         keys = [key for key in self._table.streams.eps_id if isinstance(key, str)]
         longest = max(map(len, keys), default=64)

@@ -45,6 +45,7 @@ def publish_shard(
     rows: int,
     suffix: Suffix,
     footer_crc32: int,
+    crc32: int | None = None,
 ) -> ShardRef:
     """Store one shard; when this returns, every reader that lists from now on finds it.
 
@@ -56,6 +57,7 @@ def publish_shard(
         rows: How many.
         suffix: What ``data`` is: ``"parquet"``, ``"jsonl"`` or ``"jsonl.zst"``.
         footer_crc32: See `ShardName`.
+        crc32: Of ``data``, if the caller has made it already.
 
     Raises:
         PublishError: It could not be stored; calling again with the same arguments is right at any time.
@@ -66,7 +68,7 @@ def publish_shard(
         first=first,
         rows=rows,
         size=len(view),
-        crc32=zlib.crc32(view),
+        crc32=zlib.crc32(view) if crc32 is None else crc32,
         footer_crc32=footer_crc32,
         suffix=suffix,
     )

@@ -33,6 +33,7 @@ class _Waiting:
     suffix: Suffix
     footer_crc32: int
     schema: Schema
+    crc32: int | None
 
 
 class ShardLog:
@@ -89,10 +90,17 @@ class ShardLog:
         check_agreement({**read_schemas(self.storage), schema.hash: schema}, uri=self.storage.uri)
 
     def append(
-        self, data: bytes | memoryview, *, rows: int, suffix: Suffix, footer_crc32: int, schema: Schema
+        self,
+        data: bytes | memoryview,
+        *,
+        rows: int,
+        suffix: Suffix,
+        footer_crc32: int,
+        schema: Schema,
+        crc32: int | None = None,
     ) -> None:
-        """Number a shard's rows and queue it; `publish` stores it."""
-        self._waiting.append(_Waiting(data, self.next_row, rows, suffix, footer_crc32, schema))
+        """Number a shard's rows and queue it; `publish` stores it. ``crc32`` is of ``data``, where known."""
+        self._waiting.append(_Waiting(data, self.next_row, rows, suffix, footer_crc32, schema, crc32))
         self.next_row += rows
         self.waiting_bytes += len(data)
 
@@ -113,6 +121,7 @@ class ShardLog:
                 rows=shard.rows,
                 suffix=shard.suffix,
                 footer_crc32=shard.footer_crc32,
+                crc32=shard.crc32,
             )
             self._waiting.popleft()
             self.waiting_bytes -= len(shard.data)
