@@ -11,9 +11,7 @@ import rlio
 def main(source: str, folder: str) -> None:
     """Copy every row once, then show what is there."""
     # Recording is a reader around a reader and a writer: converting a format is recording a replay.
-    with rlio.RecordingInput(
-        rlio.read(source, epochs=1, on_error="skip"), rlio.ParquetWriter(folder)
-    ) as reader:
+    with rlio.RecordingInput(rlio.read(source, epochs=1), rlio.ParquetWriter(folder)) as reader:
         rows = sum(len(batch) for batch in reader)
     data = rlio.open_dataset(folder)
     print(f"{rows} rows, {data.bytes()} bytes, columns {', '.join(data.columns['default_policy'])}")
@@ -22,4 +20,6 @@ def main(source: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    main(*sys.argv[1:])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -68,3 +68,19 @@ def test_rows_in_another_order_are_noticed_where_order_counts() -> None:
 
     with pytest.raises(AssertionError, match="column 'infos'"):
         Ordered().test_one_pass_gives_the_expected_rows()
+
+
+def test_an_endless_reader_that_is_said_to_end_fails_and_does_not_hang() -> None:
+    class Ones(InputReader):
+        def _next(self) -> SampleBatch:
+            return SampleBatch(rewards=[1.0])
+
+    class Suite(ReaderTests):
+        def make_reader(self, **options: Any) -> InputReader:
+            return Ones()
+
+        def expected_rows(self) -> None:
+            return None
+
+    with pytest.raises(AssertionError, match="set finite = False"):
+        Suite().test_iteration_stops_and_the_end_stays_the_end()

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,10 @@ def test_python_and_sql_of_the_readme_run(
     assert len(code) >= 3
     for block in code:
         exec(compile(block, "README.md", "exec"), scope)
+    suite: Any = scope["TestConstant"]
+    for name in dir(suite):
+        if name.startswith("test_"):
+            getattr(suite(), name)()
     queries = blocks(checkout / "README.md", "sql")
     assert queries
     for query in queries:

@@ -337,7 +337,7 @@ def _plot(report: DemoReport) -> bytes:
         axes.errorbar(place, returns.mean(), yerr=spread, fmt="o", color="black", capsize=4)
     axes.set_xticks(range(len(names)), names)
     axes.set_ylabel("return of an episode")
-    axes.set_title(f"{ENV}: each dot an episode on a fresh seed, mean and its standard error")
+    axes.set_title(f"{ENV}: episodes on fresh seeds, mean and standard error")
     axes.set_ylim(bottom=0)
     buffer = io.BytesIO()
     # No date and no software: the same returns give the same bytes.
@@ -416,4 +416,5 @@ def _show(report: DemoReport) -> None:
         f"{report.bytes_per_step:.1f} bytes a step ({report.raw_bytes_per_step:.0f} in memory)",
         highlight=False,
     )
-    console.print(f"data set  {report.root}\nplot      {report.plot}", highlight=False, soft_wrap=True)
+    where = Storage.open(report.root).uri
+    console.print(f"data set  {where}\nplot      {report.plot}", highlight=False, soft_wrap=True)

@@ -91,6 +91,10 @@ def assert_resumes(
                     _assert_same_or_end(_sample(reader, n), expected[later], what)
 
 
+# Batches after which a reader that should end is taken for one that does not.
+_MANY = 20_000
+
+
 class ReaderTests:
     """Conformance suite of readers; subclass it, give the two accessors, and pytest finds the tests.
 
@@ -194,7 +198,7 @@ class ReaderTests:
             return
         for n in (None, 3):
             with self.make_reader() as reader:
-                while _sample(reader, n) is not None:
+                for _ in self._batches(reader, n):
                     pass
                 for size in (None, 1, 3):
                     _raises(EndOfData, reader.sample, size)
@@ -254,8 +258,9 @@ class ReaderTests:
                 return
             _sample(one, 4)
             state = one.state_dict()
-            while _sample(other, 3) is not None and self.finite:
-                pass
+            for _ in self._batches(other, 3):
+                if not self.finite:
+                    break
             other.load_state_dict(json.loads(json.dumps(state)))
             for _ in range(3):
                 _assert_same_or_end(_sample(other, 2), _sample(one, 2), "sample(2) of a used reader")
@@ -268,13 +273,11 @@ class ReaderTests:
 
     def _batches(self, reader: InputReader, n: int | None) -> Iterator[Batch]:
         """The batches of one pass, or the first few of a reader without end."""
-        limit = None if self.finite else self.batches
-        number = 0
-        while limit is None or number < limit:
+        for _ in range(_MANY if self.finite else self.batches):
             if (batch := _sample(reader, n)) is None:
                 return
-            number += 1
             yield batch
+        assert not self.finite, f"no end after {_MANY:,} batches: set finite = False if there is none"
 
 
 def _sample(reader: InputReader, n: int | None) -> Batch | None:
