@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import shutil
 import statistics
 import tempfile
@@ -139,6 +140,7 @@ def measure(contenders: list[Any], rows: int, rounds: int) -> dict[str, Any]:
         for contender in contenders:
             contender.clear()  # What was written before is removed outside of the measurement.
             for work in ("write", "read"):
+                os.sync()  # What one contender left to the kernel to write must not slow down the next.
                 took = timed(getattr(contender, work))
                 if round_number:
                     seconds.setdefault(f"{contender.name} {work}", []).append(took)
