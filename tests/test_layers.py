@@ -33,6 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("rlio.storage",),
     ("rlio.dataset", "rlio.replay"),
     ("rlio.readers", "rlio.writers"),
+    ("rlio.maintenance",),
     ("rlio.resolve",),
     ("rlio.envs", "rlio.policies", "rlio.rollout", "rlio.evaluation"),
     ("rlio.worker",),
