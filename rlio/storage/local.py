@@ -29,7 +29,7 @@ from rlio.errors import UnsafeData, excerpt
 from rlio.storage.names import TMP_DIR
 from rlio.storage.paths import Entry
 
-__all__ = ["LocalFolder", "warn_of_links"]
+__all__ = ["LocalFolder", "sync_descriptor", "warn_of_links"]
 
 logger = logging.getLogger("rlio")
 
@@ -207,7 +207,7 @@ class LocalFolder:
             while offset < len(data):
                 offset += os.write(fd, data[offset:])
             if self.sync:
-                _sync(fd)
+                sync_descriptor(fd)
         finally:
             os.close(fd)
 
@@ -244,7 +244,7 @@ class _Folder:
     def sync(self) -> None:
         """Make the names in this folder durable. Windows has no such call."""
         if self.fd is not None:
-            _sync(self.fd)
+            sync_descriptor(self.fd)
 
     def discard(self, name: str) -> None:
         """Remove the unfinished file ``name``; what cannot be removed is left to garbage collection."""
@@ -290,7 +290,8 @@ def warn_of_links(links: list[str], where: str) -> None:
         )
 
 
-def _sync(fd: int) -> None:
+def sync_descriptor(fd: int) -> None:
+    """Make a file or folder durable, in the drive too."""
     if sys.platform == "darwin":
         import fcntl
 
@@ -305,6 +306,6 @@ def _sync_path(folder: str) -> None:
     if _HAS_OPENAT:
         fd = os.open(folder, _FOLDER)
         try:
-            _sync(fd)
+            sync_descriptor(fd)
         finally:
             os.close(fd)
