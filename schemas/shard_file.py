@@ -119,14 +119,24 @@ class ShardFile:
         size: Bytes of the shard, from its name.
         footer_crc32: Of its footer, from its name.
         uri: For messages.
+        check_pages: Whether pages are checked against their own CRCs as well.
 
     Raises:
         CorruptData: The footer is damaged or does not describe a shard.
         UnsafeData: It holds an Arrow schema, which rlio never writes and whose extensions could run code.
     """
 
-    def __init__(self, fetch: Callable[[int, int], bytes], *, size: int, footer_crc32: int, uri: str) -> None:
+    def __init__(
+        self,
+        fetch: Callable[[int, int], bytes],
+        *,
+        size: int,
+        footer_crc32: int,
+        uri: str,
+        check_pages: bool = False,
+    ) -> None:
         self.uri = uri
+        self._check_pages = check_pages
         self._fetch = fetch
         self._size = size
         footer = self._read_footer(footer_crc32)
@@ -279,6 +289,7 @@ class ShardFile:
             # Each distinct text once: a kilobyte of a stranger's dictionary could stand for gigabytes.
             read_dictionary=[n for n, spec in self.schema.columns.items() if spec.kind in TEXTS] + [BATCH],
             pre_buffer=False,
+            page_checksum_verification=self._check_pages,
         )
         table = file.read_row_group(
             index, columns=None if chosen == everything else chosen, use_threads=info.rows > _THREADED_ROWS
