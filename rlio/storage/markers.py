@@ -1,0 +1,48 @@
+"""Markers in a writer's folder: that it is closed for good, and that its oldest rows are gone on purpose.
+
+A marker is an object whose name says everything; its content repeats the name for people who look into it. Of
+several of one kind the one with the largest number counts, so that putting one is right at any time, in any
+order, and as often as one likes.
+
+Example:
+    >>> from rlio.storage.filesystem import Storage
+    >>> from rlio.storage.listing import list_shards
+    >>> storage = Storage.open("memory://markers-example")
+    >>> seal(storage, "w00000-0a1b2c3d", 4096)
+    >>> trim(storage, "w00000-0a1b2c3d", 1024)
+    >>> listing = list_shards(storage)
+    >>> listing.sealed, listing.trimmed
+    ({'w00000-0a1b2c3d': 4096}, {'w00000-0a1b2c3d': 1024})
+"""
+
+from __future__ import annotations
+
+from rlio.storage.filesystem import Storage
+from rlio.storage.names import sealed_name, trim_name, writer_dir
+
+__all__ = ["seal", "trim"]
+
+
+def seal(storage: Storage, writer: str, rows: int) -> None:
+    """Say that ``writer`` is closed for good, after ``rows`` rows: who follows it knows the end.
+
+    Raises:
+        PublishError: The marker could not be stored.
+        OptionError: There is no such writer id or number of rows.
+    """
+    _put(storage, writer, sealed_name(rows))
+
+
+def trim(storage: Storage, writer: str, row: int) -> None:
+    """Say that the rows of ``writer`` below ``row`` are gone: no shard brings them back.
+
+    Raises:
+        PublishError: The marker could not be stored.
+        OptionError: There is no such writer id or row.
+    """
+    _put(storage, writer, trim_name(row))
+
+
+def _put(storage: Storage, writer: str, name: str) -> None:
+    # Not empty: some stores and copying tools drop objects without bytes.
+    storage.put(f"{writer_dir(writer)}/{name}", f"{name}\n".encode())
