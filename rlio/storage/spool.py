@@ -1,0 +1,445 @@
+"""Where logs lie, who owns them, and which of them their owners have left behind.
+
+A writer's log is a folder with a locked ``owner`` file, segments (`rlio.storage.wal`) and encoded shards
+that could not be stored yet. Nothing here knows how rows become shards (`rlio.writers.recovery`).
+
+Example:
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> log = LogFolder.create(f"{folder}/w00000-0a1b2c3d", root="/data/x", writer="w00000-0a1b2c3d")
+    >>> [found.claim() for found in find_logs(folder)]     # It has an owner, who lives.
+    [None]
+    >>> log.release()
+    >>> [found.claim() is not None for found in find_logs(folder)]
+    [True]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import platform
+import re
+import stat
+import sys
+import weakref
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, Self
+
+from rlio.errors import OptionError, PublishError, UnsafeData, excerpt
+from rlio.storage.filesystem import Storage
+from rlio.storage.local import sync_descriptor
+from rlio.storage.names import WAL_DIR, ShardName, is_writer_id
+from rlio.storage.wal import Sync
+
+try:
+    import fcntl
+except ImportError:  # Windows: no flock, and so no log.
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["AbandonedLog", "LogFolder", "Spool", "find_logs", "spool_of"]
+
+logger = logging.getLogger("rlio")
+
+_OWNER: Final = "owner"
+_SEGMENT: Final = re.compile(r"([0-9]{1,19})\.wal")
+_MAX_OWNER_BYTES: Final = 1 << 20
+
+# Where flock may be a fiction, or files may vanish with the network: logs lie elsewhere.
+_NETWORK = frozenset(
+    [
+        "9p",
+        "afs",
+        "beegfs",
+        "ceph",
+        "cifs",
+        "fuse.blobfuse",
+        "fuse.ceph",
+        "fuse.gcsfuse",
+        "fuse.glusterfs",
+        "fuse.goofys",
+        "fuse.juicefs",
+        "fuse.rclone",
+        "fuse.s3fs",
+        "fuse.sshfs",
+        "glusterfs",
+        "gpfs",
+        "lustre",
+        "ncpfs",
+        "nfs",
+        "nfs4",
+        "smb3",
+        "smbfs",
+        "wekafs",
+    ]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spool:
+    """How the write-ahead log is kept.
+
+    Attributes:
+        folder: Where logs lie. None: ``_wal`` beside a root on a local disk, else a folder of this user
+            (the environment variable ``RLIO_SPOOL``, or ``rlio/spool`` in the user's cache folder).
+        sync: When rows become safe against power failure (against the death of the process they are at
+            once): every ``sync_interval`` seconds ("interval"), within each `write()` ("always"), or when
+            the kernel likes ("never").
+        sync_interval: Seconds; what a power failure costs.
+        max_bytes: Bytes that a writer's log may take while rows cannot be published. 1 GiB is two and a
+            half hours of 1,000 HalfCheetah-v5 steps/s.
+        block_seconds: How long `write()` waits for room in a full log before it raises.
+    """
+
+    folder: str | os.PathLike[str] | None = None
+    sync: Sync = "interval"
+    sync_interval: float = 1.0
+    max_bytes: int = 1 << 30
+    block_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.sync not in ("interval", "always", "never"):
+            raise OptionError(f"sync={excerpt(self.sync)}: 'interval', 'always' or 'never'")
+        if not self.sync_interval > 0 or not self.max_bytes > 0 or not self.block_seconds >= 0:
+            raise OptionError(
+                f"{self}: expected sync_interval > 0 (seconds), max_bytes > 0 and block_seconds >= 0"
+            )
+
+
+def spool_of(storage: Storage, spool: Spool) -> str | None:
+    """The folder in which the logs of the root's writers lie, whether it exists or not.
+
+    None for roots in this process's memory, whose rows no log could outlive, and where there is no flock.
+    """
+    if fcntl is None:
+        logger.warning("no write-ahead log on %s: rows are safe once they are published", sys.platform)
+        return None
+    if not storage.is_local and _is_memory(storage):
+        return None
+    if spool.folder is None and storage.is_local and not _on_network(storage.root):
+        return os.path.join(storage.root, WAL_DIR)
+    base = os.fspath(spool.folder) if spool.folder is not None else _user_spool()
+    digest = hashlib.blake2b(storage.uri.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+    return os.path.join(os.path.abspath(os.path.expanduser(base)), digest)
+
+
+class LogFolder:
+    """A writer's log folder, locked by this process. Use `create` and `AbandonedLog.claim`.
+
+    A forked child inherits the descriptor but not the right: it closes its copy and `check_owned` raises.
+    """
+
+    def __init__(self, path: str, owner: dict[str, Any], fd: int) -> None:
+        self.path = path
+        self.owner = owner
+        self._fd = fd
+        self._pid = os.getpid()
+        _held.add(self)
+
+    @classmethod
+    def create(cls, path: str, *, root: str, writer: str) -> Self:
+        """Make and lock the folder of a new writer.
+
+        Raises:
+            PublishError: It could not be made, or is there already.
+            UnsafeData: The spool belongs to another user.
+        """
+        try:
+            _make_private(os.path.dirname(path), shared=os.path.basename(os.path.dirname(path)) == WAL_DIR)
+            os.mkdir(path, 0o700)
+        except OSError as error:
+            raise PublishError(
+                f"the log's folder could not be made: {error}; give another one as "
+                "spool=Spool(folder=...), or write without a log: spool=None",
+                uri=path,
+            ) from error
+        # Locked before it has its name: whoever sees it sees it locked.
+        temporary = os.path.join(path, f"{_OWNER}.tmp")
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            owner = {
+                "format": 0,
+                "root": root,
+                "writer": writer,
+                "host": host_id(),
+                "boot": boot_id(),
+                "pid": os.getpid(),
+                "inode": os.fstat(fd).st_ino,
+            }
+            os.write(fd, json.dumps(owner).encode())
+            sync_descriptor(fd)
+            os.rename(temporary, os.path.join(path, _OWNER))
+            sync_folder(path)
+            sync_folder(os.path.dirname(path))
+        except BaseException:
+            os.close(fd)
+            raise
+        return cls(path, owner, fd)
+
+    def check_owned(self) -> None:
+        """Raise in a forked child.
+
+        Raises:
+            PublishError: This is not the process that opened the log.
+        """
+        if self._pid != os.getpid():
+            raise PublishError(
+                f"this writer was opened by process {self._pid}, of which this one is a fork: "
+                "open a writer of your own in each process",
+                uri=self.path,
+            )
+
+    def segments(self) -> list[str]:
+        """Paths of the segments, by first row."""
+        found = [
+            (int(match[1]), name) for name in os.listdir(self.path) if (match := _SEGMENT.fullmatch(name))
+        ]
+        return [os.path.join(self.path, name) for _, name in sorted(found)]
+
+    def shards(self) -> list[tuple[ShardName, str]]:
+        """Encoded shards that wait here, by first row, with their paths."""
+        found = [
+            (name, text) for text in os.listdir(self.path) if (name := ShardName.parse(text)) is not None
+        ]
+        return [
+            (name, os.path.join(self.path, text)) for name, text in sorted(found, key=lambda x: x[0].first)
+        ]
+
+    def segment_path(self, first: int) -> str:
+        """Where the segment that begins with row ``first`` goes."""
+        return os.path.join(self.path, f"{first:012d}.wal")
+
+    def bytes(self) -> int:
+        """Bytes of everything in the folder."""
+        total = 0
+        with os.scandir(self.path) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    total += entry.stat(follow_symlinks=False).st_size
+        return total
+
+    def release(self) -> None:
+        """Let go of the lock; what is in the folder stays, for whoever recovers it. May be called again."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def remove(self) -> None:
+        """Remove the folder of a log that is done with, and let go of the lock.
+
+        What is neither ours nor empty is left there, and said.
+        """
+        for path in self.segments():
+            os.unlink(path)
+        # Last, so that a crash leaves a log that can be claimed, and then removed, again.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(self.path, _OWNER))
+        try:
+            os.rmdir(self.path)
+        except OSError as error:
+            logger.warning("the log folder %s is done with but not empty: %s", self.path, error)
+        with contextlib.suppress(OSError):  # Another writer's log is there too.
+            os.rmdir(os.path.dirname(self.path))
+        self.release()
+
+
+@dataclass(frozen=True)
+class AbandonedLog:
+    """A log folder that was found; whether its owner is dead shows when it is claimed."""
+
+    path: str
+
+    @property
+    def writer(self) -> str:
+        """The writer's id."""
+        return os.path.basename(self.path)
+
+    def claim(self, *, all_hosts: bool = False) -> LogFolder | None:
+        """Lock the log; None if its owner lives, may live (another host), or it is gone.
+
+        Args:
+            all_hosts: Also a log of another host, or a copy of a log: the caller knows that the owner is
+                dead, or that it is a copy.
+
+        Raises:
+            UnsafeData: It belongs to another user.
+        """
+        path = os.path.join(self.path, _OWNER)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        except (FileNotFoundError, NotADirectoryError):
+            return None  # Nothing is logged before there is an owner: what is left of it is for gc.
+        except PermissionError:
+            return None  # Another user's, who will recover it.
+        try:
+            owner = self._lock(fd, path)
+        except BaseException:
+            os.close(fd)
+            raise
+        if owner is None or not (all_hosts or self._is_dead(owner, fd)):
+            os.close(fd)
+            return None
+        return LogFolder(self.path, owner, fd)
+
+    def _lock(self, fd: int, path: str) -> dict[str, Any] | None:
+        """Take the lock and read who had it; None where somebody has it."""
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise UnsafeData("the log's owner file is no regular file", uri=path)
+        if status.st_uid != os.getuid():
+            raise UnsafeData(f"the log belongs to user {status.st_uid}, who must recover it", uri=path)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        try:
+            if os.stat(path, follow_symlinks=False).st_ino != status.st_ino:
+                return None  # Removed, and made anew, since it was opened.
+        except FileNotFoundError:
+            return None
+        try:
+            owner = json.loads(os.read(fd, _MAX_OWNER_BYTES))
+        except (ValueError, RecursionError):
+            owner = None
+        # Without it (a power failure before it was synced) the segments' own headers say the same.
+        return owner if isinstance(owner, dict) else {}
+
+    def _is_dead(self, owner: dict[str, Any], fd: int) -> bool:
+        """Whether a lock that could be taken proves that the owner is dead."""
+        if owner.get("host", host_id()) != host_id():
+            logger.warning("%s is the log of another host (%s): recover it there", self.path, owner["host"])
+            return False
+        if owner.get("inode", os.fstat(fd).st_ino) == os.fstat(fd).st_ino:
+            return True
+        # A copy: nobody ever locks it, so the lock proves nothing.
+        return owner.get("boot") != boot_id() or not _is_running(owner.get("pid"))
+
+
+def find_logs(spool: str) -> list[AbandonedLog]:
+    """Every writer's log folder in ``spool``, by writer id; none where there is no such folder."""
+    try:
+        names = sorted(os.listdir(spool))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    found = [AbandonedLog(os.path.join(spool, name)) for name in names if is_writer_id(name)]
+    return [log for log in found if not os.path.islink(log.path) and os.path.isdir(log.path)]
+
+
+def sync_folder(path: str) -> None:
+    """Make the names in a folder durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sync_descriptor(fd)
+    finally:
+        os.close(fd)
+
+
+@cache
+def host_id() -> str:
+    """What tells this machine, or container, from others."""
+    machine = ""
+    for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
+        with contextlib.suppress(OSError):
+            machine = Path(path).read_text().strip()
+            break
+    digest = hashlib.blake2b(f"{machine} {platform.node()}".encode(), digest_size=8)
+    return digest.hexdigest()
+
+
+@cache
+def boot_id() -> str:
+    """What tells this start of the machine from others; "" where that is not known."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _is_running(pid: Any) -> bool:
+    """Whether a process of that id runs here."""
+    if not isinstance(pid, int) or pid <= 0:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
+
+
+def _make_private(path: str, *, shared: bool) -> None:
+    """Make the folder of logs, for this user alone, or beside a root that several users may share.
+
+    Raises:
+        UnsafeData: It belongs to another user, or is a link.
+    """
+    if shared:
+        os.makedirs(path, exist_ok=True)
+        if os.path.islink(path):
+            raise UnsafeData("the folder of logs is a symbolic link", uri=path)
+        return
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    status = os.stat(path, follow_symlinks=False)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise UnsafeData(
+            f"the spool belongs to user {status.st_uid}, or is a link: recovery would publish what others "
+            "put there; give a folder of your own as spool=Spool(folder=...)",
+            uri=path,
+        )
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        os.chmod(path, 0o700)
+
+
+def _user_spool() -> str:
+    """The user's own folder of logs."""
+    given = os.environ.get("RLIO_SPOOL")
+    if given:
+        return given
+    if sys.platform == "darwin":
+        return os.path.expanduser("~/Library/Caches/rlio/spool")
+    return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "rlio", "spool")
+
+
+def _is_memory(storage: Storage) -> bool:
+    protocol = getattr(storage.fs, "protocol", ())
+    return "memory" in ((protocol,) if isinstance(protocol, str) else tuple(protocol))
+
+
+def _on_network(path: str) -> bool:
+    """Whether a local path lies on a network filesystem, as far as /proc tells."""
+    try:
+        text = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return False
+    real = os.path.realpath(path)
+    best, kind = -1, ""
+    for line in text.splitlines():
+        left, _, right = line.partition(" - ")
+        fields, types = left.split(" "), right.split(" ")
+        if len(fields) < 5 or not types[0]:
+            continue
+        mount = fields[4].encode("latin-1", "replace").decode("unicode_escape")
+        inside = real == mount or real.startswith(mount.rstrip("/") + "/")
+        if inside and len(mount) >= best:
+            best, kind = len(mount), types[0]
+    return kind in _NETWORK
+
+
+_held: weakref.WeakSet[LogFolder] = weakref.WeakSet()
+
+
+def _let_go_after_fork() -> None:
+    """A child must not keep its parent's locks: the log of a dead parent would look alive."""
+    for log in list(_held):
+        log.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go_after_fork)
