@@ -14,6 +14,7 @@ Example:
 
 from __future__ import annotations
 
+import builtins
 import errno
 import logging
 import time
@@ -103,6 +104,12 @@ class _Backend(Protocol):
     def exists(self, path: str) -> bool: ...
 
     def remove(self, path: str) -> None: ...
+
+    def modified(self, path: str) -> float | None: ...
+
+    def empty_folders(self, folder: str) -> list[Entry]: ...
+
+    def remove_empty_folder(self, path: str) -> bool: ...
 
 
 class Storage:
@@ -291,6 +298,30 @@ class Storage:
         """Remove the object at ``path``; that none is there is no error. Never a folder."""
         check_path(path, uri=self.uri)
         self._attempt(path, lambda: self._backend.remove(path))
+
+    def modified(self, path: str) -> float | None:
+        """When the object was stored, in seconds, by the store's own clock; None where it does not tell.
+
+        Compare it with other times of the same store only: its clock is not this machine's.
+
+        Raises:
+            DataNotFound: Nothing is there.
+        """
+        check_path(path, uri=self.uri)
+        try:
+            return self._attempt(path, lambda: self._backend.modified(path))
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise DataNotFound("nothing is stored there", uri=self.uri_of(path)) from error
+
+    def empty_folders(self, folder: str) -> builtins.list[str]:
+        """The folders directly in ``folder`` that hold nothing, sorted; none on what is no local disk."""
+        check_path(folder, uri=self.uri)
+        return sorted(entry.path for entry in self._backend.empty_folders(folder))
+
+    def remove_empty_folder(self, path: str) -> bool:
+        """Remove a local folder if it holds nothing; whether it was removed. What holds something stays."""
+        check_path(path, uri=self.uri)
+        return self._backend.remove_empty_folder(path)
 
     # ---- inside ----
 

@@ -140,6 +140,40 @@ class LocalFolder:
         with contextlib.suppress(FileNotFoundError), self._folder(folders) as folder:
             os.unlink(folder.at(name), dir_fd=folder.fd)
 
+    def modified(self, path: str) -> float | None:
+        """When the file was last written: seconds since the epoch, by the clock of its filesystem."""
+        *folders, name = path.split("/")
+        with self._folder(folders) as folder:
+            return os.stat(folder.at(name), dir_fd=folder.fd, follow_symlinks=False).st_mtime
+
+    def empty_folders(self, folder: str) -> list[Entry]:
+        """The folders directly in ``folder`` that hold nothing, unsorted. Links are not followed."""
+        if not self._is_plain_folder(folder):
+            return []
+        with os.scandir(os.path.join(self.root, folder)) as children:
+            names = [child.name for child in children if child.is_dir(follow_symlinks=False)]
+        found = []
+        for name in names:
+            with (
+                contextlib.suppress(FileNotFoundError),
+                os.scandir(os.path.join(self.root, folder, name)) as it,
+            ):
+                if next(it, None) is None:
+                    found.append(Entry(f"{folder}/{name}", None))
+        return found
+
+    def remove_empty_folder(self, path: str) -> bool:
+        """Remove a folder if it is there and holds nothing; whether it was removed."""
+        *folders, name = path.split("/")
+        try:
+            with self._folder(folders) as folder:
+                os.rmdir(folder.at(name), dir_fd=folder.fd)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                return False
+            raise
+        return True
+
     # ---- inside ----
 
     @contextlib.contextmanager

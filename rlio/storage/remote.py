@@ -19,6 +19,7 @@ import logging
 import os
 import uuid
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 from rlio.errors import UnsafeData
@@ -36,6 +37,9 @@ _ATOMIC_PUT = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss",
 
 #: Up to this size a put that raised compares content too before it is taken for stored: one cheap request.
 _COMPARE_BYTES = 1 << 20
+
+#: What clients call the time at which an object was stored.
+_TIMES = ("LastModified", "last_modified", "mtime", "modified", "modify", "updated", "created")
 
 
 class RemoteFolder:
@@ -167,6 +171,25 @@ class RemoteFolder:
                 raise
         self.fs.invalidate_cache()
 
+    def modified(self, path: str) -> float | None:
+        """When the object was stored: seconds, by the store's clock; None where it does not tell."""
+        full = self.full(path)
+        self.fs.invalidate_cache()
+        try:
+            time = self.fs.modified(full)
+        except (NotImplementedError, KeyError, TypeError):  # What clients raise whose answers have no time.
+            info = self.fs.info(full)
+            time = next((info[key] for key in _TIMES if info.get(key) is not None), None)
+        return _seconds(time)
+
+    def empty_folders(self, folder: str) -> list[Entry]:
+        """None: object stores have no folders, and elsewhere ours hold something."""
+        return []
+
+    def remove_empty_folder(self, path: str) -> bool:
+        """False: see `empty_folders`."""
+        return False
+
     def full(self, path: str) -> str:
         """``path`` as the filesystem knows it."""
         return f"{self.root}/{path}" if self.root or self.fs.root_marker else path
@@ -233,6 +256,21 @@ class RemoteFolder:
         if seen > limit:
             raise UnsafeData(f"more than {limit} names: raise the limit if they are yours")
         return found
+
+
+def _seconds(time: Any) -> float | None:
+    """Seconds since the epoch of what a client gives for a time; None for what is none."""
+    if isinstance(time, str):
+        # FTP's listing (RFC 3659) has digits alone; others write ISO 8601.
+        form = "%Y%m%d%H%M%S" if time[:14].isdecimal() else None
+        try:
+            time = datetime.strptime(time[:14], form) if form else datetime.fromisoformat(time)
+        except ValueError:
+            return None
+    if isinstance(time, datetime):
+        # Without a zone it is some zone's, always the same: all that is asked of times is their difference.
+        return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+    return float(time) if isinstance(time, int | float) and not isinstance(time, bool) else None
 
 
 def _finds_flat(fs: Any) -> bool:
