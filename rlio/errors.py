@@ -11,6 +11,7 @@
     |  |- MissingColumn (KeyError)   a column that is needed is absent
     |- CorruptData (ValueError)      stored bytes are damaged: torn, truncated, flipped, malformed
     |  |- UnsafeData                 stored bytes ask for more than data may: code, memory, other files
+    |  |- HoleError                  rows that should be stored are not there
     |- DataNotFound (FileNotFoundError)   nothing is stored there
     |- StateError (ValueError)       a saved state does not fit this reader
     |- ClosedError (ValueError)      the reader or writer was used after close()
@@ -27,6 +28,7 @@ __all__ = [
     "CorruptData",
     "DataNotFound",
     "EndOfData",
+    "HoleError",
     "MissingColumn",
     "MissingExtra",
     "OptionError",
@@ -104,6 +106,10 @@ class CorruptData(RlioError, ValueError):
 
 class UnsafeData(CorruptData):
     """Stored bytes ask for more than data may: to import code, to inflate memory, to leave the root."""
+
+
+class HoleError(CorruptData):
+    """Rows that should be stored are not there, and were in none of several listings."""
 
 
 class DataNotFound(RlioError, FileNotFoundError):

@@ -38,6 +38,7 @@ PUBLIC = [
     "EnvRunner",
     "Episode",
     "ForeignParquetReader",
+    "HoleError",
     "IOContext",
     "InputReader",
     "JsonReader",

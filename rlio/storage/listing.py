@@ -16,27 +16,54 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
 
-from rlio.errors import CorruptData
+from rlio.errors import CorruptData, OptionError
 from rlio.storage.filesystem import MAX_ENTRIES, Storage
 from rlio.storage.names import DATA_DIR, ShardName, is_writer_id, parse_sealed, parse_trim
 
 __all__ = [
     "Coverage",
     "Listing",
+    "Patience",
     "Rejected",
     "Segment",
     "ShardRef",
     "cover_rows",
     "find_holes",
+    "list_settled",
     "list_shards",
     "live_shards",
     "load_shard",
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """When a hole is believed: a listing of a growing data set is no snapshot, and may lack what was stored.
+
+    Attributes:
+        listings: Listings that must all lack the rows.
+        seconds: Time between two of them. Stores that list page by page are right the next time; the wait is
+            for those that take a moment to show what was put.
+        sleep: Waits that many seconds.
+    """
+
+    listings: int = 3
+    seconds: float = 0.1
+    sleep: Callable[[float], object] = time.sleep
+
+    def __post_init__(self) -> None:
+        if self.listings < 1 or self.seconds < 0:
+            raise OptionError(f"{self}: expected listings >= 1 and seconds >= 0")
+
+
+#: What holds unless a caller says otherwise; tests shorten it.
+PATIENCE = Patience()
 
 
 class ShardRef(NamedTuple):
@@ -99,10 +126,47 @@ class Listing:
     sealed: dict[str, int] = field(default_factory=dict)
     trimmed: dict[str, int] = field(default_factory=dict)
 
-    def cover(self, writer: str) -> Coverage:
-        """The rows of ``writer``, its markers honoured."""
+    @property
+    def writers(self) -> list[str]:
+        """Ids of the writers that have shards or are sealed, sorted."""
+        return sorted(self.shards.keys() | self.sealed.keys())
+
+    def cover(self, writer: str, *, start: int = 0, end: int | None = None) -> Coverage:
+        """The rows of ``writer``, its markers honoured.
+
+        Args:
+            writer: Its id; one that is not listed has no rows.
+            start: Row below which nothing is wanted. Rows below the mark of a trim are not either, although
+                a late retry may have stored them again.
+            end: Row from which on nothing is wanted; None: all that there are, or were promised by a seal.
+        """
         return cover_rows(
-            self.shards.get(writer, []), trim=self.trimmed.get(writer, 0), sealed=self.sealed.get(writer)
+            self.shards.get(writer, []),
+            trim=max(start, self.trimmed.get(writer, 0)),
+            sealed=self.sealed.get(writer),
+            end=end,
+        )
+
+    def torn(self, writer: str) -> list[tuple[Rejected, ShardName]]:
+        """The objects of a writer that are named like shards but have another size."""
+        found = []
+        for rejected in self.rejected:
+            parts = rejected.path.split("/")
+            if len(parts) == 3 and parts[1] == writer and (name := ShardName.parse(parts[2])) is not None:
+                found.append((rejected, name))
+        return found
+
+    def joined(self, later: Listing) -> Listing:
+        """What either listing saw. Shards never change, so that one which was seen once was stored."""
+        shards = {}
+        for writer in sorted(self.shards.keys() | later.shards.keys()):
+            both = {*self.shards.get(writer, []), *later.shards.get(writer, [])}
+            shards[writer] = sorted(both, key=_order)
+        return Listing(
+            shards=shards,
+            rejected=later.rejected,
+            sealed=_larger(self.sealed, later.sealed),
+            trimmed=_larger(self.trimmed, later.trimmed),
         )
 
 
@@ -135,6 +199,33 @@ def list_shards(storage: Storage, *, limit: int = MAX_ENTRIES) -> Listing:
     return listing
 
 
+def list_settled(
+    storage: Storage, *, lacks: Callable[[Listing], bool], patience: Patience | None = None
+) -> Listing:
+    """List until nothing is lacking, or until several listings together lack it.
+
+    Args:
+        storage: The data set's root.
+        lacks: Whether rows are missing in a listing.
+        patience: How often and how long apart; None for the default.
+
+    Returns:
+        What the listings saw together: a row that is missing here was in none of them.
+    """
+    patience = patience or PATIENCE
+    found = list_shards(storage)
+    for _ in range(patience.listings - 1):
+        if not lacks(found):
+            break
+        patience.sleep(patience.seconds)
+        found = found.joined(list_shards(storage))
+    return found
+
+
+def _larger(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
+    return {key: max(one.get(key, 0), other.get(key, 0)) for key in sorted(one.keys() | other.keys())}
+
+
 def _take_marker(listing: Listing, writer: str, text: str, path: str) -> None:
     rows, row = parse_sealed(text), parse_trim(text)
     if rows is not None:
@@ -152,7 +243,9 @@ def _order(ref: ShardRef) -> tuple[int, str]:
     return ref.name.first, ref.path
 
 
-def cover_rows(refs: Iterable[ShardRef], *, trim: int = 0, sealed: int | None = None) -> Coverage:
+def cover_rows(
+    refs: Iterable[ShardRef], *, trim: int = 0, sealed: int | None = None, end: int | None = None
+) -> Coverage:
     """Choose the shards that serve one writer's rows, each row exactly once.
 
     The rule, for the next row c: among the shards with first <= c < first + rows, the one with the largest
@@ -163,6 +256,7 @@ def cover_rows(refs: Iterable[ShardRef], *, trim: int = 0, sealed: int | None = 
         refs: Shards of one writer, in any order.
         trim: Row below which nothing is wanted or missed.
         sealed: Rows that the writer had when it was closed for good; None while it may grow.
+        end: Row from which on nothing is wanted, and up to which everything is, whatever ``sealed`` says.
 
     Returns:
         Segments in row order, and the ranges of rows from ``trim`` on that no shard holds although a later
@@ -175,21 +269,23 @@ def cover_rows(refs: Iterable[ShardRef], *, trim: int = 0, sealed: int | None = 
     # The best of all shards that start at or before the cursor; its end says whether it reaches past it.
     best: ShardRef | None = None
     i = 0
-    while True:
+    while end is None or cursor < end:
         while i < len(waiting) and waiting[i].name.first <= cursor:
             if best is None or _rank(waiting[i]) < _rank(best):
                 best = waiting[i]
             i += 1
         if best is not None and best.name.end > cursor:
-            segments.append(Segment(best, cursor - best.name.first, best.name.end - cursor))
-            cursor = best.name.end
+            stop = best.name.end if end is None else min(best.name.end, end)
+            segments.append(Segment(best, cursor - best.name.first, stop - cursor))
         elif i < len(waiting):
-            holes.append(range(cursor, waiting[i].name.first))
-            cursor = waiting[i].name.first
+            stop = waiting[i].name.first if end is None else min(waiting[i].name.first, end)
+            holes.append(range(cursor, stop))
         else:
             break
-    if sealed is not None and sealed > cursor:
-        holes.append(range(cursor, sealed))
+        cursor = stop
+    promised = sealed if end is None else end
+    if promised is not None and promised > cursor:
+        holes.append(range(cursor, promised))
     return Coverage(segments, holes)
 
 
