@@ -15,7 +15,6 @@ Example:
 from __future__ import annotations
 
 import builtins
-import errno
 import logging
 import time
 import zlib
@@ -24,6 +23,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeVar
 
 from rlio.errors import DataNotFound, OptionError, PublishError, RlioError, UnsafeData, excerpt
+from rlio.storage.clients import CONNECTING, within
+from rlio.storage.failures import is_permanent
 from rlio.storage.inputs import InputFile, expand_inputs, open_input
 from rlio.storage.local import LocalFolder
 from rlio.storage.paths import Entry, Location, StrPath, check_path, is_uri, locate, locate_on, mask_secrets
@@ -48,19 +49,9 @@ T = TypeVar("T")
 #: Names that one listing may return: 10 times the shards of the largest data set that we plan for.
 MAX_ENTRIES = 1_000_000
 
-# Trying again changes nothing about these.
-_PERMANENT = (
-    FileNotFoundError,
-    IsADirectoryError,
-    NotADirectoryError,
-    NotImplementedError,
-    PermissionError,
-    RlioError,
-    TypeError,
-)
-_PERMANENT_CODES = frozenset(
-    {errno.ENOSPC, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, getattr(errno, "EDQUOT", errno.ENOSPC)}
-)
+#: Seconds that one attempt may take: no answer that took longer was ever seen, and a store that hangs must
+#: not hang the caller. What an object's bytes take comes on top.
+TIMEOUT = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,15 +110,26 @@ class Storage:
         location: Where the folder is; see `Storage.open` and `Storage.on`.
         sync: Local folders: whether `put` returns only once the object survives a power failure.
         retry: How failures are tried again.
+        timeout: Seconds that one attempt may take, in addition to its bytes at 256 KiB/s; None: for ever.
+            Local folders are not timed: a disk that hangs stops every process that asks it.
     """
 
-    def __init__(self, location: Location, *, sync: bool = True, retry: Retry | None = None) -> None:
+    def __init__(
+        self,
+        location: Location,
+        *,
+        sync: bool = True,
+        retry: Retry | None = None,
+        timeout: float | None = TIMEOUT,
+    ) -> None:
+        if timeout is not None and not timeout > 0:
+            raise OptionError(f"timeout={timeout!r}: expected seconds > 0, or None for no limit")
         self._location = location
         self._retry = Retry() if retry is None else retry
         self._backend: _Backend = (
             LocalFolder(location.path, sync=sync)
             if location.fs is None
-            else RemoteFolder(location.fs, location.path)
+            else RemoteFolder(location.fs, location.path, timeout=timeout)
         )
 
     @classmethod
@@ -138,6 +140,7 @@ class Storage:
         storage_options: Mapping[str, Any] | None = None,
         sync: bool = True,
         retry: Retry | None = None,
+        timeout: float | None = TIMEOUT,
     ) -> Self:
         """Open the folder at ``uri``, which need not exist; nothing is read or created.
 
@@ -147,13 +150,17 @@ class Storage:
             storage_options: Keywords of the fsspec filesystem (credentials, endpoints).
             sync: Local folders: whether `put` returns only once the object survives a power failure.
             retry: How failures are tried again; None for the default.
+            timeout: Seconds that one attempt may take, in addition to its bytes at 256 KiB/s; None: for ever.
 
         Raises:
             UnknownName: No filesystem is known for the URI's scheme.
             MissingExtra: Its client is not installed.
             OptionError: ``uri`` is empty, a URI that went through pathlib, or the options do not fit.
+            OSError: Its client connects when it is opened (SFTP, FTP), and could not.
         """
-        return cls(locate(uri, storage_options), sync=sync, retry=retry)
+        patient = Retry() if retry is None else retry
+        place = _connect(uri, storage_options, patient, timeout)
+        return cls(place, sync=sync, retry=patient, timeout=timeout)
 
     @classmethod
     def on(
@@ -164,9 +171,10 @@ class Storage:
         uri: str | None = None,
         sync: bool = True,
         retry: Retry | None = None,
+        timeout: float | None = TIMEOUT,
     ) -> Self:
         """The folder ``root`` of an fsspec filesystem object; ``uri`` is what messages call it."""
-        return cls(locate_on(fs, root, uri=uri), sync=sync, retry=retry)
+        return cls(locate_on(fs, root, uri=uri), sync=sync, retry=retry, timeout=timeout)
 
     @property
     def uri(self) -> str:
@@ -258,7 +266,7 @@ class Storage:
                     return
                 # A folder that vanished is made again; otherwise FileNotFoundError would be permanent.
                 vanished = isinstance(error, FileNotFoundError) and attempt == 0
-                if attempt + 1 == self._retry.attempts or (_is_permanent(error) and not vanished):
+                if attempt + 1 == self._retry.attempts or (is_permanent(error) and not vanished):
                     raise PublishError(
                         f"{len(view)} bytes could not be stored in {attempt + 1} attempts: "
                         f"{type(error).__name__}: {mask_secrets(str(error))}; the caller still has "
@@ -342,7 +350,7 @@ class Storage:
                 return operation()
             except Exception as error:
                 attempt += 1
-                if self.is_local or attempt >= self._retry.attempts or _is_permanent(error):
+                if self.is_local or attempt >= self._retry.attempts or is_permanent(error):
                     if not isinstance(error, RlioError):
                         error.add_note(f"after {attempt} attempts, in {self.uri_of(path)}")
                     raise
@@ -358,5 +366,22 @@ class Storage:
             return False
 
 
-def _is_permanent(error: Exception) -> bool:
-    return isinstance(error, _PERMANENT) or (isinstance(error, OSError) and error.errno in _PERMANENT_CODES)
+def _connect(
+    uri: StrPath, options: Mapping[str, Any] | None, retry: Retry, timeout: float | None
+) -> Location:
+    """`locate`, tried again where the filesystem's client is a connection that could not be made."""
+    scheme = uri.split("://", 1)[0] if isinstance(uri, str) and is_uri(uri) else ""
+    if scheme.rpartition("::")[2] not in CONNECTING:
+        return locate(uri, options)
+    attempt = 0
+    while True:
+        try:
+            return within(timeout, lambda: locate(uri, options))
+        except Exception as error:
+            attempt += 1
+            if attempt >= retry.attempts or is_permanent(error):
+                if not isinstance(error, RlioError):
+                    error.add_note(f"after {attempt} attempts, connecting to {mask_secrets(str(uri))}")
+                raise
+            logger.warning("connecting to %s failed, trying again: %r", mask_secrets(str(uri)), error)
+            retry.wait(attempt - 1, str(uri))

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import uuid
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 from rlio.errors import UnsafeData
+from rlio.storage.clients import Clients, protocols_of
+from rlio.storage.failures import behind_not_found
 from rlio.storage.local import warn_of_links
 from rlio.storage.names import TMP_DIR
 from rlio.storage.paths import Entry
@@ -35,8 +35,17 @@ logger = logging.getLogger("rlio")
 #: and where folders need not be made (making one may even create a bucket).
 _ATOMIC_PUT = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "memory"})
 
+#: Read only: a PUT that some server takes is not known to show whole objects.
+_HTTP = frozenset({"http", "https"})
+
 #: Up to this size a put that raised compares content too before it is taken for stored: one cheap request.
 _COMPARE_BYTES = 1 << 20
+
+#: What a whole object of unknown size may have when its time limit is computed: the size of a shard.
+_UNKNOWN_BYTES = 64 << 20
+
+#: A listing may take as many times the limit of one call: a million names are a thousand requests.
+_LISTING_PATIENCE = 5
 
 #: What clients call the time at which an object was stored.
 _TIMES = ("LastModified", "last_modified", "mtime", "modified", "modify", "updated", "created")
@@ -48,50 +57,47 @@ class RemoteFolder:
     Args:
         fs: An fsspec filesystem, in synchronous mode.
         root: Path of the folder within ``fs``; need not exist.
+        timeout: Seconds that one call may take, transfers apart; None: as long as it takes.
     """
 
     # Any: fsspec ships no type information.
-    def __init__(self, fs: Any, root: str) -> None:
-        self._fs = fs
-        self._pid = os.getpid()
+    def __init__(self, fs: Any, root: str, *, timeout: float | None = None) -> None:
+        self._clients = Clients(fs, timeout=timeout)
         self._made: set[str] = set()
         self.root = root.rstrip("/")
-        protocols = (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
+        protocols = protocols_of(fs)
         self._atomic_put = not _ATOMIC_PUT.isdisjoint(protocols)
+        self._over_http = not _HTTP.isdisjoint(protocols)
 
     @property
     def fs(self) -> Any:
         """The filesystem; a new client after a fork, for asynchronous ones own an event loop thread."""
-        if os.getpid() != self._pid:
-            if getattr(self._fs, "async_impl", False):
-                self._fs = type(self._fs)(*self._fs.storage_args, **self._fs.storage_options)
-            self._pid = os.getpid()
-        return self._fs
+        return self._clients.fs
 
     def read(self, path: str, start: int, stop: int | None) -> bytes:
         """Bytes ``[start, stop)``, fewer where the object ends."""
         if stop is not None and stop <= start:
             return b""
         full = self.full(path)
-        if start == 0 and stop is None:
-            return bytes(self.fs.cat_file(full))
+        size = _UNKNOWN_BYTES if stop is None else stop - start
         try:
-            if start == 0 and not getattr(self.fs, "async_impl", False):
-                # As cat_file() does, without its seek(0), which fsspec's wrapper of Arrow (HDFS) refuses.
-                with self.fs.open(full, "rb") as file:
-                    return bytes(file.read(stop))
-            return bytes(self.fs.cat_file(full, start=start, end=stop))
-        except FileNotFoundError:
-            raise
-        except Exception:
+            data = self._read(full, start, stop, size)
+        except FileNotFoundError as error:
+            raise behind_not_found(error) or error from error.__cause__
+        except Exception as error:
+            if stop is None or isinstance(error, TimeoutError):
+                raise
             # HTTP servers answer a range that starts past the end with an error (416).
-            size = self.fs.info(full).get("size")
-            if size is not None and start >= size:
+            length = self._info(full).get("size")
+            if length is not None and start >= length:
                 return b""
             raise
+        return self._cut(full, data, start, stop) if self._over_http and stop is not None else data
 
     def put(self, path: str, data: memoryview) -> None:
         """Create or replace ``path``; where the filesystem has a real rename, nobody sees half an object."""
+        if self._over_http:
+            raise NotImplementedError("a web server is read only: write to another filesystem")
         final = self.full(path)
         # Clients take bytes and nothing else; they neither change nor keep them (memory copies on write).
         content = data.obj if isinstance(data.obj, bytes) else data.tobytes()
@@ -100,7 +106,7 @@ class RemoteFolder:
             if not self._atomic_put:
                 self._make_parent(final)
             if move is None:
-                self.fs.pipe_file(final, content)
+                self._clients.call("pipe_file", final, content, size=len(content))
             else:
                 self._put_by_move(final, content, move)
         except BaseException:
@@ -109,17 +115,17 @@ class RemoteFolder:
 
     def landed(self, path: str, data: memoryview) -> bool:
         """Whether ``path`` holds ``data`` although a put raised: only the response was lost."""
-        self.fs.invalidate_cache()
+        self._clients.invalidate_cache()
         full = self.full(path)
         try:
-            info = self.fs.info(full)
+            info = self._info(full)
         except FileNotFoundError:
             return False
         if info.get("type") != "file" or info.get("size") not in (len(data), None):
             return False
         if len(data) > _COMPARE_BYTES:
             return info.get("size") is not None
-        return bool(self.fs.cat_file(full) == data)
+        return bool(self._clients.call("cat_file", full, size=len(data)) == data)
 
     def entries(self, folder: str, limit: int) -> list[Entry]:
         """Every object below ``folder``, unsorted, never from a cache.
@@ -127,7 +133,7 @@ class RemoteFolder:
         Raises:
             UnsafeData: More than ``limit`` names are there.
         """
-        self.fs.invalidate_cache()
+        self._clients.invalidate_cache()
         top = self.full(folder) if folder else self.root
         infos = self._find(top) if _finds_flat(self.fs) else self._walk(top, limit)
         if len(infos) > limit:
@@ -151,9 +157,9 @@ class RemoteFolder:
 
     def exists(self, path: str) -> bool:
         """Whether an object or a folder is there."""
-        self.fs.invalidate_cache()
+        self._clients.invalidate_cache()
         try:
-            self.fs.info(self.full(path) if path else self.root)
+            self._info(self.full(path) if path else self.root)
         except FileNotFoundError:
             # A bucket's or a memory filesystem's own root has no entry of its own.
             return not path and bool(self.entries("", limit=1 << 62))
@@ -163,22 +169,22 @@ class RemoteFolder:
         """Remove the object, if it is there."""
         full = self.full(path)
         try:
-            self.fs.rm_file(full)  # not rm(): it expands * ? [ in names
+            self._clients.call("rm_file", full)  # not rm(): it expands * ? [ in names
         except Exception:
-            self.fs.invalidate_cache()
+            self._clients.invalidate_cache()
             with contextlib.suppress(FileNotFoundError):
-                self.fs.info(full)
+                self._info(full)
                 raise
-        self.fs.invalidate_cache()
+        self._clients.invalidate_cache()
 
     def modified(self, path: str) -> float | None:
         """When the object was stored: seconds, by the store's clock; None where it does not tell."""
         full = self.full(path)
-        self.fs.invalidate_cache()
+        self._clients.invalidate_cache()
         try:
-            time = self.fs.modified(full)
+            time = self._clients.call("modified", full)
         except (NotImplementedError, KeyError, TypeError):  # What clients raise whose answers have no time.
-            info = self.fs.info(full)
+            info = self._info(full)
             time = next((info[key] for key in _TIMES if info.get(key) is not None), None)
         return _seconds(time)
 
@@ -196,24 +202,53 @@ class RemoteFolder:
 
     # ---- inside ----
 
+    def _info(self, full: str) -> dict[str, Any]:
+        try:
+            info: dict[str, Any] = self._clients.call("info", full)
+        except FileNotFoundError as error:
+            raise behind_not_found(error) or error from error.__cause__
+        return info
+
+    def _read(self, full: str, start: int, stop: int | None, size: int) -> bytes:
+        if start == 0 and stop is None:
+            return bytes(self._clients.call("cat_file", full, size=size))
+        if start == 0 and not getattr(self.fs, "async_impl", False):
+
+            def read_first(fs: Any) -> bytes:
+                # As cat_file() does, without its seek(0), which fsspec's wrapper of Arrow (HDFS) refuses.
+                with fs.open(full, "rb") as file:
+                    return bytes(file.read(stop))
+
+            return self._clients.run(read_first, size=size)
+        return bytes(self._clients.call("cat_file", full, start=start, end=stop, size=size))
+
+    def _cut(self, full: str, data: bytes, start: int, stop: int) -> bytes:
+        """The range of what a web server sent: some do not know ranges, and send the whole file instead."""
+        if len(data) == stop - start or (start == 0 and len(data) < stop):
+            return data
+        length = self._info(full).get("size")
+        if length is None:  # not told, so sent in pieces: a range never is longer than was asked for
+            return data[start:stop] if len(data) > stop - start else data
+        return data[start:stop] if len(data) == length else data[: stop - start]
+
     def _make_parent(self, full: str) -> None:
         parent = full.rpartition("/")[0]
         if parent and parent not in self._made:
-            self.fs.makedirs(parent, exist_ok=True)
+            self._clients.call("makedirs", parent, exist_ok=True)
             self._made.add(parent)
 
-    def _put_by_move(self, final: str, content: bytes, move: Callable[[str, str], object]) -> None:
+    def _put_by_move(self, final: str, content: bytes, move: str) -> None:
         temporary = self.full(f"{TMP_DIR}/{uuid.uuid4().hex}.tmp")
         self._make_parent(temporary)
         try:
-            self.fs.pipe_file(temporary, content)
+            self._clients.call("pipe_file", temporary, content, size=len(content))
             try:
-                move(temporary, final)
+                self._clients.call(move, temporary, final)
             except FileExistsError:
                 # Some servers never move onto an existing object. What is there is not ours, or the caller
                 # would have found it landed; readers do without it for a moment.
-                self.fs.rm_file(final)
-                move(temporary, final)
+                self._clients.call("rm_file", final)
+                self._clients.call(move, temporary, final)
         except BaseException:
             self._discard(temporary)
             raise
@@ -221,7 +256,7 @@ class RemoteFolder:
     def _discard(self, temporary: str) -> None:
         """Remove an unfinished upload; what cannot be removed is left to garbage collection."""
         try:
-            self.fs.rm_file(temporary)
+            self._clients.call("rm_file", temporary)
         except FileNotFoundError:
             return
         except Exception as error:
@@ -229,9 +264,13 @@ class RemoteFolder:
 
     def _find(self, top: str) -> list[dict[str, Any]]:
         try:
-            return list(self.fs.find(top, detail=True).values())
-        except FileNotFoundError:
+            found = self._clients.call("find", top, detail=True, patience=_LISTING_PATIENCE)
+        except FileNotFoundError as error:
+            if (cause := behind_not_found(error)) is not None:
+                raise cause from error
             return []
+        # Azure's client gives a list of the one name where ``top`` is an object: no files below it.
+        return list(found.values()) if isinstance(found, dict) else []
 
     def _walk(self, top: str, limit: int) -> list[dict[str, Any]]:
         """List folder by folder. fsspec's own walk() takes one that it cannot list for empty."""
@@ -241,9 +280,13 @@ class RemoteFolder:
         while pending and seen <= limit:
             folder = pending.pop()
             try:
-                children = self.fs.ls(folder, detail=True)
-            except (FileNotFoundError, NotADirectoryError):
-                continue  # gone, or an object where a folder was asked for: no files below it
+                children = self._clients.call("ls", folder, detail=True)
+            except FileNotFoundError as error:
+                if (cause := behind_not_found(error)) is not None:
+                    raise cause from error
+                continue
+            except NotADirectoryError:
+                continue  # an object where a folder was asked for: no files below it
             for child in children:
                 name = child["name"].rstrip("/")
                 if not name.startswith(f"{folder}/"):
@@ -284,18 +327,14 @@ def _finds_flat(fs: Any) -> bool:
     return cls.find is not AbstractFileSystem.find
 
 
-def _real_move(fs: Any) -> Callable[[str, str], object] | None:
-    """The filesystem's own rename; None where moving would copy and delete."""
+def _real_move(fs: Any) -> str | None:
+    """The name of the filesystem's own rename; None where moving would copy and delete."""
     from fsspec import AbstractFileSystem
     from fsspec.asyn import AsyncFileSystem
 
     cls = type(fs)
-    move: Callable[[str, str], object] | None = None
     if cls.mv is not AbstractFileSystem.mv:
-        move = fs.mv
-    elif issubclass(cls, AsyncFileSystem):
-        if cls._mv_file is not AsyncFileSystem._mv_file:
-            move = fs.mv_file
-    elif hasattr(cls, "mv_file"):
-        move = fs.mv_file
-    return move
+        return "mv"
+    if issubclass(cls, AsyncFileSystem):
+        return "mv_file" if cls._mv_file is not AsyncFileSystem._mv_file else None
+    return "mv_file" if hasattr(cls, "mv_file") else None

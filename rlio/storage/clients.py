@@ -1,0 +1,250 @@
+"""Calling an fsspec filesystem from any thread, within a time limit, over connections that may break.
+
+fsspec's clients differ in what they bear. Those of object stores are asynchronous: one serves all threads,
+and a call can be given up. Those of SFTP and FTP are one connection: two threads that use it at once mix up
+their replies, and once it broke it stays broken; every call here gets one of its own, from a pool.
+
+Example:
+    >>> import fsspec
+    >>> clients = Clients(fsspec.filesystem("memory"), timeout=60)
+    >>> clients.call("pipe_file", "/clients-example/a.bin", b"0123")
+    >>> clients.call("cat_file", "/clients-example/a.bin", start=1, end=3)
+    b'12'
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ftplib
+import inspect
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+__all__ = ["CONNECTING", "Clients", "protocols_of", "within"]
+
+T = TypeVar("T")
+
+#: Protocols whose client is one connection, made when the client is.
+CONNECTING: Final = frozenset({"sftp", "ssh", "ftp"})
+
+#: What runs in this process and cannot hang.
+_IN_PROCESS = frozenset({"memory"})
+
+#: Connections that are kept for the next call; more serve calls at the same time and are closed after.
+_MAX_IDLE = 4
+
+#: Bytes a second below which a transfer counts as hanging: 2 Mbit/s.
+_SLOWEST = 256 * 1024
+
+# Replies that say that the connection is fine.
+_ANSWERS = (
+    FileNotFoundError,
+    FileExistsError,
+    PermissionError,
+    IsADirectoryError,
+    NotADirectoryError,
+    ftplib.error_perm,
+)
+
+# Connections that this process inherited by fork: closing one, or collecting it, could write to a socket that
+# the parent still uses.
+_INHERITED: list[Any] = []
+
+
+class Clients:
+    """The clients of one fsspec filesystem.
+
+    Args:
+        fs: An fsspec filesystem, in synchronous mode. Where clients are connections it is the pattern for
+            them, and is not used itself: it is its owner's.
+        timeout: Seconds that a call may take; None: as long as it takes.
+    """
+
+    # Any: fsspec ships no type information.
+    def __init__(self, fs: Any, *, timeout: float | None) -> None:
+        self._fs = fs
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._idle: list[Any] = []
+        self.timeout = timeout
+        protocols = protocols_of(fs)
+        self._connecting = not CONNECTING.isdisjoint(protocols)
+        self._in_process = not _IN_PROCESS.isdisjoint(protocols)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"fs": self._fs, "timeout": self.timeout}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["fs"], timeout=state["timeout"])  # type: ignore[misc]
+
+    def __del__(self) -> None:
+        for client in getattr(self, "_idle", ()):
+            if self._pid == os.getpid():
+                _close(client)
+            else:
+                _INHERITED.append(client)
+
+    @property
+    def fs(self) -> Any:
+        """The filesystem; a new client after a fork, for asynchronous ones own an event loop thread."""
+        if os.getpid() != self._pid:
+            _INHERITED.extend(self._idle)
+            self._idle = []
+            self._lock = threading.Lock()
+            if getattr(self._fs, "async_impl", False):
+                self._fs = type(self._fs)(*self._fs.storage_args, **self._fs.storage_options)
+            self._pid = os.getpid()
+        return self._fs
+
+    def call(self, operation: str, *args: Any, size: int = 0, patience: float = 1, **keywords: Any) -> Any:
+        """Call a method of the filesystem.
+
+        Args:
+            operation: Its name.
+            args: Positional arguments.
+            size: Bytes that go over the line at most: a large object may take its time.
+            patience: Factor of the time limit, for what takes many requests.
+            keywords: Keyword arguments.
+
+        Raises:
+            TimeoutError: It took longer than ``timeout`` allows. It may still happen, later.
+        """
+        fs = self.fs
+        coroutine = getattr(fs, f"_{operation}", None)
+        if not _is_asynchronous(fs) or not inspect.iscoroutinefunction(coroutine):
+            return self.run(
+                lambda client: getattr(client, operation)(*args, **keywords), size=size, patience=patience
+            )
+        from fsspec.asyn import sync
+        from fsspec.exceptions import FSTimeoutError
+
+        seconds = self._seconds(size, patience)
+        try:
+            # What the synchronous method does, with a time limit after which the request is cancelled.
+            return sync(fs.loop, coroutine, *args, timeout=seconds, **keywords)
+        except FSTimeoutError as error:
+            raise TimeoutError(_overdue(seconds)) from error
+
+    def run(self, function: Callable[[Any], T], *, size: int = 0, patience: float = 1) -> T:
+        """Give ``function`` a client of its own, or the one that all share. See `call`."""
+        fs = self.fs
+        seconds = None if self._in_process else self._seconds(size, patience)
+        return (
+            self._run_connected(function, seconds)
+            if self._connecting
+            else within(seconds, lambda: function(fs))
+        )
+
+    def invalidate_cache(self) -> None:
+        """Forget listings. Pooled clients forget theirs before every call."""
+        self.fs.invalidate_cache()
+
+    # ---- inside ----
+
+    def _seconds(self, size: int, patience: float) -> float | None:
+        return None if self.timeout is None else self.timeout * patience + size / _SLOWEST
+
+    def _run_connected(self, function: Callable[[Any], T], seconds: float | None) -> T:
+        with self._lock:
+            taken = [self._idle.pop()] if self._idle else []
+
+        def work() -> T:
+            if not taken:
+                fs = self._fs
+                taken.append(type(fs)(*fs.storage_args, skip_instance_cache=True, **fs.storage_options))
+            try:
+                taken[0].invalidate_cache()
+                return function(taken[0])
+            finally:
+                if given_up:
+                    _close(taken[0])
+
+        given_up: list[bool] = []
+        try:
+            result = within(seconds, work)
+        except BaseException as error:
+            given_up.append(True)  # a call that still hangs closes the connection that it may yet make
+            if isinstance(error, _ANSWERS):
+                self._give_back(taken)
+            else:
+                # The others have probably been lost with it: an idle one would fail the next attempt too.
+                with self._lock:
+                    taken, self._idle = taken + self._idle, []
+                for client in taken:
+                    _close(client)
+            raise
+        self._give_back(taken)
+        return result
+
+    def _give_back(self, taken: list[Any]) -> None:
+        with self._lock:
+            if len(self._idle) < _MAX_IDLE:
+                self._idle += taken
+                return
+        for client in taken:
+            _close(client)
+
+
+def within(seconds: float | None, function: Callable[[], T]) -> T:
+    """Call ``function`` and wait no longer than ``seconds`` for it; None: call it, and that is all.
+
+    Past that, a daemon thread waits for it in our place: nothing can stop a call that hangs in a client.
+
+    Raises:
+        TimeoutError: It took longer.
+    """
+    if seconds is None:
+        return function()
+    done = threading.Event()
+    results: list[T] = []
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            results.append(function())
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            done.set()
+
+    threading.Thread(target=work, name="rlio-storage-call", daemon=True).start()
+    if not done.wait(seconds):
+        raise TimeoutError(_overdue(seconds))
+    if failures:
+        try:
+            raise failures[0]
+        finally:
+            failures.clear()  # an exception that its own frame holds would live until a collection
+    return results[0]
+
+
+def protocols_of(fs: Any) -> tuple[str, ...]:
+    """The schemes that a filesystem answers to."""
+    return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
+
+
+def _overdue(seconds: float | None) -> str:
+    return f"no answer within {seconds or 0:.3g} seconds: the store hangs, or 'timeout' is too short for it"
+
+
+def _is_asynchronous(fs: Any) -> bool:
+    from fsspec.asyn import AsyncFileSystem
+
+    return isinstance(fs, AsyncFileSystem) and not fs.asynchronous
+
+
+def _close(client: Any) -> None:
+    """Close a connection, in the background: one that hangs would make us wait for its farewell."""
+
+    def work() -> None:
+        with contextlib.suppress(Exception):
+            if hasattr(client, "client"):  # SFTP: paramiko's
+                client.client.close()
+            elif hasattr(client, "ftp"):
+                client.ftp.close()
+
+    # At interpreter exit there may be no threads any more; the sockets go with the process.
+    with contextlib.suppress(RuntimeError):
+        threading.Thread(target=work, name="rlio-storage-close", daemon=True).start()

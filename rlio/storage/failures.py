@@ -1,0 +1,118 @@
+"""What a failed call of a filesystem means: whether trying again can help, and what hid behind "not found".
+
+Clients report the same fault in many ways: as the number of an `OSError`, as an HTTP status, as a reply of an
+FTP server, or as a class of their own; some call every failure a missing file.
+
+Example:
+    >>> is_permanent(PermissionError(13, "denied")), is_permanent(ConnectionResetError(104, "reset"))
+    (True, False)
+"""
+
+from __future__ import annotations
+
+import errno
+import ftplib
+from collections.abc import Iterator
+
+from rlio.errors import RlioError
+
+__all__ = ["behind_not_found", "is_permanent"]
+
+# Trying again changes nothing about these.
+_PERMANENT = (
+    FileNotFoundError,
+    IsADirectoryError,
+    NotADirectoryError,
+    NotImplementedError,
+    PermissionError,
+    RlioError,
+    TypeError,
+    UnicodeError,
+    ftplib.error_perm,
+)
+_PERMANENT_CODES = frozenset(
+    {errno.ENOSPC, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, getattr(errno, "EDQUOT", errno.ENOSPC)}
+)
+# By name, since importing the clients would cost seconds: no credentials, or wrong ones.
+_PERMANENT_NAMES = frozenset(
+    {
+        "AuthenticationException",  # paramiko
+        "BadHostKeyException",
+        "ClientAuthenticationError",  # azure
+        "NoCredentialsError",  # botocore
+        "ParamValidationError",
+        "PartialCredentialsError",
+        "ProfileNotFound",
+        "DefaultCredentialsError",  # google
+    }
+)
+# Of the statuses that blame the client, those that pass: timeout, conflict with another call, locked, too
+# early, too many requests. (AWS: "409 ConditionalRequestConflict: retry the upload".)
+_PASSING_STATUSES = frozenset({408, 409, 423, 425, 429})
+# S3 answers 400 where the body was damaged or cut on its way.
+_PASSING_S3_CODES = frozenset({"BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentSHA256Mismatch"})
+
+
+def is_permanent(error: BaseException) -> bool:
+    """Whether the same call would fail again at once: wrong name, rights, credentials or request."""
+    for cause in _chain(error):
+        if isinstance(cause, _PERMANENT) or type(cause).__name__ in _PERMANENT_NAMES:
+            return True
+        if isinstance(cause, OSError) and cause.errno in _PERMANENT_CODES:
+            return True
+        status, code = _http_status(cause)
+        if code in _PASSING_S3_CODES:
+            return False
+        if status is not None:
+            return (400 <= status < 500 and status not in _PASSING_STATUSES) or status == 501
+    return False
+
+
+def behind_not_found(error: FileNotFoundError) -> Exception | None:
+    """The failure that a client reported as a missing file; None where the file is missing.
+
+    fsspec's FTP client does so with every error of the server, its HTTP client even with a server that is
+    down. To take those for "nothing there" would make an outage look like an empty data set.
+    """
+    for cause in _chain(error, contexts=True):
+        if isinstance(cause, ftplib.Error) and not str(cause).startswith("550"):
+            return cause
+        status, _ = _http_status(cause)
+        if status is not None:
+            if status not in (404, 410) and isinstance(cause, Exception):
+                return cause
+        elif _is_connection_error(cause) and isinstance(cause, Exception):
+            return cause
+    return None
+
+
+def _is_connection_error(error: BaseException) -> bool:
+    if isinstance(error, ConnectionError | TimeoutError | EOFError):
+        return True
+    return any(
+        cls.__name__ == "ClientError" and cls.__module__.startswith("aiohttp") for cls in type(error).__mro__
+    )
+
+
+def _chain(error: BaseException, *, contexts: bool = False) -> Iterator[BaseException]:
+    """The error, its cause, the cause of that, and so on; with ``contexts``, also what was being handled."""
+    found: BaseException | None = error
+    for _ in range(10):
+        if found is None:
+            return
+        yield found
+        found = found.__cause__ or (found.__context__ if contexts else None)
+
+
+def _http_status(error: BaseException) -> tuple[int | None, str]:
+    """The HTTP status that a client's exception carries, and S3's code, if any."""
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):  # botocore
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        return (status if isinstance(status, int) else None), str(response.get("Error", {}).get("Code", ""))
+    # azure.core; aiohttp; gcsfs (an int, or its text)
+    for name in ("status_code", "status", "code"):
+        status = getattr(error, name, None)
+        if isinstance(status, int | str) and str(status).isdigit() and 100 <= int(status) < 600:
+            return int(status), ""
+    return None, ""
