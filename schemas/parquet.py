@@ -15,7 +15,6 @@ import zlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,20 +22,13 @@ import pyarrow.parquet as pq
 import zstandard
 from numpy.typing import NDArray
 
-from rlio.columns import Columns
 from rlio.errors import OptionError, excerpt
-from rlio.schemas.arrow import arrow_type, to_arrow
-from rlio.schemas.column import ColumnSpec, Nullable
-from rlio.schemas.observations import MISSING, STORED, link, split_stack, successors
-from rlio.schemas.row_groups import RowGroup, partial_columns
+from rlio.schemas.group_arrays import BATCH, STREAM, ReadyGroup, file_fields
 from rlio.schemas.schema import FORMAT_VERSION, Schema, canonical_json
-from rlio.schemas.streams import STREAM_COLUMNS, StreamTable
+from rlio.schemas.streams import StreamTable
 
-__all__ = ["Compression", "EncodedShard", "GroupInfo", "ShardEncoder", "file_fields", "linked_columns"]
+__all__ = ["Compression", "EncodedShard", "GroupInfo", "ShardEncoder"]
 
-#: Suffix of the column that holds the older frames of stacks.
-OLDER = "#older"
-NEXT, STREAM, BATCH = "_next", "_stream", "_batch"
 MAGIC = b"PAR1"
 # One page a column and row group: pages of 1 MiB cost a tenth more to write, for their levels and CRCs.
 _PAGE_BYTES = 8 << 20
@@ -165,7 +157,6 @@ class ShardEncoder:
         self._sink = pa.FixedSizeBufferWriter(pa.py_buffer(memory))
         self._fields = file_fields(schema)
         self._table = StreamTable()
-        self._linked = linked_columns(schema)
         self._writer = pq.ParquetWriter(
             self._sink,
             pa.schema(self._fields),
@@ -184,13 +175,15 @@ class ShardEncoder:
         """Bytes encoded so far; the footer is not among them."""
         return int(self._sink.tell())
 
-    def has_room(self, group: RowGroup) -> bool:
+    def has_room(self, ready: ReadyGroup) -> bool:
         """Whether the memory is large enough for this group, and the footer after it, in any case."""
-        return self.encoded_bytes + self._bound(group) <= len(self._memory)
+        return self.encoded_bytes + self._bound(ready) <= len(self._memory)
 
-    def add(self, group: RowGroup) -> None:
-        """Encode a group; its arrays may be reused afterwards."""
-        arrays = self._arrays(group, self._streams(group))
+    def add(self, ready: ReadyGroup) -> None:
+        """Encode a group; its memory may be reused afterwards."""
+        group = ready.group
+        stream = pa.array(self._table.merge(ready.table)[ready.stream])
+        arrays = [stream if field.name == STREAM else ready.arrays[field.name] for field in self._fields]
         # The magic bytes before the first group count to it, so that every byte before the footer is covered.
         start = self.encoded_bytes if self._groups else 0
         self._writer.write_table(
@@ -231,9 +224,9 @@ class ShardEncoder:
         footer_crc32 = self._checksum(start, stop)
         return EncodedShard(self._memory[:stop], self.rows, self._crc32, footer_crc32)
 
-    def _bound(self, group: RowGroup) -> int:
+    def _bound(self, ready: ReadyGroup) -> int:
         """More bytes than a group and the footer after it can take."""
-        encoded = 0
+        group, encoded = ready.group, 0
         for name, (values, _) in group.columns.items():
             spec = self.schema.columns[name]
             if spec.kind in ("text", "json"):
@@ -255,155 +248,6 @@ class ShardEncoder:
             + (len(self._groups) + 1) * 512 * (len(self._fields) + 1)
             + (1 << 20)
         )
-
-    def _streams(self, group: RowGroup) -> NDArray[np.int32]:
-        """The stream of each row; policies are numbered one after the other."""
-        stream = np.empty(group.rows, np.int32)
-        for number, pid in enumerate(group.policies):
-            columns = self.schema.policies[pid].columns
-            every = np.arange(group.rows) if group.policy is None else np.flatnonzero(group.policy == number)
-            rows = slice(None) if group.policy is None else every
-            named = {
-                name: _at(group.columns[columns[name][0].physical], rows)
-                for name in STREAM_COLUMNS
-                if name in columns and columns[name][0].physical in group.columns
-            }
-            stream[rows] = self._table.assign(pid, named, len(every))
-        return stream
-
-    def _arrays(self, group: RowGroup, stream: NDArray[np.int32]) -> list[pa.Array]:
-        """The Arrow arrays of a group in the order of the file's fields."""
-        following = successors(stream)
-        columns = dict(group.columns)
-        distance = self._link(group, stream, following)
-        for name in self._linked:
-            values, valid = columns[name]
-            stored = self._stored(group, name, distance)
-            columns[name] = (
-                (values[stored], stored) if valid is None else (values[stored[valid]], valid & stored)
-            )
-        stacked = self._split_stacks(columns, following, distance)
-        arrays = []
-        for field in self._fields:
-            if field.name == NEXT:
-                arrays.append(pa.array(distance))
-            elif field.name == STREAM:
-                arrays.append(pa.array(stream))
-            elif field.name == BATCH:
-                arrays.append(pa.array(group.batches, pa.string()))
-            elif field.name in stacked:
-                values, valid, spec = stacked[field.name]
-                arrays.append(to_arrow(values, valid, spec))
-            else:
-                values, valid = columns[field.name]
-                arrays.append(to_arrow(values, valid, self.schema.columns[field.name]))
-        return arrays
-
-    def _stored(self, group: RowGroup, name: str, distance: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Rows that store their own value of a linked column: also those whose policy does not link it."""
-        stored: NDArray[np.bool_] = distance == STORED
-        if group.policy is not None:
-            for number, pid in enumerate(group.policies):
-                if name not in {new_obs.physical for _, new_obs in self.schema.policies[pid].linked}:
-                    stored |= group.policy == number
-        return stored
-
-    def _link(
-        self, group: RowGroup, stream: NDArray[np.int32], following: NDArray[np.int64]
-    ) -> NDArray[np.int32]:
-        """The ``_next`` column: policies are linked one by one, since their observations differ."""
-        distance = np.zeros(group.rows, np.int32)
-        if group.missing is not None:
-            distance[group.missing] = MISSING
-        for number, pid in enumerate(group.policies):
-            pairs = self.schema.policies[pid].linked
-            if not pairs:
-                continue
-            if group.policy is None:
-                arrays = [(group.columns[a.physical][0], group.columns[b.physical][0]) for a, b in pairs]
-                distance = link(arrays, following, group.missing)
-                continue
-            rows = np.flatnonzero(group.policy == number)
-            arrays = [
-                (_at(group.columns[a.physical], rows), _at(group.columns[b.physical], rows)) for a, b in pairs
-            ]
-            missing = None if group.missing is None else group.missing[rows]
-            near = link(arrays, successors(stream[rows]), missing)
-            target = np.arange(len(rows)) + np.maximum(near, 0)
-            distance[rows] = np.where(near > 0, rows[target] - rows, near)
-        return distance
-
-    def _split_stacks(
-        self,
-        columns: dict[str, Any],
-        following: NDArray[np.int64],
-        distance: NDArray[np.int32],
-    ) -> dict[str, tuple[NDArray[Any], NDArray[np.bool_] | None, ColumnSpec]]:
-        """Newest and older frames of the stacked columns, by field name."""
-        found: dict[str, tuple[NDArray[Any], NDArray[np.bool_] | None, ColumnSpec]] = {}
-        for policy in self.schema.policies.values():
-            for obs, new_obs in policy.linked:
-                stack = obs.spec.stack
-                if stack is None:
-                    continue
-                before = np.flatnonzero(following >= 0)
-                has = following[before]
-                values = columns[obs.physical][0]
-                split = split_stack(values, stack, values[before], has)
-                newest, older = stack_specs(obs.spec)
-                found[obs.physical] = (split.newest, None, newest)
-                found[obs.physical + OLDER] = (split.older, split.full, older)
-                stored = np.flatnonzero(distance == STORED)
-                split = split_stack(
-                    columns[new_obs.physical][0], stack, values[stored], np.arange(len(stored))
-                )
-                full = np.zeros(len(distance), bool)
-                full[stored] = split.full
-                found[new_obs.physical] = (split.newest, distance == STORED, newest)
-                found[new_obs.physical + OLDER] = (split.older, full, older)
-        return found
-
-
-def stack_specs(spec: ColumnSpec) -> tuple[ColumnSpec, ColumnSpec]:
-    """Specs of the newest frame and of the older frames of a stacked column; frames come first in both."""
-    assert spec.stack is not None
-    frame = tuple(n for axis, n in enumerate(spec.shape) if axis != spec.stack.axis)
-    older = (spec.stack.depth - 1, *frame)
-    return ColumnSpec(spec.dtype, frame, "bytes"), ColumnSpec(spec.dtype, older, "bytes")
-
-
-def linked_columns(schema: Schema) -> list[str]:
-    """Physical ``new_obs`` columns that may refer to a later row's ``obs``."""
-    return sorted({new_obs.physical for p in schema.policies.values() for _, new_obs in p.linked})
-
-
-def file_fields(schema: Schema) -> list[pa.Field]:
-    """The Arrow fields of a shard of this schema: columns by name, then the structure columns."""
-    absent = partial_columns(schema) | set(linked_columns(schema))
-    fields = []
-    for name, spec in schema.columns.items():
-        if name == Columns.NEXT_OBS_VALID or spec.kind == "none":
-            continue
-        nullable = name in absent
-        if spec.stack is None:
-            fields.append(pa.field(name, arrow_type(spec, nullable=nullable), nullable=nullable))
-            continue
-        newest, older = stack_specs(spec)
-        fields.append(pa.field(name, arrow_type(newest, nullable=nullable), nullable=nullable))
-        fields.append(pa.field(name + OLDER, arrow_type(older, nullable=True), nullable=True))
-    return [
-        *fields,
-        pa.field(NEXT, pa.int32(), nullable=False),
-        pa.field(STREAM, pa.int32(), nullable=False),
-        pa.field(BATCH, pa.string(), nullable=True),
-    ]
-
-
-def _at(column: Nullable, rows: NDArray[np.int64] | slice) -> NDArray[Any]:
-    """The values of the given rows of a column that others may lack."""
-    values: NDArray[Any]
-    values, valid = column
-    return values[rows] if valid is None else values[(np.cumsum(valid) - 1)[rows]]
 
 
 def _dictionary_columns(schema: Schema) -> list[str]:

@@ -11,7 +11,7 @@ import base64
 import json
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,18 +25,17 @@ from rlio.columns import Columns
 from rlio.errors import CorruptData, MissingColumn, UnsafeData
 from rlio.schemas.arrow import expanded_bytes, from_arrow
 from rlio.schemas.column import TEXTS, ColumnSpec, Nullable
-from rlio.schemas.observations import MISSING, STORED, SplitStack, join_stack, resolve_links, successors
-from rlio.schemas.parquet import (
+from rlio.schemas.group_arrays import (
     BATCH,
-    MAGIC,
     NEXT,
     OLDER,
     STREAM,
-    GroupInfo,
     file_fields,
     linked_columns,
     stack_specs,
 )
+from rlio.schemas.observations import MISSING, STORED, SplitStack, join_stack, resolve_links, successors
+from rlio.schemas.parquet import MAGIC, GroupInfo
 from rlio.schemas.schema import Leaf, Schema
 from rlio.schemas.streams import Streams
 
@@ -73,6 +72,7 @@ class DecodedGroup:
         policy: Policy id of each stream of the shard.
         distance: The ``_next`` column.
         batches: JSON texts of the written batches that begin here; empty if not asked for.
+        begins: The row that each of them begins at.
     """
 
     schema: Schema
@@ -82,6 +82,7 @@ class DecodedGroup:
     policy: Sequence[str]
     distance: NDArray[np.int32]
     batches: list[str]
+    begins: NDArray[np.int64]
 
     def policies(self) -> dict[str, NDArray[np.int64] | None]:
         """The policies with rows here, and the rows of each (None: all)."""
@@ -326,6 +327,7 @@ class ShardFile:
             self.streams.policy,
             distance,
             decoded[BATCH].drop_null().to_pylist() if BATCH in decoded else [],
+            _present(decoded[BATCH]) if BATCH in decoded else np.empty(0, np.int64),
         )
         linked = set(linked_columns(self.schema)) & {leaf.physical for leaf in wanted}
         return _with_next_observations(group, linked) if linked else group
@@ -376,9 +378,7 @@ def _with_next_observations(group: DecodedGroup, linked: set[str]) -> DecodedGro
     if len(group.schema.policies) > 1:
         for name in linked:
             columns[name] = _joint_next(group, name, rows_of)
-    return DecodedGroup(
-        group.schema, group.info, columns, group.stream, group.policy, group.distance, group.batches
-    )
+    return replace(group, columns=columns)
 
 
 def _joint_next(group: DecodedGroup, name: str, rows_of: dict[str, NDArray[np.int64] | None]) -> Nullable:
@@ -448,6 +448,11 @@ class _GroupBytes:
 
     def seekable(self) -> bool:
         return True
+
+
+def _present(array: pa.Array) -> NDArray[np.int64]:
+    """The rows that have a value."""
+    return np.flatnonzero(np.asarray(array.is_valid().to_numpy(zero_copy_only=False), bool))
 
 
 def _one_chunk(column: pa.ChunkedArray) -> pa.Array:

@@ -1,7 +1,8 @@
 """Which rows belong together: the ``_stream`` column and the footer's table of streams.
 
 A stream is the rows of one policy with one (eps_id, agent_index, env_id), in order; without ``eps_id`` it
-ends where an episode does. Streams are numbered per shard, in the order of their first rows.
+ends where an episode does. Where rows of several writers were merged, ``_writer`` is a part of the key:
+writers may have used the same ids. Streams are numbered per shard, in the order of their first rows.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from numpy.typing import NDArray
 from rlio.columns import Columns
 from rlio.errors import CorruptData
 
-__all__ = ["STREAM_COLUMNS", "StreamTable", "Streams"]
+__all__ = ["STREAM_COLUMNS", "WRITER", "StreamTable", "Streams"]
 
-_KEYS = (Columns.EPS_ID, Columns.AGENT_INDEX, Columns.ENV_ID)
+#: The column in which rows of several writers, merged into one, say whose they were.
+WRITER = "_writer"
+_KEYS = (Columns.EPS_ID, Columns.AGENT_INDEX, Columns.ENV_ID, WRITER)
 #: The logical columns that streams are made from.
 STREAM_COLUMNS = (*_KEYS, Columns.T, Columns.TERMINATEDS, Columns.TRUNCATEDS, Columns.REWARDS)
 
@@ -37,6 +40,7 @@ class Streams:
         t0: ``t`` of the first row; None without that column, or where it is not finite.
         end: How the last row in this shard ended: "terminated", "truncated" or "open".
         reward: Sum of the rewards in this shard.
+        writer: Whose rows they were; None where they are those of the shard's writer.
     """
 
     policy: list[str] = field(default_factory=list)
@@ -47,6 +51,7 @@ class Streams:
     t0: list[int | None] = field(default_factory=list)
     end: list[str] = field(default_factory=list)
     reward: list[float] = field(default_factory=list)
+    writer: list[str | None] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.policy)
@@ -55,13 +60,15 @@ class Streams:
         """Columnar: one list a field; a reward sum that is not finite is null, since JSON has none."""
         written = {name: list(values) for name, values in vars(self).items()}
         written["reward"] = [value if math.isfinite(value) else None for value in self.reward]
+        if all(writer is None for writer in self.writer):
+            del written["writer"]
         return written
 
     @classmethod
     def from_json(cls, written: Any) -> Streams:
         """Read the written form back; it may come from a stranger."""
         names = set(vars(cls()))
-        if not isinstance(written, dict) or set(written) != names:
+        if not isinstance(written, dict) or set(written) | {"writer"} != names:
             raise CorruptData("the table of streams has other columns than it should")
         if not all(isinstance(values, list) for values in written.values()):
             raise CorruptData("the table of streams has columns that are no lists")
@@ -69,7 +76,7 @@ class Streams:
             raise CorruptData("the columns of the table of streams differ in length")
         if not all(isinstance(pid, str) for pid in written["policy"]):
             raise CorruptData("the table of streams has policies that are no strings")
-        return cls(**written)
+        return cls(**{"writer": [None] * len(written["policy"]), **written})
 
 
 class StreamTable:
@@ -114,6 +121,41 @@ class StreamTable:
         self._tally(columns, numbers, first, last)
         return stream
 
+    def merge(self, other: StreamTable) -> NDArray[np.int32]:
+        """Add the streams of the rows that follow, and give their numbers here.
+
+        Args:
+            other: The table of those rows alone.
+
+        Returns:
+            Number here of each stream of ``other``, shape (number of them,).
+        """
+        numbers = np.empty(len(other.streams), np.int32)
+        # Without eps_id, the first episode there goes on with the last one here.
+        begun = dict(self._episodes)
+        for key, theirs in other._numbers.items():
+            full = key
+            if key[1] is None:
+                *rest, episode = key
+                full = (*rest, begun.get(tuple(rest), 0) + int(str(episode)))
+            ours = self._numbers.get(full)
+            if ours is None:
+                ours = self._new(full)
+            self._add(ours, other.streams, theirs)
+            numbers[theirs] = ours
+        for key, closed in other._episodes.items():
+            self._episodes[key] = begun.get(key, 0) + closed
+        return numbers
+
+    def _add(self, ours: int, other: Streams, theirs: int) -> None:
+        """Add the rows of a stream of another table to one of this."""
+        table = self.streams
+        if table.rows[ours] == 0:
+            table.t0[ours] = other.t0[theirs]
+        table.rows[ours] += other.rows[theirs]
+        table.reward[ours] += other.reward[theirs]
+        table.end[ours] = other.end[theirs]
+
     def _number(self, key: _Key, *, closes: bool) -> int:
         """The number of the stream named ``key``, a new one where needed."""
         full = key
@@ -122,17 +164,21 @@ class StreamTable:
             full = (*key, episode)
             self._episodes[key] = episode + closes
         number = self._numbers.get(full)
-        if number is None:
-            number = self._numbers[full] = len(self.streams)
-            table = self.streams
-            table.policy.append(str(key[0]))
-            table.eps_id.append(key[1])
-            table.agent_index.append(key[2])
-            table.env_id.append(key[3])
-            table.rows.append(0)
-            table.t0.append(None)
-            table.end.append("open")
-            table.reward.append(0.0)
+        return self._new(full) if number is None else number
+
+    def _new(self, key: _Key) -> int:
+        """Begin the stream named ``key``."""
+        number = self._numbers[key] = len(self.streams)
+        table = self.streams
+        table.policy.append(str(key[0]))
+        table.eps_id.append(key[1])
+        table.agent_index.append(key[2])
+        table.env_id.append(key[3])
+        table.writer.append(None if key[4] is None else str(key[4]))
+        table.rows.append(0)
+        table.t0.append(None)
+        table.end.append("open")
+        table.reward.append(0.0)
         return number
 
     def _tally(

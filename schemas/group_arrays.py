@@ -1,0 +1,202 @@
+"""A row group's rows as the Arrow arrays of a shard: linked, split and typed, but not encoded yet.
+
+All of it depends on the group alone, so that it can be made beside the encoding of the group before.
+Not here: Parquet (`rlio.schemas.parquet`) and how rows collect (`rlio.schemas.row_groups`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rlio.columns import Columns
+from rlio.schemas.arrow import arrow_type, to_arrow
+from rlio.schemas.column import ColumnSpec, Nullable
+from rlio.schemas.observations import MISSING, STORED, link, split_stack, successors
+from rlio.schemas.row_groups import RowGroup, partial_columns
+from rlio.schemas.schema import Schema
+from rlio.schemas.streams import STREAM_COLUMNS, StreamTable
+
+__all__ = [
+    "BATCH",
+    "NEXT",
+    "OLDER",
+    "STREAM",
+    "ReadyGroup",
+    "file_fields",
+    "linked_columns",
+    "ready_group",
+    "stack_specs",
+]
+
+#: Suffix of the column that holds the older frames of stacks.
+OLDER = "#older"
+NEXT, STREAM, BATCH = STRUCTURE = ("_next", "_stream", "_batch")
+
+
+@dataclass(frozen=True)
+class ReadyGroup:
+    """A row group in Arrow.
+
+    Attributes:
+        group: Whose memory the arrays view.
+        arrays: Field name -> array, for every field of the file but ``_stream``.
+        stream: The stream of each row, numbered in `table`.
+        table: The streams of this group alone.
+    """
+
+    group: RowGroup
+    arrays: dict[str, pa.Array]
+    stream: NDArray[np.int32]
+    table: StreamTable
+
+
+def _streams(group: RowGroup, schema: Schema, table: StreamTable) -> NDArray[np.int32]:
+    """The stream of each row by its number in ``table``; policies are numbered one after the other."""
+    stream = np.empty(group.rows, np.int32)
+    for number, pid in enumerate(group.policies):
+        columns = schema.policies[pid].columns
+        every = np.arange(group.rows) if group.policy is None else np.flatnonzero(group.policy == number)
+        rows = slice(None) if group.policy is None else every
+        named = {
+            name: _at(group.columns[columns[name][0].physical], rows)
+            for name in STREAM_COLUMNS
+            if name in columns and columns[name][0].physical in group.columns
+        }
+        stream[rows] = table.assign(pid, named, len(every))
+    return stream
+
+
+def ready_group(group: RowGroup, schema: Schema) -> ReadyGroup:
+    """Make a group's Arrow arrays: views of its memory where the layout allows, so keep it unchanged."""
+    table = StreamTable()
+    stream = _streams(group, schema, table)
+    following = successors(stream)
+    columns = dict(group.columns)
+    distance = _link(group, schema, stream, following)
+    for name in linked_columns(schema):
+        values, valid = columns[name]
+        stored = _stored(group, schema, name, distance)
+        columns[name] = (values[stored], stored) if valid is None else (values[stored[valid]], valid & stored)
+    stacked = _split_stacks(schema, columns, following, distance)
+    arrays: dict[str, pa.Array] = {}
+    for field in file_fields(schema)[: -len(STRUCTURE)]:
+        if field.name in stacked:
+            values, valid, spec = stacked[field.name]
+        else:
+            (values, valid), spec = columns[field.name], schema.columns[field.name]
+        arrays[field.name] = to_arrow(values, valid, spec)
+    arrays[NEXT] = pa.array(distance)
+    arrays[BATCH] = pa.array(group.batches, pa.string())
+    return ReadyGroup(group, arrays, stream, table)
+
+
+def _stored(group: RowGroup, schema: Schema, name: str, distance: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """Rows that store their own value of a linked column: also those whose policy does not link it."""
+    stored: NDArray[np.bool_] = distance == STORED
+    if group.policy is not None:
+        for number, pid in enumerate(group.policies):
+            if name not in {new_obs.physical for _, new_obs in schema.policies[pid].linked}:
+                stored |= group.policy == number
+    return stored
+
+
+def _link(
+    group: RowGroup, schema: Schema, stream: NDArray[np.int32], following: NDArray[np.int64]
+) -> NDArray[np.int32]:
+    """The ``_next`` column: policies are linked one by one, since their observations differ."""
+    distance = np.zeros(group.rows, np.int32)
+    if group.missing is not None:
+        distance[group.missing] = MISSING
+    for number, pid in enumerate(group.policies):
+        pairs = schema.policies[pid].linked
+        if not pairs:
+            continue
+        if group.policy is None:
+            arrays = [(group.columns[a.physical][0], group.columns[b.physical][0]) for a, b in pairs]
+            distance = link(arrays, following, group.missing)
+            continue
+        rows = np.flatnonzero(group.policy == number)
+        arrays = [
+            (_at(group.columns[a.physical], rows), _at(group.columns[b.physical], rows)) for a, b in pairs
+        ]
+        missing = None if group.missing is None else group.missing[rows]
+        near = link(arrays, successors(stream[rows]), missing)
+        target = np.arange(len(rows)) + np.maximum(near, 0)
+        distance[rows] = np.where(near > 0, rows[target] - rows, near)
+    return distance
+
+
+def _split_stacks(
+    schema: Schema,
+    columns: dict[str, Any],
+    following: NDArray[np.int64],
+    distance: NDArray[np.int32],
+) -> dict[str, tuple[NDArray[Any], NDArray[np.bool_] | None, ColumnSpec]]:
+    """Newest and older frames of the stacked columns, by field name."""
+    found: dict[str, tuple[NDArray[Any], NDArray[np.bool_] | None, ColumnSpec]] = {}
+    for policy in schema.policies.values():
+        for obs, new_obs in policy.linked:
+            stack = obs.spec.stack
+            if stack is None:
+                continue
+            before = np.flatnonzero(following >= 0)
+            has = following[before]
+            values = columns[obs.physical][0]
+            split = split_stack(values, stack, values[before], has)
+            newest, older = stack_specs(obs.spec)
+            found[obs.physical] = (split.newest, None, newest)
+            found[obs.physical + OLDER] = (split.older, split.full, older)
+            stored = np.flatnonzero(distance == STORED)
+            split = split_stack(columns[new_obs.physical][0], stack, values[stored], np.arange(len(stored)))
+            full = np.zeros(len(distance), bool)
+            full[stored] = split.full
+            found[new_obs.physical] = (split.newest, distance == STORED, newest)
+            found[new_obs.physical + OLDER] = (split.older, full, older)
+    return found
+
+
+def stack_specs(spec: ColumnSpec) -> tuple[ColumnSpec, ColumnSpec]:
+    """Specs of the newest frame and of the older frames of a stacked column; frames come first in both."""
+    assert spec.stack is not None
+    frame = tuple(n for axis, n in enumerate(spec.shape) if axis != spec.stack.axis)
+    older = (spec.stack.depth - 1, *frame)
+    return ColumnSpec(spec.dtype, frame, "bytes"), ColumnSpec(spec.dtype, older, "bytes")
+
+
+def linked_columns(schema: Schema) -> list[str]:
+    """Physical ``new_obs`` columns that may refer to a later row's ``obs``."""
+    return sorted({new_obs.physical for p in schema.policies.values() for _, new_obs in p.linked})
+
+
+def file_fields(schema: Schema) -> list[pa.Field]:
+    """The Arrow fields of a shard of this schema: columns by name, then the structure columns."""
+    absent = partial_columns(schema) | set(linked_columns(schema))
+    fields = []
+    for name, spec in schema.columns.items():
+        if name == Columns.NEXT_OBS_VALID or spec.kind == "none":
+            continue
+        nullable = name in absent
+        if spec.stack is None:
+            fields.append(pa.field(name, arrow_type(spec, nullable=nullable), nullable=nullable))
+            continue
+        newest, older = stack_specs(spec)
+        fields.append(pa.field(name, arrow_type(newest, nullable=nullable), nullable=nullable))
+        fields.append(pa.field(name + OLDER, arrow_type(older, nullable=True), nullable=True))
+    return [
+        *fields,
+        pa.field(NEXT, pa.int32(), nullable=False),
+        pa.field(STREAM, pa.int32(), nullable=False),
+        pa.field(BATCH, pa.string(), nullable=True),
+    ]
+
+
+def _at(column: Nullable, rows: NDArray[np.int64] | slice) -> NDArray[Any]:
+    """The values of the given rows of a column that others may lack."""
+    values: NDArray[Any]
+    values, valid = column
+    return values[rows] if valid is None else values[(np.cumsum(valid) - 1)[rows]]
