@@ -13,6 +13,9 @@ BIN := .venv/bin
 # Newer than what it depends on: the environment holds what pyproject.toml and constraints.txt ask for.
 STAMP := .venv/.rlio-is-installed
 
+# Microsoft's emulator of Azure storage comes from npm; without npm, or a network, its tests are skipped.
+AZURITE := .node/azurite-3.35.0
+
 .PHONY: help setup demo test lint format
 
 help:
@@ -35,10 +38,17 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
 
+$(AZURITE):
+	@command -v npm >/dev/null || { echo "no npm: the tests of Azure storage will be skipped"; exit 0; }; \
+	echo "Installing Azurite into .node: half a minute, once."; \
+	if npm install --prefix .node --no-audit --no-fund --loglevel=error --fetch-retries=1 \
+	     --fetch-timeout=30000 azurite@3.35.0; then touch $@; \
+	else echo "npm could not install it: the tests of Azure storage will be skipped"; fi
+
 demo: $(STAMP)
 	$(BIN)/rlio demo $(ARGS)
 
-test: lint
+test: lint $(AZURITE)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
 
 lint: $(STAMP)
