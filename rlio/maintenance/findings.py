@@ -238,9 +238,26 @@ class Findings:
         else:
             self.omitted += 1
 
-    def add_error(self, code: str, error: RlioError, *, uri: str, rows: int = 0) -> None:
-        """Take an error of ours, its places as fields and not in the message."""
+    def add_error(
+        self, code: str, error: RlioError, *, uri: str, record: int | None = None, rows: int = 0
+    ) -> None:
+        """Take an error of ours, its places as fields and not in the message.
+
+        Args:
+            code: What kind of thing.
+            error: Its own places count, where it has them.
+            uri: Else this object is concerned,
+            record: and this record of it.
+            rows: Rows affected.
+        """
         message = str(error)
         if error.uri or error.record is not None or error.column:
             message = message.rsplit(" [", 1)[0]
-        self.add(code, message, uri=error.uri or uri, record=error.record, column=error.column, rows=rows)
+        self.add(
+            code,
+            message,
+            uri=error.uri or uri,
+            record=record if error.record is None else error.record,
+            column=error.column,
+            rows=rows,
+        )

@@ -99,8 +99,8 @@ class OverlapCheck:
                 row = first + int(unlike.argmax())
                 self._findings.add(
                     "overlap-differs",
-                    f"{int(unlike.sum())} rows of writer {current.ref.writer!r}, the first {row}, differ from "
-                    f"those in {known.uri}, although both match their CRCs: two writers had one id; keep one",
+                    f"{int(unlike.sum())} rows of writer {current.ref.writer!r}, the first {row}, differ "
+                    f"from those in {known.uri}, although both match their CRCs: two writers had one id",
                     uri=current.uri,
                     rows=int(unlike.sum()),
                 )

@@ -187,8 +187,8 @@ class ShardScan:
         if self._crc32 != self.ref.name.crc32:
             self._found(
                 "file-crc",
-                f"the file's CRC-32 is {self._crc32:08x} and its name says {self.ref.name.crc32:08x}, although "
-                "footer and row groups match theirs: the name was changed",
+                f"the file's CRC-32 is {self._crc32:08x} and its name says {self.ref.name.crc32:08x}, "
+                "although footer and row groups match theirs: the name was changed",
                 0,
             )
         for problem, rows in self._streams.problems():
