@@ -29,7 +29,7 @@ from rlio.errors import UnsafeData, excerpt
 from rlio.storage.names import TMP_DIR
 from rlio.storage.paths import Entry
 
-__all__ = ["LocalFolder", "sync_descriptor", "warn_of_links"]
+__all__ = ["LocalFolder", "PendingFile", "sync_descriptor", "warn_of_links"]
 
 logger = logging.getLogger("rlio")
 
@@ -39,6 +39,10 @@ _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC",
 # Non-blocking: opening a FIFO that poses as a shard would otherwise wait for a writer for ever.
 _READ = os.O_RDONLY | _NO_FOLLOW | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW | getattr(os, "O_BINARY", 0)
+
+
+# A sync of as many bytes takes some milliseconds, in the background.
+_SYNC_BYTES = 4 << 20
 
 
 class LocalFolder:
@@ -72,7 +76,7 @@ class LocalFolder:
         """Create or replace ``path`` with ``data``: readers see the old object or the whole new one."""
         *folders, name = path.split("/")
         self._make_root()
-        with self._folder([TMP_DIR], create=True) as tmp, self._folder(folders, create=True) as target:
+        with self.folder([TMP_DIR], create=True) as tmp, self.folder(folders, create=True) as target:
             temporary = f"{uuid.uuid4().hex}.tmp"
             try:
                 self._write(tmp, temporary, data)
@@ -128,7 +132,7 @@ class LocalFolder:
             return os.path.isdir(self.root)
         *folders, name = path.split("/")
         try:
-            with self._folder(folders) as folder:
+            with self.folder(folders) as folder:
                 mode = folder.mode(name)
         except (FileNotFoundError, NotADirectoryError):
             return False
@@ -137,13 +141,13 @@ class LocalFolder:
     def remove(self, path: str) -> None:
         """Remove the file, if it is there."""
         *folders, name = path.split("/")
-        with contextlib.suppress(FileNotFoundError), self._folder(folders) as folder:
+        with contextlib.suppress(FileNotFoundError), self.folder(folders) as folder:
             os.unlink(folder.at(name), dir_fd=folder.fd)
 
     def modified(self, path: str) -> float | None:
         """When the file was last written: seconds since the epoch, by the clock of its filesystem."""
         *folders, name = path.split("/")
-        with self._folder(folders) as folder:
+        with self.folder(folders) as folder:
             return os.stat(folder.at(name), dir_fd=folder.fd, follow_symlinks=False).st_mtime
 
     def empty_folders(self, folder: str) -> list[Entry]:
@@ -166,7 +170,7 @@ class LocalFolder:
         """Remove a folder if it is there and holds nothing; whether it was removed."""
         *folders, name = path.split("/")
         try:
-            with self._folder(folders) as folder:
+            with self.folder(folders) as folder:
                 os.rmdir(folder.at(name), dir_fd=folder.fd)
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
@@ -180,7 +184,7 @@ class LocalFolder:
     def _open(self, path: str) -> Iterator[int]:
         """A descriptor of a regular file."""
         *folders, name = path.split("/")
-        with self._folder(folders) as folder:
+        with self.folder(folders) as folder:
             with folder.refusing_links(name):
                 fd = os.open(folder.at(name), _READ, dir_fd=folder.fd)
             try:
@@ -194,7 +198,7 @@ class LocalFolder:
                 os.close(fd)
 
     @contextlib.contextmanager
-    def _folder(self, parts: list[str], *, create: bool = False) -> Iterator[_Folder]:
+    def folder(self, parts: list[str], *, create: bool = False) -> Iterator[_Folder]:
         """The folder that ``parts`` lead to from the root, no link followed."""
         with contextlib.ExitStack() as stack:
             folder = _Folder(self.root, None)
@@ -237,9 +241,7 @@ class LocalFolder:
     def _write(self, folder: _Folder, name: str, data: memoryview) -> None:
         fd = os.open(folder.at(name), _CREATE, 0o666, dir_fd=folder.fd)
         try:
-            offset = 0
-            while offset < len(data):
-                offset += os.write(fd, data[offset:])
+            _write_whole(fd, data)
             if self.sync:
                 sync_descriptor(fd)
         finally:
@@ -259,6 +261,72 @@ class LocalFolder:
             if not stat.S_ISDIR(mode):
                 return False
         return True
+
+
+class PendingFile:
+    """A file that is written piece by piece and appears, whole and durable, when it is committed.
+
+    Args:
+        root: Absolute path of the data set's folder.
+
+    Raises:
+        OSError: It could not be made.
+    """
+
+    def __init__(self, root: str) -> None:
+        self._folder = LocalFolder(root, sync=True)
+        self._name = f"{uuid.uuid4().hex}.tmp"
+        self._unsynced = 0
+        #: The first error, after which nothing more is written and `commit` raises.
+        self.failure: OSError | None = None
+        with self._folder.folder([TMP_DIR], create=True) as tmp:
+            self._fd = os.open(tmp.at(self._name), _CREATE, 0o666, dir_fd=tmp.fd)
+
+    def write(self, data: memoryview) -> None:
+        """Append ``data``, and make what has gathered durable, so that little is left for `commit`."""
+        if self.failure is not None:
+            return
+        try:
+            _write_whole(self._fd, data)
+            self._unsynced += len(data)
+            if self._unsynced >= _SYNC_BYTES:
+                os.fsync(self._fd)
+                self._unsynced = 0
+        except OSError as error:
+            self.failure = error
+
+    def commit(self, path: str) -> None:
+        """Give the file its name below the root, and make both durable.
+
+        Raises:
+            OSError: It could not be done, or a `write` had failed; the file is then gone.
+        """
+        *folders, name = path.split("/")
+        try:
+            if self.failure is not None:
+                raise self.failure
+            sync_descriptor(self._fd)
+            with (
+                self._folder.folder([TMP_DIR]) as tmp,
+                self._folder.folder(folders, create=True) as target,
+            ):
+                os.replace(tmp.at(self._name), target.at(name), src_dir_fd=tmp.fd, dst_dir_fd=target.fd)
+                target.sync()
+        except BaseException:
+            self.discard()
+            raise
+        self._close()
+
+    def discard(self) -> None:
+        """Remove what was written. May be called again."""
+        if self._fd >= 0:
+            self._close()
+            with contextlib.suppress(FileNotFoundError), self._folder.folder([TMP_DIR]) as tmp:
+                tmp.discard(self._name)
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1
+        os.close(fd)
 
 
 class _Folder:
@@ -322,6 +390,12 @@ def warn_of_links(links: list[str], where: str) -> None:
             where,
             excerpt(links[0]),
         )
+
+
+def _write_whole(fd: int, data: memoryview) -> None:
+    offset = 0
+    while offset < len(data):
+        offset += os.write(fd, data[offset:])
 
 
 def sync_descriptor(fd: int) -> None:
