@@ -7,6 +7,10 @@ Example:
     >>> data = rlio.open_dataset("memory://dataset-example")
     >>> len(data), data.snapshot()
     (3, {'w00000-00000000': 3})
+    >>> with rlio.ParquetWriter("memory://dataset-example", writer_id="w00001-00000000") as writer:
+    ...     writer.write(rlio.SampleBatch(obs=np.zeros((2, 4)), rewards=np.ones(2)))
+    >>> len(rlio.open_dataset("memory://dataset-example", at=data.snapshot())), len(data.refresh())
+    (3, 5)
 """
 
 from __future__ import annotations
@@ -16,24 +20,31 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from rlio.columns import Columns
-from rlio.errors import CorruptData, MissingColumn, OptionError, SchemaConflict
+from rlio.errors import (
+    CorruptData,
+    DataNotFound,
+    HoleError,
+    MissingColumn,
+    OptionError,
+    SchemaConflict,
+    excerpt,
+)
 from rlio.schemas.schema import Schema, canonical_json
 from rlio.storage.filesystem import Storage
 from rlio.storage.json_shard import schema_lookup
-from rlio.storage.listing import Listing, Segment, list_shards
-from rlio.storage.names import ShardName, is_writer_id
+from rlio.storage.listing import Coverage, Listing, Segment, list_settled
+from rlio.storage.names import MAX_ROW, is_writer_id
 from rlio.storage.publish import read_header
 from rlio.storage.schema_files import check_agreement, read_schemas
 from rlio.storage.shards import OpenShard, open_shard
 
-__all__ = ["Dataset", "EpisodeInfo", "common_columns", "dataset_on", "open_dataset"]
+__all__ = ["Dataset", "EpisodeInfo", "Snapshot", "common_columns", "dataset_on", "open_dataset"]
 
-
-# A listing of a growing data set is no snapshot: a hole is believed once it was seen this often.
-_LISTINGS = 3
+#: Writer id -> rows, or [first row, rows] where the rows below the first were trimmed already.
+Snapshot: TypeAlias = Mapping[str, int | list[int]]
 
 
 @dataclass(frozen=True)
@@ -64,20 +75,39 @@ class Dataset:
     """The shards under one root, as listed when it was opened. Use `open_dataset`.
 
     The order of the rows is: writers by id, rows ascending within each.
+
+    Args:
+        storage: The root.
+        listing: What is there.
+        at: The snapshot to show; None: everything that was listed.
     """
 
-    def __init__(self, storage: Storage, listing: Listing) -> None:
+    def __init__(self, storage: Storage, listing: Listing, *, at: Snapshot | None = None) -> None:
         self.storage = storage
         self._listing = listing
+        self._at = None if at is None else _ranges_of(at)
         self._segments: list[Segment] = []
         self._schema_of = schema_lookup(storage)
         #: Rows that should be there and are not: writer id -> ranges of row numbers.
         self.holes: dict[str, list[range]] = {}
-        for writer in sorted(listing.shards):
-            coverage = listing.cover(writer)
+        #: Rows of the snapshot that were trimmed since it was taken: writer id -> row numbers.
+        self.trimmed_since: dict[str, range] = {}
+        self._torn = {w: torn for w, torn in listing.torn().items() if self._at is None or w in self._at}
+        for writer in listing.writers if self._at is None else sorted(self._at):
+            coverage = self._cover(writer)
             self._segments += coverage.segments
             if coverage.holes:
                 self.holes[writer] = coverage.holes
+
+    def _cover(self, writer: str) -> Coverage:
+        """What serves the rows of a writer that this data set shows."""
+        if self._at is None:
+            return self._listing.cover(writer)
+        wanted = self._at[writer]
+        gone = range(wanted.start, min(self._listing.trimmed.get(writer, 0), wanted.stop))
+        if gone:
+            self.trimmed_since[writer] = gone
+        return self._listing.cover(writer, start=wanted.start, end=wanted.stop)
 
     @property
     def uri(self) -> str:
@@ -95,12 +125,29 @@ class Dataset:
     def __repr__(self) -> str:
         return f"Dataset({self.uri!r}: {len(self)} rows, {len(self.files())} shards)"
 
-    def snapshot(self) -> dict[str, int]:
-        """Writer id -> rows listed: the version of the data set, and what makes orders reproducible."""
-        ends: dict[str, int] = {}
-        for segment in self._segments:
-            ends[segment.ref.writer] = segment.end
-        return ends
+    def snapshot(self) -> dict[str, int | list[int]]:
+        """The version of the data set, and what makes orders reproducible: JSON for ``at=``.
+
+        Returns:
+            Writer id -> the number of rows that it had written, which is the row after its last. Where the
+            first of them were trimmed, ``[first row that is left, rows]``.
+        """
+        if self._at is not None:
+            ranges = self._at
+        else:
+            ends = {segment.ref.writer: segment.end for segment in self._segments}
+            ranges = {w: range(self._listing.trimmed.get(w, 0), end) for w, end in ends.items()}
+        return {w: [rows.start, rows.stop] if rows.start else rows.stop for w, rows in ranges.items() if rows}
+
+    def refresh(self, *, at: Snapshot | None = None) -> Dataset:
+        """The same root, listed again: one request, and the header is not read.
+
+        Args:
+            at: The snapshot to show. None: this one's if it shows a snapshot, else all that is there now.
+        """
+        if at is None and self._at is not None:
+            at = self.snapshot()
+        return _listed(self.storage, at)
 
     @cached_property
     def digest(self) -> str:
@@ -108,8 +155,22 @@ class Dataset:
         return hashlib.blake2b(canonical_json(self.snapshot()).encode(), digest_size=8).hexdigest()
 
     def files(self) -> list[str]:
-        """URIs of the live Parquet and JSON shards, for other tools (DuckDB, Polars, pandas)."""
+        """URIs of the live Parquet and JSON shards, for other tools (DuckDB, Polars, pandas).
+
+        A shard that a larger one covers is not among them, so that after `compact`, and before the covered
+        ones are collected, each row is counted once. Tools read whole files, though: where only a part of a
+        shard is live (`cut_files`) they also count the rest of it, rows that another file has too, or that
+        were trimmed, or that came after the snapshot. Compact the data set first, or leave those rows out.
+        """
         return [self.storage.uri_of(segment.ref.path) for segment in self._segments]
+
+    def cut_files(self) -> list[str]:
+        """Those of `files` of which not all rows are live; none, as long as shards do not overlap in part."""
+        return [
+            self.storage.uri_of(segment.ref.path)
+            for segment in self._segments
+            if segment.rows < segment.ref.name.rows
+        ]
 
     def bytes(self) -> int:
         """Bytes of the live shards."""
@@ -119,10 +180,24 @@ class Dataset:
     def schemas(self) -> dict[str, Schema]:
         """Hash -> schema of every writer's rows; read from the root at first use.
 
+        Of a snapshot, those that its rows have: what writers that came later brought does not change it. To
+        tell them apart, footers are read until each schema was found, all of them if one is not used.
+
         Raises:
             CorruptData: A schema file is damaged.
         """
-        return read_schemas(self.storage)
+        found = read_schemas(self.storage)
+        if self._at is None or len(found) < 2:
+            return found
+        used: set[str] = set()
+        for segment in _ends_first(self._segments):
+            try:
+                used.add(self.open_shard(segment).schema.hash)
+            except (CorruptData, DataNotFound):
+                continue  # Found again, and raised or counted, by whoever reads its rows.
+            if used >= found.keys():
+                break
+        return {name: schema for name, schema in found.items() if name in used}
 
     @property
     def columns(self) -> dict[str, list[str]]:
@@ -144,41 +219,49 @@ class Dataset:
         """
         for segment in self._segments:
             table = self.open_shard(segment).streams()
-            for values in zip(*vars(table).values(), strict=True):
-                yield EpisodeInfo(segment.ref.writer, *values)
+            for *values, writer in zip(*vars(table).values(), strict=True):
+                # Of writers that were merged, the table says whose episode it is.
+                yield EpisodeInfo(segment.ref.writer if writer is None else writer, *values)
 
     def missing_shards(self) -> list[tuple[str, str, int]]:
         """Objects that are named like shards but cannot be: (URI, reason, rows that no other shard has)."""
         lost = []
         covered = self._ends()
-        for path, reason in self._listing.rejected:
-            parts = path.split("/")
-            name = ShardName.parse(parts[-1]) if len(parts) == 3 and is_writer_id(parts[1]) else None
-            if name is None:
-                continue
-            holes = self.holes.get(parts[1], [])
-            fills_hole = any(name.first < hole.stop and hole.start < name.end for hole in holes)
-            if fills_hole or name.end > covered.get(parts[1], 0):
-                lost.append((self.storage.uri_of(path), reason, name.rows))
+        for writer, torn in self._torn.items():
+            holes = self.holes.get(writer, [])
+            for (path, reason), name in torn:
+                fills_hole = any(name.first < hole.stop and hole.start < name.end for hole in holes)
+                goes_on = self._at is None and name.end > covered.get(writer, 0)
+                if fills_hole or goes_on:
+                    lost.append((self.storage.uri_of(path), reason, name.rows))
         return lost
 
     def lost_rows(self) -> list[tuple[str, int]]:
         """What `check_complete` would raise for, counted: (where, rows that should be there and are not)."""
-        lost = [(f"{w}: rows {h.start} to {h.stop - 1}", len(h)) for w, hs in self.holes.items() for h in hs]
+        gone = [(f"{w}: rows {_text(rows)}, trimmed", len(rows)) for w, rows in self.trimmed_since.items()]
+        lost = [(f"{w}: rows {_text(hole)}", len(hole)) for w, holes in self.holes.items() for hole in holes]
+        return gone + lost + [(f"{w}: rows {_text(rows)}", len(rows)) for w, rows in self._torn_ends()]
+
+    def _torn_ends(self) -> list[tuple[str, range]]:
+        """The rows at the ends of writers that only torn shards are named for."""
+        found: list[tuple[str, range]] = []
+        if self._at is not None:
+            return found
         ends = self._ends()
-        torn: dict[str, int] = {}
-        for path, _ in self._listing.rejected:
-            parts = path.split("/")
-            name = ShardName.parse(parts[-1]) if len(parts) == 3 and is_writer_id(parts[1]) else None
-            if name is not None:
-                torn[parts[1]] = max(name.end, torn.get(parts[1], 0))
-        for writer, end in sorted(torn.items()):
-            first = max(
-                ends.get(writer, 0), max((hole.stop for hole in self.holes.get(writer, [])), default=0)
-            )
+        for writer, torn in self._torn.items():
+            end = max(name.end for _, name in torn)
+            holes = self.holes.get(writer, [])
+            first = max([ends.get(writer, 0), *(hole.stop for hole in holes)])
             if end > first:
-                lost.append((f"{writer}: rows {first} to {end - 1}", end - first))
-        return lost
+                found.append((writer, range(first, end)))
+        return found
+
+    @property
+    def trimmed_rows(self) -> int:
+        """Rows that were gone on purpose when the data set, or its snapshot, was made."""
+        if self._at is not None:
+            return sum(rows.start for rows in self._at.values())
+        return sum(self._listing.trimmed.values())
 
     def _ends(self) -> dict[str, int]:
         """Writer id -> the row up to which rows are there, or gone on purpose."""
@@ -188,44 +271,113 @@ class Dataset:
         """Raise where rows that were stored are not there.
 
         Raises:
-            CorruptData: A shard is torn, or rows between shards are missing.
+            CorruptData: A shard is torn.
+            HoleError: Rows are missing between or after shards, or were trimmed since the snapshot was taken.
         """
-        for uri, reason, rows in self.missing_shards():
+        for writer, rows in self.trimmed_since.items():
+            raise HoleError(
+                f"rows {_text(rows)} of writer {writer!r} were trimmed since the snapshot was taken: take a "
+                "new snapshot, or read what is left with on_error='skip'",
+                uri=self.uri,
+            )
+        for uri, reason, count in self.missing_shards():
             raise CorruptData(
-                f"the shard {reason}; its {rows} rows are lost: restore it, or read with on_error='skip'",
+                f"the shard {reason}; its {count} rows are lost: restore it, or read with on_error='skip'",
                 uri=uri,
             )
         for writer, holes in self.holes.items():
-            raise CorruptData(
-                f"rows {holes[0].start} to {holes[0].stop - 1} of writer {writer!r} are missing: "
+            raise HoleError(
+                f"rows {_text(holes[0])} of writer {writer!r} are missing{self._expected(writer)}: "
                 "restore them, or read with on_error='skip'",
                 uri=self.uri,
             )
 
+    def _expected(self, writer: str) -> str:
+        """Why a writer's rows are missed, where the shards around them do not say it."""
+        if self._at is not None:
+            known = "" if writer in self._listing.writers else ", and so is everything else of that writer"
+            return f" of the {self._at[writer].stop} rows that the snapshot has{known}"
+        sealed = self._listing.sealed.get(writer, 0)
+        return f" of the {sealed} rows with which it was closed" if sealed else ""
 
-def open_dataset(uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> Dataset:
+
+def _text(rows: range) -> str:
+    return f"{rows.start} to {rows.stop - 1}"
+
+
+def _ranges_of(at: Snapshot) -> dict[str, range]:
+    """The rows of each writer, checked: a snapshot may come from a file."""
+    if not isinstance(at, Mapping):
+        raise OptionError(f"at={excerpt(at)}: expected the dict that snapshot() gave")
+    found = {}
+    for writer, rows in at.items():
+        bounds = rows if isinstance(rows, list | tuple) else [0, rows]
+        whole = len(bounds) == 2 and all(type(row) is int for row in bounds)
+        if not is_writer_id(writer) or not whole or not 0 <= bounds[0] <= bounds[1] <= MAX_ROW:
+            raise OptionError(
+                f"at[{excerpt(writer)}] is {excerpt(rows)}: expected a writer's id, and its rows or "
+                "[first row, rows], as snapshot() gives them"
+            )
+        if bounds[0] < bounds[1]:
+            found[writer] = range(bounds[0], bounds[1])
+    return found
+
+
+def _ends_first(segments: list[Segment]) -> Iterator[Segment]:
+    """The first and last segment of each writer, where its schema is likely to differ, then the others."""
+    ends, others = [], []
+    for index, segment in enumerate(segments):
+        around = (segments[index - 1] if index else None, *segments[index + 1 : index + 2])
+        same = [other for other in around if other is not None and other.ref.writer == segment.ref.writer]
+        (others if len(same) == 2 else ends).append(segment)
+    yield from ends
+    yield from others
+
+
+def open_dataset(
+    uri: str | os.PathLike[str],
+    *,
+    at: Snapshot | None = None,
+    on_error: Literal["raise", "skip"] = "raise",
+    storage_options: Mapping[str, Any] | None = None,
+) -> Dataset:
     """Open the data set under ``uri``: one listing and the header; no shard is read.
 
     Args:
         uri: A path or any fsspec URL.
+        at: A snapshot, as `Dataset.snapshot` gave it: exactly its rows are shown, whatever was appended or
+            compacted since. None: all that is there.
+        on_error: What to do where rows of the snapshot are not there: ``"raise"``, or ``"skip"`` them; then
+            `Dataset.lost_rows` counts them.
         storage_options: For fsspec.
 
     Raises:
         DataNotFound: There is no data set.
-        OptionError: It is in another format version.
+        HoleError: Rows of the snapshot are not there, or were trimmed since it was taken.
+        OptionError: It is in another format version, or ``at`` is no snapshot.
     """
-    return dataset_on(Storage.open(uri, storage_options=storage_options))
-
-
-def dataset_on(storage: Storage) -> Dataset:
-    """`open_dataset` for a root that is open already."""
-    read_header(storage)
-    dataset = Dataset(storage, list_shards(storage))
-    for _ in range(_LISTINGS - 1):
-        if not dataset.holes:
-            break
-        dataset = Dataset(storage, list_shards(storage))
+    if on_error not in ("raise", "skip"):
+        raise OptionError(f"on_error={excerpt(on_error)}: 'raise' or 'skip'")
+    dataset = dataset_on(Storage.open(uri, storage_options=storage_options), at=at)
+    if at is not None and on_error == "raise":
+        dataset.check_complete()
     return dataset
+
+
+def dataset_on(storage: Storage, *, at: Snapshot | None = None) -> Dataset:
+    """`open_dataset` for a root that is open already; what is missing is counted."""
+    read_header(storage)
+    return _listed(storage, at)
+
+
+def _listed(storage: Storage, at: Snapshot | None) -> Dataset:
+    """What is there, listed again where rows are missing, or are being uploaded."""
+
+    def lacks(listing: Listing) -> bool:
+        found = Dataset(storage, listing, at=at)
+        return bool(found.holes or found.missing_shards())
+
+    return Dataset(storage, list_settled(storage, lacks=lacks), at=at)
 
 
 def common_columns(dataset: Dataset, *, missing: str, wanted: list[str] | None) -> list[str] | None:

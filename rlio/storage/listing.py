@@ -147,13 +147,13 @@ class Listing:
             end=end,
         )
 
-    def torn(self, writer: str) -> list[tuple[Rejected, ShardName]]:
-        """The objects of a writer that are named like shards but have another size."""
-        found = []
+    def torn(self) -> dict[str, list[tuple[Rejected, ShardName]]]:
+        """Writer id -> the objects that are named like its shards but have another size."""
+        found: dict[str, list[tuple[Rejected, ShardName]]] = {}
         for rejected in self.rejected:
             parts = rejected.path.split("/")
-            if len(parts) == 3 and parts[1] == writer and (name := ShardName.parse(parts[2])) is not None:
-                found.append((rejected, name))
+            if len(parts) == 3 and is_writer_id(parts[1]) and (name := ShardName.parse(parts[2])) is not None:
+                found.setdefault(parts[1], []).append((rejected, name))
         return found
 
     def joined(self, later: Listing) -> Listing:
