@@ -37,6 +37,7 @@ from rlio.schemas.streams import STREAM_COLUMNS, Streams, StreamTable
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import ShardRef
 from rlio.storage.names import schema_path
+from rlio.storage.row_cut import cut_rows
 
 __all__ = ["MAX_JSON_SHARD_BYTES", "JsonShard", "schema_lookup"]
 
@@ -142,14 +143,30 @@ class JsonShard:
         line = self._provenance_line
         return parse_provenance(b"" if line is None else self._line_bytes(line), uri=self.uri)
 
-    def read(self, index: int, *, columns: Sequence[str] | None = None) -> SampleBatch | MultiAgentBatch:
+    def read(
+        self, index: int, *, columns: Sequence[str] | None = None, rows: range | None = None
+    ) -> SampleBatch | MultiAgentBatch:
         """See `OpenShard`."""
         line = self._lines[index]
         if line.is_damaged:
             raise self._lost(line, self.rows[index])
-        return decode_line(
+        batch = decode_line(
             self._line_bytes(line), self._schema_of, columns=columns, uri=self.uri, record=line.number
         )
+        return batch if rows is None else cut_rows(batch, rows, None, uri=self.uri)
+
+    def stored_lines(self) -> Iterator[tuple[bytes, bytes, int]]:
+        """Each line of rows: its bytes, those in the shard with its end or frame, and its rows.
+
+        Raises:
+            CorruptData: A line is damaged.
+        """
+        for line, rows in zip(self._lines, self.rows, strict=True):
+            stored = self._stored_bytes(line)
+            text = self._unpacked(stored)
+            if line.is_damaged or not is_intact(text):
+                raise self._lost(line, rows)
+            yield text, stored, rows
 
     def streams(self) -> Streams:
         """See `OpenShard`. Decodes every line: a JSON shard has no such table of its own.
@@ -257,13 +274,17 @@ class JsonShard:
     # ---- lines ----
 
     def _line_bytes(self, line: _Line) -> bytes:
-        """The bytes of a line, fetched with some of those that follow it."""
+        """The bytes of a line."""
+        return self._unpacked(self._stored_bytes(line))
+
+    def _stored_bytes(self, line: _Line) -> bytes:
+        """The bytes of a line with its end or frame, fetched with some of those that follow it."""
         offset = line.start - self._block_start
         if offset < 0 or offset + line.stop - line.start > len(self._block):
             stop = min(max(line.stop, line.start + _BLOCK_BYTES), self._ref.name.size)
             self._block = self._storage.read_range(self._ref.path, line.start, stop)
             self._block_start, offset = line.start, 0
-        return self._unpacked(self._block[offset : offset + line.stop - line.start])
+        return self._block[offset : offset + line.stop - line.start]
 
     def _unpacked(self, packed: bytes) -> bytes:
         """A line without its end; nothing if it cannot be had."""

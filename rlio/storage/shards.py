@@ -20,6 +20,7 @@ from rlio.schemas.streams import Streams
 from rlio.storage.filesystem import Storage
 from rlio.storage.json_shard import JsonShard, schema_lookup
 from rlio.storage.listing import ShardRef
+from rlio.storage.row_cut import cut_rows
 
 __all__ = ["OpenShard", "ParquetShard", "open_shard"]
 
@@ -33,8 +34,16 @@ class OpenShard(Protocol):
     #: Steps, sequences or joint steps of each group.
     units: list[int]
 
-    def read(self, index: int, *, columns: Sequence[str] | None = None) -> SampleBatch | MultiAgentBatch:
+    def read(
+        self, index: int, *, columns: Sequence[str] | None = None, rows: range | None = None
+    ) -> SampleBatch | MultiAgentBatch:
         """Check and decode one group into a batch that nobody else holds.
+
+        Args:
+            index: Number of the group.
+            columns: Logical columns; None: all.
+            rows: Those of the group's rows to give, where only a part of it is live: whole written batches,
+                or any rows where there are neither sequences nor several agents. None: all.
 
         Raises:
             CorruptData: The group is damaged; ``uri`` and ``record`` say where.
@@ -68,9 +77,13 @@ class ParquetShard:
         """What made the data; see `rlio.schemas.provenance`."""
         return self._file.provenance
 
-    def read(self, index: int, *, columns: Sequence[str] | None = None) -> SampleBatch | MultiAgentBatch:
+    def read(
+        self, index: int, *, columns: Sequence[str] | None = None, rows: range | None = None
+    ) -> SampleBatch | MultiAgentBatch:
         """See `OpenShard`."""
-        return to_batch(self._file.read_group(index, columns=columns, batches=True), columns=columns)
+        group = self._file.read_group(index, columns=columns, batches=True)
+        batch = to_batch(group, columns=columns)
+        return batch if rows is None else cut_rows(batch, rows, group.policies(), uri=self._file.uri)
 
     def streams(self) -> Streams:
         """See `OpenShard`."""
