@@ -5,7 +5,8 @@ of rows is a range of each policy's own.
 
 Example:
     >>> import numpy as np
-    >>> both = MultiAgentBatch({"a": SampleBatch(t=[0, 1, 2]), "b": SampleBatch(t=[0, 1, 2])}, 3)
+    >>> each = SampleBatch(eps_id=[7, 7, 7], t=[0, 1, 2])
+    >>> both = MultiAgentBatch({"a": each, "b": each.copy()}, 3)
     >>> owners = {"a": np.array([0, 1, 4]), "b": np.array([2, 3, 5])}
     >>> cut_rows(both, range(4, 6), owners, uri="shard")["b"]["t"]
     array([2])
