@@ -15,6 +15,7 @@
     |- DataNotFound (FileNotFoundError)   nothing is stored there
     |- StateError (ValueError)       a saved state does not fit this reader
     |- ClosedError (ValueError)      the reader or writer was used after close()
+    |- LedgerError                   rows were counted on both sides, and the numbers differ
     |- PublishError (OSError)        a shard could not be stored
     |- MissingExtra (ImportError)    an optional dependency is not installed
 
@@ -29,6 +30,7 @@ __all__ = [
     "DataNotFound",
     "EndOfData",
     "HoleError",
+    "LedgerError",
     "MissingColumn",
     "MissingExtra",
     "OptionError",
@@ -126,6 +128,10 @@ class ClosedError(RlioError, ValueError):
 
 class PublishError(RlioError, OSError):
     """A shard could not be stored; the rows are still with the writer."""
+
+
+class LedgerError(RlioError):
+    """Rows that came in and rows that went out were counted, and some are lost or doubled in between."""
 
 
 class MissingExtra(RlioError, ImportError):

@@ -24,7 +24,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType, TracebackType
 from typing import (
     TYPE_CHECKING,
@@ -39,7 +39,16 @@ from typing import (
 )
 
 from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples, copy_into, count_units, split_units
-from rlio.errors import ClosedError, EndOfData, OptionError, RlioError, SchemaError, StateError, excerpt
+from rlio.errors import (
+    ClosedError,
+    EndOfData,
+    LedgerError,
+    OptionError,
+    RlioError,
+    SchemaError,
+    StateError,
+    excerpt,
+)
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -53,6 +62,7 @@ __all__ = [
     "JsonState",
     "OutputWriter",
     "ReadKeywords",
+    "ReadLedger",
     "ReadOptions",
     "Runner",
     "Unit",
@@ -536,6 +546,46 @@ class ReadOptions:
             raise OptionError(f"on_error={excerpt(self.on_error)}: 'raise' or 'skip'")
         if self.drop_last and self.batch_size is None:
             raise OptionError("drop_last=True needs batch_size: without one, no batch is short")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadLedger:
+    """What became of the rows that a reader came across: ``expected = served + skipped + dropped``.
+
+    All are rows, of every policy, counted from where the reader began or was last restored. The ledgers of
+    several ranks add up to that of one reader.
+
+    Attributes:
+        expected: Rows that the shards' names and footers say there are.
+        served: Rows in the batches that were given.
+        skipped: Rows that are missing or damaged, with ``on_error="skip"``; in each epoch anew.
+        dropped: Rows of a last batch that ``drop_last`` dropped.
+        trimmed: Rows that were gone on purpose, and are not expected.
+    """
+
+    expected: int = 0
+    served: int = 0
+    skipped: int = 0
+    dropped: int = 0
+    trimmed: int = 0
+
+    def plus(self, **rows: int) -> ReadLedger:
+        """A ledger with more rows under the given names."""
+        return replace(self, **{name: getattr(self, name) + more for name, more in rows.items()})
+
+    def check(self, uri: str) -> None:
+        """Raise where rows are lost or doubled on the way.
+
+        Raises:
+            LedgerError: The numbers do not add up.
+        """
+        found = self.served + self.skipped + self.dropped
+        if found != self.expected:
+            raise LedgerError(
+                f"{self.expected} rows were expected, but {found} were accounted for ({self.served} served, "
+                f"{self.skipped} skipped, {self.dropped} dropped): this is a bug of rlio, please report it",
+                uri=uri,
+            )
 
 
 def _is_whole(value: object) -> bool:

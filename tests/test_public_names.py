@@ -43,6 +43,7 @@ PUBLIC = [
     "InputReader",
     "JsonReader",
     "JsonWriter",
+    "LedgerError",
     "MappedInput",
     "MissingColumn",
     "MissingExtra",
