@@ -39,7 +39,9 @@ __all__ = ["FORMAT_VERSION", "Leaf", "PolicySchema", "Schema", "canonical_json",
 FORMAT_VERSION = 0
 
 #: Names of the format's structure columns, which no column of the user may have.
-RESERVED = frozenset({"_next", "_stream", "_batch", "_writer"})
+RESERVED = frozenset({"_next", "_stream", "_batch"})
+#: Whose rows they were, where writers were merged: one text a row, and nothing else under this name.
+_WRITER = "_writer"
 # Of the columns of older frames, and of what Parquet calls the values of a list.
 _RESERVED_ENDS = ("#older", ".list.element")
 
@@ -368,6 +370,8 @@ def _leaves_of(batch: SampleBatch) -> tuple[Leaf, ...]:
             if name.endswith(_RESERVED_ENDS):
                 raise SchemaError(f"names that end in {_RESERVED_ENDS} are the format's own", column=name)
             spec = ColumnSpec.of(_array(item, name), column=name)
+            if column == _WRITER and (path or spec.kind != "text" or spec.dtype[1] != "U" or spec.shape):
+                raise SchemaError(f"column {column!r} is the format's own; rename yours", column=column)
             if column == Columns.NEXT_OBS_VALID and (path or spec.dtype != "|b1" or spec.shape):
                 raise SchemaError(
                     f"found {spec.dtype} of shape {spec.shape} a row, expected one bool a row", column=name

@@ -1,0 +1,445 @@
+"""Rows of stored shards, encoded anew into larger ones: what compaction is made of.
+
+Parquet shards are decoded and encoded a row group at a time, so that a shard that is read and one that is
+made are in memory, and nothing else grows with the data. JSON shards keep their lines. Not here: which shards
+are merged, and where the result goes (`rlio.maintenance.compact`).
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
+from rlio.columns import DEFAULT_POLICY_ID, Columns
+from rlio.errors import CorruptData
+from rlio.multi_agent import step_numbers
+from rlio.schemas.batches import to_batch
+from rlio.schemas.column import ColumnSpec
+from rlio.schemas.group_arrays import ReadyGroup, ready_group
+from rlio.schemas.json_lines import encode_line, encode_provenance
+from rlio.schemas.parquet import Compression, EncodedShard, ShardEncoder
+from rlio.schemas.row_groups import GroupBuffer, Piece
+from rlio.schemas.schema import Leaf, PolicySchema, Schema
+from rlio.schemas.shard_file import DecodedGroup, ShardFile
+from rlio.schemas.streams import WRITER
+from rlio.storage.filesystem import Storage
+from rlio.storage.listing import ShardRef, load_shard
+from rlio.storage.names import Suffix
+
+__all__ = [
+    "EncodedJson",
+    "JsonMerger",
+    "ParquetMerger",
+    "compressed_columns",
+    "open_whole",
+    "with_writer_column",
+]
+
+# Room for the row group that fills a shard and for the footer. Memory that is not written to costs nothing.
+_SPARE_BYTES = 96 << 20
+
+
+def open_whole(storage: Storage, ref: ShardRef) -> ShardFile:
+    """A Parquet shard, fetched in one request and checked as a whole.
+
+    Raises:
+        CorruptData: Its bytes are not those that its name certifies.
+        DataNotFound: It is gone: covered by a larger shard and collected, or trimmed.
+    """
+    data = load_shard(storage, ref)
+    uri = storage.uri_of(ref.path)
+    if zlib.crc32(data) != ref.name.crc32:
+        raise CorruptData(
+            "the shard does not match the CRC-32 in its name; restore it, or run `rlio verify --repair`",
+            uri=uri,
+        )
+    file = ShardFile(
+        lambda start, stop: data[start:stop],
+        size=ref.name.size,
+        footer_crc32=ref.name.footer_crc32,
+        uri=uri,
+    )
+    if file.rows != ref.name.rows:
+        raise CorruptData(f"the shard holds {file.rows} rows and its name says {ref.name.rows}", uri=uri)
+    return file
+
+
+def with_writer_column(schema: Schema) -> Schema:
+    """The schema with the column that says whose rows they were, for every policy."""
+    leaf = Leaf(WRITER, (), WRITER, ColumnSpec("<U", (), "text"))
+    return replace(
+        schema,
+        policies={
+            pid: policy
+            if WRITER in policy.columns
+            else PolicySchema((*policy.leaves, leaf), spaces=policy.spaces)
+            for pid, policy in schema.policies.items()
+        },
+    )
+
+
+class ParquetMerger:
+    """Encodes the rows of Parquet shards, one shard after the other, into few large ones.
+
+    Row groups become full ones, except that a sequence stays within one, and that groups of several agents
+    are joined only where their joint steps remain the same, in the same order: readers serve those by group.
+
+    Args:
+        schema: Of the new shards: that of the old ones, or that `with_writer_column`.
+        provenance: JSON text for their footers.
+        compression: Of their pages.
+        max_bytes: A shard that has as many is ended.
+        publish: Stores an encoded shard; its memory is used again afterwards.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        provenance: str,
+        compression: Compression,
+        max_bytes: int,
+        publish: Callable[[EncodedShard], None],
+    ) -> None:
+        self._schema = schema
+        self._provenance = provenance
+        self._compression = compression
+        self._max_bytes = max_bytes
+        self._publish = publish
+        self._buffer = GroupBuffer(schema)
+        self._encoder: ShardEncoder | None = None
+        self._memory: NDArray[np.uint8] | None = None
+        self._joint = _JointSteps()
+
+    def add(self, file: ShardFile, *, skip: int = 0, writer: str | None = None) -> None:
+        """Add the rows of a shard from row ``skip`` on.
+
+        Args:
+            file: The shard; `open_whole`.
+            skip: Rows to leave out; with sequences or several agents, whole row groups only.
+            writer: Whose rows they are, for a schema `with_writer_column`.
+
+        Raises:
+            CorruptData: The shard is damaged, or cannot be cut at ``skip``.
+        """
+        first = 0
+        for index, info in enumerate(file.groups):
+            if first + info.rows > skip:
+                try:
+                    group = file.read_group(index, batches=True)
+                    self._add_group(group, max(skip - first, 0), writer)
+                except CorruptData as error:
+                    if error.uri is not None:
+                        raise
+                    raise CorruptData(str(error), uri=file.uri, record=index) from error
+            first += info.rows
+
+    def finish(self) -> None:
+        """Encode and publish what is left."""
+        self._encode()
+        self._end_shard()
+
+    def _add_group(self, group: DecodedGroup, skip: int, writer: str | None) -> None:
+        batch = to_batch(group)
+        parts = batch.policy_batches if isinstance(batch, MultiAgentBatch) else {DEFAULT_POLICY_ID: batch}
+        rows = {pid: _Rows(self._schema.policies[pid], pid, part, writer) for pid, part in parts.items()}
+        if isinstance(batch, MultiAgentBatch):
+            if skip:
+                raise CorruptData("rows of several agents are cut within a row group")
+            self._add_joint(_joint_pieces(group, rows), batch)
+        else:
+            self._add_rows(group, rows[DEFAULT_POLICY_ID], skip)
+
+    def _add_rows(self, group: DecodedGroup, rows: _Rows, skip: int) -> None:
+        """Rows or sequences of one policy, cut where written batches begin and where groups are full."""
+        text_of = dict(zip(group.begins.tolist(), group.batches, strict=True))
+        bounds = [skip, *(begin for begin in text_of if begin > skip), group.info.rows]
+        rows.check_cuts(bounds)
+        for start, stop in pairwise(bounds):
+            text = text_of.get(start)
+            while start < stop:
+                end = rows.fitting(start, stop, self._buffer.room)
+                if end == start and self._buffer.rows:
+                    self._encode()
+                    continue
+                if end == start:  # One sequence that is longer than a row group.
+                    end = rows.fitting(start, stop, None)
+                piece = Piece(DEFAULT_POLICY_ID, rows.cut(start, end), end - start, text, end - start)
+                self._buffer.append(piece)
+                start, text = end, None
+                if self._buffer.is_full:
+                    self._encode()
+
+    def _add_joint(self, pieces: list[Piece], batch: MultiAgentBatch) -> None:
+        """A whole row group of several agents."""
+        rows = sum(piece.rows for piece in pieces)
+        if self._buffer.rows and (rows > self._buffer.room or not self._joint.extends(batch)):
+            self._encode()
+        if not self._buffer.rows:
+            self._joint = _JointSteps()
+        self._joint.add(batch)
+        for piece in pieces:
+            self._buffer.append(piece)
+        if self._buffer.is_full:
+            self._encode()
+
+    def _encode(self) -> None:
+        """Encode the open row group."""
+        if not self._buffer.rows:
+            return
+        ready = ready_group(self._buffer.take(), self._schema)
+        if self._encoder is not None and not self._encoder.has_room(ready):
+            self._end_shard()
+        if self._encoder is None:
+            self._encoder = self._new_encoder(ready)
+        self._encoder.add(ready)
+        if self._encoder.encoded_bytes >= self._max_bytes:
+            self._end_shard()
+
+    def _new_encoder(self, ready: ReadyGroup) -> ShardEncoder:
+        """An encoder whose memory has room for the group; the same memory shard after shard, where it has."""
+        size = self._max_bytes + _SPARE_BYTES
+        while True:
+            if self._memory is None or len(self._memory) < size:
+                self._memory = np.empty(size, np.uint8)
+            encoder = ShardEncoder(
+                self._schema,
+                compression=self._compression,
+                provenance=self._provenance,
+                memory=self._memory,
+                submit=_at_once,
+            )
+            if encoder.has_room(ready):
+                return encoder
+            size = 2 * len(self._memory)
+
+    def _end_shard(self) -> None:
+        encoder, self._encoder = self._encoder, None
+        if encoder is not None:
+            self._publish(encoder.finish())
+
+
+class _Rows:
+    """The rows of one policy in one row group, checked against the schema, to be cut into pieces."""
+
+    def __init__(self, policy: PolicySchema, pid: str, batch: SampleBatch, writer: str | None) -> None:
+        if WRITER in policy.columns and WRITER not in batch:
+            batch = batch.copy(shallow=True)
+            batch[WRITER] = np.full(len(batch), writer)
+        self.count = len(batch)
+        self.batch = batch
+        self._arrays = policy.flatten(batch, policy=pid)
+        self._per_sequence = {leaf.physical for leaf in policy.per_sequence}
+        #: The row after each sequence; None without sequences.
+        self._ends: NDArray[np.int64] | None = None
+        if policy.has_sequences:
+            self._ends = np.cumsum(policy.single(self._arrays, Columns.SEQ_LENS)).astype(np.int64)
+
+    def check_cuts(self, bounds: Iterable[int]) -> None:
+        """Raise where one of ``bounds`` lies within a sequence."""
+        if self._ends is None:
+            return
+        legal = {0, *self._ends.tolist()}
+        for bound in bounds:
+            if bound not in legal:
+                raise CorruptData(f"row {bound} of the row group, at which it is cut, is within a sequence")
+
+    def fitting(self, start: int, stop: int, room: int | None) -> int:
+        """The end of the part from ``start`` that is at most ``room`` rows; None: of one sequence."""
+        if self._ends is None:
+            return stop if room is None else min(start + room, stop)
+        if room is None:
+            return int(self._ends[np.searchsorted(self._ends, start, side="right")])
+        last = int(np.searchsorted(self._ends, min(start + room, stop), side="right"))
+        return max(int(self._ends[last - 1]), start) if last else start
+
+    def cut(self, start: int, stop: int) -> dict[str, NDArray[Any]]:
+        """The arrays of rows ``start`` to ``stop - 1``; views."""
+        first = last = 0
+        if self._ends is not None:
+            first, last = np.searchsorted(self._ends, [start, stop], side="right").tolist()
+        return {
+            name: values[first:last] if name in self._per_sequence else values[start:stop]
+            for name, values in self._arrays.items()
+        }
+
+
+def _joint_pieces(group: DecodedGroup, rows: Mapping[str, _Rows]) -> list[Piece]:
+    """The rows of a group of several policies in the order in which they were written."""
+    try:
+        written = [json.loads(text) for text in group.batches]
+        listed = [[(str(pid), int(count)) for pid, count in entry["policies"]] for entry in written]
+        steps = [int(entry["env_steps"]) for entry in written]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise CorruptData(f"the attributes of a written batch are damaged: {error}") from error
+    _check_order(group, listed)
+    pieces = []
+    at = dict.fromkeys(rows, 0)
+    for text, parts, env_steps in zip(group.batches, listed, steps, strict=True):
+        for index, (pid, count) in enumerate(parts):
+            start, stop = at[pid], at[pid] + count
+            rows[pid].check_cuts([start, stop])
+            begins = index == 0
+            pieces.append(
+                Piece(
+                    pid,
+                    rows[pid].cut(start, stop),
+                    count,
+                    text if begins else None,
+                    env_steps if begins else 0,
+                )
+            )
+            at[pid] = stop
+    return pieces
+
+
+def _check_order(group: DecodedGroup, listed: list[list[tuple[str, int]]]) -> None:
+    """Raise where the written batches do not account for the rows, policy by policy."""
+    begins = [0, *np.cumsum([sum(count for _, count in parts) for parts in listed]).tolist()]
+    order = [pid for parts in listed for pid, count in parts for _ in range(count)]
+    if begins != [*group.begins.tolist(), group.info.rows] or len(order) != group.info.rows:
+        raise CorruptData("the written batches do not make up the row group")
+    for pid, own in group.policies().items():
+        found = [index for index, name in enumerate(order) if name == pid]
+        if found != (list(range(group.info.rows)) if own is None else own.tolist()):
+            raise CorruptData("the written batches name other policies than the rows have")
+
+
+class _JointSteps:
+    """Which joint steps the open row group has, to tell whether more rows leave them as they are."""
+
+    def __init__(self) -> None:
+        self._ids: MultiAgentBatch | None = None
+        self._numbers: dict[str, NDArray[np.int64]] = {}
+        self._count = 0
+
+    def extends(self, batch: MultiAgentBatch) -> bool:
+        """Whether joined rows have the steps of both, those of ``batch`` after all others."""
+        ids, numbers, count = self._joined(batch)
+        found, steps = step_numbers(ids)
+        return steps == count and all(np.array_equal(found[pid], numbers[pid]) for pid in numbers)
+
+    def add(self, batch: MultiAgentBatch) -> None:
+        """Take the rows in."""
+        self._ids, self._numbers, self._count = self._joined(batch)
+
+    def _joined(self, batch: MultiAgentBatch) -> tuple[MultiAgentBatch, dict[str, NDArray[np.int64]], int]:
+        ids = MultiAgentBatch({pid: _ids_of(part) for pid, part in batch.items()}, 0)
+        numbers, count = step_numbers(ids)
+        if self._ids is None:
+            return ids, numbers, count
+        after = {pid: part + self._count for pid, part in numbers.items()}
+        nothing = np.empty(0, np.int64)
+        joined = {
+            pid: np.concatenate([self._numbers.get(pid, nothing), after.get(pid, nothing)])
+            for pid in {**self._numbers, **after}
+        }
+        both = concat_samples([self._ids, ids])
+        assert isinstance(both, MultiAgentBatch)
+        return both, joined, self._count + count
+
+
+def _ids_of(part: SampleBatch) -> SampleBatch:
+    """The columns by which joint steps are told apart; a stand-in where there are none."""
+    names = [name for name in (Columns.EPS_ID, Columns.T) if name in part]
+    return SampleBatch({name: part[name] for name in names} or {"row": np.zeros(len(part), bool)})
+
+
+def _at_once(job: Callable[[], int]) -> Future[int]:
+    """Run a job here: its result has arrived."""
+    future: Future[int] = Future()
+    future.set_result(job())
+    return future
+
+
+@dataclass(frozen=True)
+class EncodedJson:
+    """A whole JSON shard in memory, ready to be published."""
+
+    data: bytes
+    rows: int
+
+
+class JsonMerger:
+    """Joins the lines of JSON shards into few large ones.
+
+    Args:
+        schema: Of the lines, or that `with_writer_column`.
+        provenance: JSON text for their first lines.
+        suffix: "jsonl" or "jsonl.zst".
+        max_bytes: A shard is ended before it has more, unless one line has.
+        publish: Stores an encoded shard.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        provenance: str,
+        suffix: Suffix,
+        max_bytes: int,
+        publish: Callable[[EncodedJson], None],
+    ) -> None:
+        self._schema = schema
+        self._provenance = provenance
+        self._compressor = (
+            zstandard.ZstdCompressor(level=1, write_checksum=True) if suffix == "jsonl.zst" else None
+        )
+        self._max_bytes = max_bytes
+        self._publish = publish
+        self._lines: list[bytes] = []
+        self._rows = 0
+        self._bytes = 0
+
+    def add_line(self, stored: bytes, rows: int) -> None:
+        """Add a line as it lies in its shard, its end or frame included."""
+        if self._lines and self._bytes + len(stored) > self._max_bytes:
+            self.finish()
+        self._lines.append(stored)
+        self._rows += rows
+        self._bytes += len(stored)
+
+    def add_batch(
+        self, batch: SampleBatch | MultiAgentBatch, *, writer: str, compressed: frozenset[str]
+    ) -> None:
+        """Encode a batch into a line that says whose rows they are."""
+        parts = batch.policy_batches if isinstance(batch, MultiAgentBatch) else {DEFAULT_POLICY_ID: batch}
+        for part in parts.values():
+            if WRITER not in part:
+                part[WRITER] = np.full(len(part), writer)
+        # One text for all rows: compressed, it takes no room to speak of.
+        line = encode_line(batch, self._schema, compress_columns={*compressed, WRITER})
+        self.add_line(self._packed(line), batch.agent_steps())
+
+    def finish(self) -> None:
+        """Publish what is left."""
+        if self._lines:
+            provenance = self._packed(encode_provenance(self._provenance, self._schema))
+            self._publish(EncodedJson(b"".join([provenance, *self._lines]), self._rows))
+        self._lines, self._rows, self._bytes = [], 0, 0
+
+    def _packed(self, line: bytes) -> bytes:
+        ended = line + b"\n"
+        return ended if self._compressor is None else self._compressor.compress(ended)
+
+
+def compressed_columns(line: Mapping[str, Any], schema: Schema) -> Iterator[str]:
+    """The logical columns that a parsed line holds as compressed blobs."""
+    parts = line.get("policies", {DEFAULT_POLICY_ID: line})
+    for pid, part in parts.items():
+        for leaf in schema.policies[pid].leaves:
+            value = part["columns"][leaf.column]
+            for token in leaf.path:
+                value = value[token]
+            if isinstance(value, dict) and "zstd" in value:
+                yield leaf.column
