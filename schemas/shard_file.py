@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import zstandard
 from numpy.typing import NDArray
 
 from rlio.columns import Columns
-from rlio.errors import CorruptData, MissingColumn, UnsafeData
+from rlio.errors import CorruptData, MissingColumn, UnsafeData, excerpt
+from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.arrow import expanded_bytes, from_arrow
 from rlio.schemas.column import TEXTS, ColumnSpec, Nullable
 from rlio.schemas.group_arrays import (
@@ -36,14 +36,15 @@ from rlio.schemas.group_arrays import (
 )
 from rlio.schemas.observations import MISSING, STORED, SplitStack, join_stack, resolve_links, successors
 from rlio.schemas.parquet import MAGIC, GroupInfo
+from rlio.schemas.parquet_metadata import parse_metadata
 from rlio.schemas.schema import Leaf, Schema
+from rlio.schemas.shard_layout import check_layout, check_pages, entries_of
 from rlio.schemas.streams import Streams
+from rlio.schemas.text_columns import check_texts
+from rlio.schemas.zstd_frames import inflate
 
 __all__ = ["DecodedGroup", "ShardFile"]
 
-_MAX_FOOTER = 64 << 20
-_MAX_STREAMS_BYTES = 256 << 20
-_MAX_DECODED_GROUP = 1 << 30
 _TAIL = 64 << 10
 # Below this, handing columns to pyarrow's threads costs more than it gains.
 _THREADED_ROWS = 4096
@@ -120,6 +121,7 @@ class ShardFile:
         size: Bytes of the shard, from its name.
         footer_crc32: Of its footer, from its name.
         uri: For messages.
+        limits: What the shard may ask for.
         check_pages: Whether pages are checked against their own CRCs as well.
 
     Raises:
@@ -134,9 +136,11 @@ class ShardFile:
         size: int,
         footer_crc32: int,
         uri: str,
+        limits: Limits = DEFAULT_LIMITS,
         check_pages: bool = False,
     ) -> None:
         self.uri = uri
+        self._limits = limits
         self._check_pages = check_pages
         self._fetch = fetch
         self._size = size
@@ -145,17 +149,33 @@ class ShardFile:
         if b"ARROW:schema" in footer or b"ARROW:extension" in footer:
             raise UnsafeData("the footer holds an Arrow schema, which no shard of rlio has", uri=uri)
         try:
-            self._metadata = pq.read_metadata(pa.BufferReader(MAGIC + footer))
-            written = self._metadata.metadata or {}
-            self.schema = Schema.from_text(written[b"rlio.schema"], uri=uri)
-            self.groups = [GroupInfo(*map(int, entry)) for entry in json.loads(written[b"rlio.groups"])]
-            self.provenance: dict[str, Any] = json.loads(written[b"rlio.provenance"])
-            self._packed_streams = written[b"rlio.streams"]
+            self._read_metadata(footer)
         except _MALFORMED as error:
-            if isinstance(error, CorruptData):
+            if isinstance(error, MemoryError):
                 raise
-            raise CorruptData(f"the footer does not describe a shard: {error!r}", uri=uri) from error
-        self._check_layout()
+            if isinstance(error, CorruptData):
+                raise type(error)(str(error), uri=uri) from error
+            raise CorruptData(
+                f"the footer does not describe a shard: {excerpt(repr(error))}", uri=uri
+            ) from error
+
+    def _read_metadata(self, footer: bytes) -> None:
+        """Take up what a checked footer says; our own parser comes first, and pyarrow's last."""
+        limits = self._limits
+        self._layout = parse_metadata(footer[:-8], end=self._footer_start, limits=limits)
+        written = entries_of(self._layout)
+        limits.check_json(written[b"rlio.schema"], "a schema")
+        self.schema = Schema.from_text(written[b"rlio.schema"])
+        self.groups = _group_infos(written[b"rlio.groups"], len(self._layout.groups))
+        limits.check_json(written[b"rlio.provenance"], "a provenance")
+        self.provenance: dict[str, Any] = json.loads(written[b"rlio.provenance"])
+        self._packed_streams = written[b"rlio.streams"]
+        self._check_groups()
+        check_layout(self._layout, self.schema, self.groups)
+        self._metadata = pq.read_metadata(pa.BufferReader(MAGIC + footer))
+        found = self._metadata.schema.to_arrow_schema()
+        if not _same_fields(found, pa.schema(file_fields(self.schema))):
+            raise CorruptData(f"its columns are not those of its schema: {excerpt(str(found))}")
 
     @property
     def rows(self) -> int:
@@ -171,15 +191,14 @@ class ShardFile:
         """
         try:
             packed = base64.b64decode(self._packed_streams, validate=True)
-            size = zstandard.frame_content_size(packed)
-            if not 0 <= size <= _MAX_STREAMS_BYTES:
-                raise CorruptData(f"a table of streams of {size} bytes", uri=self.uri)
-            text = zstandard.ZstdDecompressor().decompress(packed, max_output_size=size)
-            return Streams.from_json(json.loads(text))
-        except (ValueError, zstandard.ZstdError, RecursionError) as error:
+            text = inflate(packed, most=self._limits.streams_bytes, limits=self._limits)
+            return Streams.from_text(text, rows=self.rows)
+        except (ValueError, RecursionError) as error:
             if isinstance(error, CorruptData):
-                raise
-            raise CorruptData(f"the table of streams is damaged: {error!r}", uri=self.uri) from error
+                raise type(error)(f"the table of streams: {error}", uri=self.uri) from error
+            raise CorruptData(
+                f"the table of streams is damaged: {excerpt(repr(error))}", uri=self.uri
+            ) from error
 
     def read_group(
         self, index: int, *, columns: Sequence[str] | None = None, batches: bool = False
@@ -210,9 +229,11 @@ class ShardFile:
             table = self._decode(index, info, data, wanted, batches)
             return self._assemble(info, table, wanted)
         except _MALFORMED as error:
-            if isinstance(error, CorruptData) and error.uri:
+            if isinstance(error, MemoryError) or (isinstance(error, CorruptData) and error.uri):
                 raise
-            raise CorruptData(f"the row group is damaged: {error}", uri=self.uri, record=index) from error
+            kind = UnsafeData if isinstance(error, UnsafeData) else CorruptData
+            text = str(error) if isinstance(error, CorruptData) else excerpt(str(error))
+            raise kind(f"the row group is damaged: {text}", uri=self.uri, record=index) from error
 
     def _read_footer(self, footer_crc32: int) -> bytes:
         """The footer's bytes, checked: metadata, its length, and the closing magic."""
@@ -220,7 +241,7 @@ class ShardFile:
         if len(tail) < 12 or tail[-4:] != MAGIC:
             raise CorruptData("the shard is truncated: it does not end like a Parquet file", uri=self.uri)
         length = int.from_bytes(tail[-8:-4], "little") + 8
-        if length > min(_MAX_FOOTER, self._size - 4):
+        if length > min(self._limits.footer_bytes, self._size - 4):
             raise CorruptData(f"a footer of {length} bytes in {self._size}", uri=self.uri)
         footer = tail[-length:] if length <= len(tail) else self._fetch(self._size - length, self._size)
         if zlib.crc32(footer) != footer_crc32:
@@ -230,35 +251,25 @@ class ShardFile:
             )
         return footer
 
-    def _check_layout(self) -> None:
+    def _check_groups(self) -> None:
         """The row groups must tile the file, and be what the metadata and the schema say."""
-        metadata, position = self._metadata, 0
-        if metadata.num_row_groups != len(self.groups):
-            raise CorruptData(
-                f"{metadata.num_row_groups} row groups, {len(self.groups)} listed", uri=self.uri
-            )
+        position, limits = 0, self._limits
         # Each row has the columns of one policy, and three of the structure.
         policies = self.schema.policies.values()
         row_bytes = 12 + max((sum(x.spec.row_bytes for x in p.leaves) for p in policies), default=0)
-        for index, info in enumerate(self.groups):
-            rows = metadata.row_group(index).num_rows
-            if info.start != position or info.stop <= info.start or rows != info.rows:
-                raise CorruptData("the list of row groups does not fit the file", uri=self.uri, record=index)
-            if not 0 < info.units <= rows or info.env_steps < 0:
-                raise CorruptData(
-                    f"{info.units} units and {info.env_steps} env steps in {rows} rows",
-                    uri=self.uri,
-                    record=index,
+        for index, (info, group) in enumerate(zip(self.groups, self._layout.groups, strict=True)):
+            if info.start != position or info.stop <= info.start or group.rows != info.rows:
+                raise CorruptData(f"the list of row groups does not fit the file, from group {index} on")
+            if not 0 < info.units <= info.rows or info.env_steps < 0:
+                raise CorruptData(f"{info.units} units and {info.env_steps} env steps in {info.rows} rows")
+            if info.rows * row_bytes > limits.group_bytes or info.rows > limits.group_rows:
+                raise UnsafeData(
+                    f"a row group of {info.rows} rows and {info.rows * row_bytes} bytes: at most "
+                    f"{limits.group_rows} and {limits.group_bytes}"
                 )
-            if rows * row_bytes > _MAX_DECODED_GROUP:
-                raise UnsafeData(f"a row group of {rows * row_bytes} bytes", uri=self.uri, record=index)
             position = info.stop
         if position != self._footer_start:
-            raise CorruptData("there are bytes that belong to no row group", uri=self.uri)
-        found = metadata.schema.to_arrow_schema()
-        expected = pa.schema(file_fields(self.schema))
-        if not _same_fields(found, expected):
-            raise CorruptData(f"its columns are not those of its schema: {found}", uri=self.uri)
+            raise CorruptData("there are bytes that belong to no row group")
 
     def _wanted(self, columns: Sequence[str] | None) -> list[Leaf]:
         """The leaves to decode, of every policy."""
@@ -284,11 +295,13 @@ class ShardFile:
         names |= {NEXT, STREAM} | ({BATCH} if batches else set())
         everything = pa.schema(file_fields(self.schema)).names
         chosen = [name for name in everything if name in names]
+        cost = check_pages(data, self._layout, index, info.start, names, self._limits)
+        texts = [n for n, spec in self.schema.columns.items() if spec.kind in TEXTS]
         file = pq.ParquetFile(
             pa.PythonFile(_GroupBytes(data, info.start, self._size), mode="r"),
             metadata=self._metadata,
             # Each distinct text once: a kilobyte of a stranger's dictionary could stand for gigabytes.
-            read_dictionary=[n for n, spec in self.schema.columns.items() if spec.kind in TEXTS] + [BATCH],
+            read_dictionary=[*{*texts, *cost.dictionaries, BATCH}],
             pre_buffer=False,
             page_checksum_verification=self._check_pages,
         )
@@ -297,16 +310,27 @@ class ShardFile:
         )
         if table.num_rows != info.rows:
             raise CorruptData(f"{table.num_rows} rows where {info.rows} are listed")
+        # What pyarrow made of a stranger's pages may break Arrow's own rules, on which all else relies.
+        table.validate(full=True)
         return table.select([name for name in table.column_names if name in names])
+
+    def _checked_texts(self, name: str, array: pa.DictionaryArray) -> pa.Array:
+        """A column of variable length, measured before each value is spread over the rows that have it."""
+        spec = self.schema.columns.get(name)
+        if spec is not None and spec.kind in TEXTS:
+            check_texts(array, spec, name, self._limits)
+            return array
+        size = expanded_bytes(array)
+        if size > self._limits.group_bytes:
+            raise UnsafeData(f"a column of {size} bytes of text", uri=self.uri, column=name)
+        return array if name == BATCH else array.dictionary_decode()
 
     def _assemble(self, info: GroupInfo, table: pa.Table, wanted: list[Leaf]) -> DecodedGroup:
         """Arrays from Arrow, with observations rebuilt."""
         decoded = {name: _one_chunk(table.column(name)) for name in table.column_names}
         for name, array in decoded.items():
-            if pa.types.is_dictionary(array.type) and expanded_bytes(array) > _MAX_DECODED_GROUP:
-                raise UnsafeData(
-                    f"a column of {expanded_bytes(array)} bytes of text", uri=self.uri, column=name
-                )
+            if pa.types.is_dictionary(array.type):
+                decoded[name] = self._checked_texts(name, array)
         stream = np.asarray(decoded[STREAM].to_numpy())
         distance = np.asarray(decoded[NEXT].to_numpy())
         if len(stream) and not 0 <= int(stream.min()) <= int(stream.max()) < len(self.streams):
@@ -331,6 +355,19 @@ class ShardFile:
         )
         linked = set(linked_columns(self.schema)) & {leaf.physical for leaf in wanted}
         return _with_next_observations(group, linked) if linked else group
+
+
+def _group_infos(written: bytes, count: int) -> list[GroupInfo]:
+    """The footer's list of row groups, of which there must be ``count``."""
+    if written.count(b"[") > count + 1 or written.count(b",") > 6 * count + 6 or written.count(b"{"):
+        raise CorruptData(f"{count} row groups, and another list of them: {excerpt(written)}")
+    listed = json.loads(written)
+    if not isinstance(listed, list) or len(listed) != count:
+        raise CorruptData(f"{count} row groups, and another list of them: {excerpt(written)}")
+    infos = [GroupInfo(*entry) for entry in listed]
+    if not all(type(value) is int for info in infos for value in info.to_json()):
+        raise CorruptData(f"a list of row groups with other than whole numbers: {excerpt(written)}")
+    return infos
 
 
 def _read_stack(

@@ -7,7 +7,9 @@ writers may have used the same ids. Streams are numbered per shard, in the order
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -16,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.columns import Columns
-from rlio.errors import CorruptData
+from rlio.errors import CorruptData, UnsafeData, excerpt
 
 __all__ = ["STREAM_COLUMNS", "WRITER", "StreamTable", "Streams"]
 
@@ -76,7 +78,53 @@ class Streams:
             raise CorruptData("the columns of the table of streams differ in length")
         if not all(isinstance(pid, str) for pid in written["policy"]):
             raise CorruptData("the table of streams has policies that are no strings")
+        _check_types(written)
         return cls(**{"writer": [None] * len(written["policy"]), **written})
+
+    @classmethod
+    def from_text(cls, text: bytes, *, rows: int) -> Streams:
+        """Read the written form back from its JSON; it may come from a stranger.
+
+        Args:
+            text: The JSON.
+            rows: Of the shard: each stream has one at least, so that there are no more.
+
+        Raises:
+            CorruptData: It is no such table. (UnsafeData: it would take many times its size in memory.)
+        """
+        structure = _STRING.sub(b"", text)
+        lists, commas = structure.count(b"[") + structure.count(b"{"), structure.count(b",")
+        fields = len(vars(cls()))
+        if lists > fields + 1 or commas > fields * max(rows, 1):
+            raise UnsafeData(f"a table of streams of {lists} lists and {commas} values for {rows} rows")
+        return cls.from_json(json.loads(text))
+
+
+# A string of JSON, the escapes in it included.
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_ENDS = ("terminated", "truncated", "open")
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "policy": (str,),
+    "eps_id": (str, int, type(None)),
+    "agent_index": (str, int, type(None)),
+    "env_id": (str, int, type(None)),
+    "rows": (int,),
+    "t0": (int, type(None)),
+    "end": (str,),
+    "reward": (float, int, type(None)),
+    "writer": (str, type(None)),
+}
+
+
+def _check_types(written: Mapping[str, list[Any]]) -> None:
+    """Refuse a table with values that none of ours holds."""
+    for name, values in written.items():
+        kinds = _KINDS[name]
+        if not all(type(value) in kinds for value in values):
+            unlike = next(value for value in values if type(value) not in kinds)
+            raise CorruptData(f"the table of streams has {excerpt(unlike)} as {name}")
+    if not all(end in _ENDS for end in written["end"]) or not all(rows >= 0 for rows in written["rows"]):
+        raise CorruptData("the table of streams has an end, or a number of rows, that there is not")
 
 
 class StreamTable:

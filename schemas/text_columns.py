@@ -1,0 +1,71 @@
+"""What texts and objects of a row group will take in memory, known before one of them is made.
+
+A text that is stored once can stand in every row, and JSON grows when it is parsed: three bytes, ``[],``,
+take sixty. Both are measured on the distinct texts, in Arrow.
+
+Not here: the texts as NumPy arrays (`rlio.schemas.arrow`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rlio.errors import UnsafeData
+from rlio.limits import Limits
+from rlio.schemas.arrow import expanded_bytes
+from rlio.schemas.column import ColumnSpec
+
+__all__ = ["check_texts"]
+
+# Python's list or dict with its place in another; a value in one; an object a row.
+_CONTAINER_BYTES = 72
+_VALUE_BYTES = 40
+_ROW_BYTES = 64
+# Objects may take this many times the limit of a row group.
+_OBJECT_SHARE = 4
+
+
+def check_texts(array: pa.DictionaryArray, spec: ColumnSpec, name: str, limits: Limits) -> None:
+    """Refuse a column of texts or objects that would take more memory than a row group may.
+
+    Raises:
+        UnsafeData: It would.
+    """
+    size = expanded_bytes(array) + _ROW_BYTES * len(array)
+    if size > limits.group_bytes:
+        raise UnsafeData(f"{size} bytes of text; raise Limits.group_bytes if the data are yours", column=name)
+    if spec.kind == "json":
+        size = _object_bytes(array)
+        if size > _OBJECT_SHARE * limits.group_bytes:
+            raise UnsafeData(
+                f"objects of about {size} bytes: at most {_OBJECT_SHARE} x Limits.group_bytes", column=name
+            )
+    elif spec.dtype != "|O":
+        # An array of text gives each row the room of the longest.
+        size = _longest(array, spec) * len(array)
+        if size > limits.group_bytes:
+            raise UnsafeData(f"texts of {size} bytes as an array of equal widths", column=name)
+
+
+def _object_bytes(array: pa.DictionaryArray) -> int:
+    """About how many bytes the objects take, an object for each row."""
+    texts = array.dictionary
+    each = np.zeros(len(texts), np.int64)
+    for mark, weight in (("[", _CONTAINER_BYTES), ("{", _CONTAINER_BYTES), (",", _VALUE_BYTES)):
+        found = pc.count_substring(texts, mark)
+        each += weight * np.asarray(found.to_numpy(zero_copy_only=False), np.int64)
+    used = array.indices.drop_null().to_numpy()
+    return int(np.bincount(used, minlength=len(each)) @ each) + expanded_bytes(array) if len(used) else 0
+
+
+def _longest(array: pa.DictionaryArray, spec: ColumnSpec) -> int:
+    """Bytes of the widest value that a row has."""
+    is_bytes = spec.dtype == "|S"
+    lengths = pc.binary_length(array.dictionary) if is_bytes else pc.utf8_length(array.dictionary)
+    used = np.unique(array.indices.drop_null().to_numpy())
+    if not len(used):
+        return 0
+    longest = int(np.asarray(lengths.to_numpy(zero_copy_only=False))[used].max())
+    return longest * (1 if is_bytes else 4)

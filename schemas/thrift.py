@@ -1,0 +1,250 @@
+r"""Thrift's compact protocol, as far as Parquet footers and page headers use it, from bytes of strangers.
+
+The reader knows what it expects: a struct is described by `Field`s, and a known field of another type, or
+one that comes twice, is refused. Library readers pass over such fields in silence, so that two of them could
+see two different files in the same bytes. Unknown fields are passed over here too; all reading is within a
+budget of values and depth.
+
+Source: the Thrift project's "Thrift Compact protocol encoding".
+
+Example:
+    >>> fields = {1: Field("rows", I32), 2: Field("name", TEXT)}
+    >>> CompactReader(b"\x15\x06\x18\x03obs\x00", max_values=100).struct(fields)
+    {'rows': 3, 'name': b'obs'}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from rlio.errors import CorruptData, UnsafeData
+
+__all__ = ["BOOL", "I8", "I16", "I32", "I64", "LIST", "STRUCT", "TEXT", "CompactReader", "Field", "Fields"]
+
+# Types, as they are written. A bool field is written as 1 or 2, which is its value.
+BOOL: Final = 1
+_FALSE: Final = 2
+I8: Final = 3
+I16: Final = 4
+I32: Final = 5
+I64: Final = 6
+_DOUBLE: Final = 7
+TEXT: Final = 8
+LIST: Final = 9
+_SET: Final = 10
+_MAP: Final = 11
+STRUCT: Final = 12
+_UUID: Final = 13
+
+_MAX_DEPTH: Final = 24
+_BITS: Final = {I16: 15, I32: 31, I64: 63}
+
+
+class Field(NamedTuple):
+    """A field that is understood.
+
+    Attributes:
+        name: Its key in what is read; "" for one that is checked for its type and passed over.
+        kind: Its type.
+        of: Of a list, the type of its items.
+        fields: Of a struct, or a list of structs, their fields.
+    """
+
+    name: str
+    kind: int
+    of: int = 0
+    fields: Fields | None = None
+
+
+#: Number of a field -> what it is.
+Fields: TypeAlias = Mapping[int, Field]
+
+
+class CompactReader:
+    """Reads structs from ``data``.
+
+    Args:
+        data: Any bytes.
+        at: Where the first struct begins.
+        max_values: Values that may be read in all.
+
+    Attributes:
+        at: Where the next struct begins.
+    """
+
+    def __init__(self, data: bytes | memoryview, at: int = 0, *, max_values: int) -> None:
+        self.at = at
+        self._data = data
+        self._max = self._left = max_values
+
+    def struct(self, fields: Fields) -> dict[str, Any]:
+        """The struct here, by the names of its known fields.
+
+        Raises:
+            CorruptData: The bytes are no such struct. (UnsafeData: it is larger than may be.)
+        """
+        try:
+            return self._struct(fields, 0)
+        except IndexError:
+            raise CorruptData(f"a Thrift struct ends at byte {len(self._data)}, within a value") from None
+
+    def _struct(self, fields: Fields, depth: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        last, seen = 0, 0
+        while True:
+            head = self._data[self.at]
+            self.at += 1
+            if head == 0:
+                return found
+            kind, step = head & 15, head >> 4
+            last = last + step if step else self._zigzag(I16)
+            if not 0 < last < 1 << 15:
+                raise CorruptData(f"a Thrift field of number {last}")
+            if seen >> last & 1:
+                raise CorruptData(f"the Thrift field {last} comes twice in one struct")
+            seen |= 1 << last
+            field = fields.get(last)
+            if field is None:
+                self._skip(kind, depth, is_item=False)
+                continue
+            if kind != field.kind and not (field.kind == BOOL and kind == _FALSE):
+                raise CorruptData(f"the Thrift field {last} has type {kind}, not {field.kind}")
+            if field.name:
+                found[field.name] = self._value(kind, field, depth)
+            else:
+                self._skip(kind, depth, is_item=False)
+
+    def _value(self, kind: int, field: Field, depth: int) -> Any:
+        """The value of a known field."""
+        if kind in _BITS:
+            self._spend(1)
+            return self._zigzag(kind)
+        if kind == TEXT:
+            self._spend(1)
+            return self._text()
+        if kind == LIST:
+            return self._list(field, depth)
+        if kind == STRUCT:
+            self._enter(depth)
+            return self._struct(field.fields or {}, depth + 1)
+        self._spend(1)
+        if kind == I8:
+            self.at += 1
+            value = self._data[self.at - 1]
+            return value - 256 if value > 127 else value
+        return kind == BOOL
+
+    def _list(self, field: Field, depth: int) -> list[Any]:
+        kind, size = self._list_head()
+        if kind != field.of and size:
+            raise CorruptData(f"a Thrift list of type {kind}, not {field.of}")
+        self._enter(depth)
+        if kind == STRUCT:
+            fields = field.fields or {}
+            self._spend(size)
+            return [self._struct(fields, depth + 1) for _ in range(size)]
+        item = Field("", kind)
+        return [self._value(kind, item, depth + 1) for _ in range(size)]
+
+    def _list_head(self) -> tuple[int, int]:
+        head = self._data[self.at]
+        self.at += 1
+        size = head >> 4
+        if size == 15:
+            size = self._varint()
+        # An item takes a byte at least: no list of a billion in a file of a kilobyte.
+        if size > len(self._data) - self.at:
+            raise CorruptData(f"a Thrift list of {size} items in {len(self._data) - self.at} bytes")
+        return head & 15, size
+
+    def _skip(self, kind: int, depth: int, *, is_item: bool) -> None:
+        """Pass over a value of any type."""
+        if kind in (BOOL, _FALSE):
+            self._spend(1)
+            self.at += is_item  # As a field, its type is its value.
+        elif kind == I8:
+            self._spend(1)
+            self.at += 1
+        elif kind in _BITS:
+            self._spend(1)
+            self._varint()
+        elif kind == _DOUBLE:
+            self._spend(1)
+            self.at += 8
+        elif kind == TEXT:
+            self._spend(1)
+            self._text()
+        elif kind in (LIST, _SET):
+            self._enter(depth)
+            of, size = self._list_head()
+            for _ in range(size):
+                self._skip(of, depth + 1, is_item=True)
+        elif kind == _MAP:
+            self._skip_map(depth)
+        elif kind == STRUCT:
+            self._enter(depth)
+            self._struct({}, depth + 1)
+        elif kind == _UUID:
+            self._spend(1)
+            self.at += 16
+        else:
+            raise CorruptData(f"a Thrift value of the unknown type {kind}")
+        if self.at > len(self._data):
+            raise IndexError
+
+    def _skip_map(self, depth: int) -> None:
+        self._enter(depth)
+        size = self._varint()
+        if size > len(self._data) - self.at:
+            raise CorruptData(f"a Thrift map of {size} pairs in {len(self._data) - self.at} bytes")
+        if size:
+            kinds = self._data[self.at]
+            self.at += 1
+            for _ in range(size):
+                self._skip(kinds >> 4, depth + 1, is_item=True)
+                self._skip(kinds & 15, depth + 1, is_item=True)
+
+    def _text(self) -> bytes:
+        size = self._varint()
+        start, self.at = self.at, self.at + size
+        if self.at > len(self._data):
+            raise IndexError
+        return bytes(self._data[start : self.at])
+
+    def _zigzag(self, kind: int) -> int:
+        """A signed integer that fits its type: library readers cut off the rest of one that does not."""
+        raw = self._varint()
+        value = raw >> 1 ^ -(raw & 1)
+        if not -1 << _BITS[kind] <= value < 1 << _BITS[kind]:
+            raise CorruptData(f"a Thrift integer of {value} in {_BITS[kind] + 1} bits")
+        return value
+
+    def _varint(self) -> int:
+        byte = self._data[self.at]
+        self.at += 1
+        if byte < 128:
+            return byte
+        value, shift = byte & 127, 7
+        while True:
+            byte = self._data[self.at]
+            self.at += 1
+            value |= (byte & 127) << shift
+            if byte < 128:
+                break
+            shift += 7
+            if shift > 63:
+                raise CorruptData("a Thrift integer of more than ten bytes")
+        if value >> 64:
+            raise CorruptData("a Thrift integer of more than 64 bits")
+        return value
+
+    def _enter(self, depth: int) -> None:
+        self._spend(1)
+        if depth >= _MAX_DEPTH:
+            raise UnsafeData(f"Thrift nested more than {_MAX_DEPTH} deep")
+
+    def _spend(self, values: int) -> None:
+        self._left -= values
+        if self._left < 0:
+            raise UnsafeData(f"more than {self._max} values in a Parquet footer or page header")
