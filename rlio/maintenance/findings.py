@@ -44,7 +44,6 @@ CODES: Final[Mapping[str, Severity]] = MappingProxyType(
         "streams-differ": "error",
         "torn": "error",
         "hole": "error",
-        "sealed-short": "error",
         "past-the-seal": "error",
         "overlap-differs": "error",
         "unsafe": "error",
@@ -73,6 +72,7 @@ CODES: Final[Mapping[str, Severity]] = MappingProxyType(
         "time-unchecked": "note",
         # Logs.
         "log-damaged": "error",
+        "log-unreadable": "warning",
         "log-waiting": "note",
     }
 )

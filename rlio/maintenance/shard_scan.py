@@ -53,7 +53,7 @@ class ShardScan:
     Attributes:
         schema: Of its rows; None where that cannot be known.
         intact: Ranges of rows, within the shard, that verify; complete once `rows` is exhausted.
-        is_clean: Whether nothing is wrong with its bytes.
+        codes: Of what is wrong with its bytes.
     """
 
     storage: Storage
@@ -62,7 +62,12 @@ class ShardScan:
     schemas: SchemaLookup
     schema: Schema | None = None
     intact: list[range] = field(default_factory=list)
-    is_clean: bool = True
+    codes: set[str] = field(default_factory=set)
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing is wrong with its bytes."""
+        return not self.codes
 
     @property
     def uri(self) -> str:
@@ -110,7 +115,7 @@ class ShardScan:
         try:
             shard = JsonShard(self.storage, self.ref, self.schemas)
         except UnknownSchema:
-            self.is_clean = False  # Found once for all shards of that schema.
+            self.codes.add("schema-file-missing")  # Found once for all shards of that schema.
             raise
         self.schema = shard.schema
         return shard
@@ -282,13 +287,13 @@ class ShardScan:
             self.intact.append(range(first, first + count))
 
     def _found(self, code: str, message: str, rows: int, *, record: int | None = None) -> None:
-        self.is_clean = False
+        self.codes.add(code)
         self.findings.add(code, message, uri=self.uri, record=record, rows=rows)
 
     def _found_error(self, code: str, error: RlioError, rows: int, *, record: int | None = None) -> None:
         if isinstance(error, UnknownSchema):
             raise error
-        self.is_clean = False
+        self.codes.add(code)
         self.findings.add_error(code, error, uri=self.uri, record=record, rows=rows)
 
 

@@ -1,0 +1,170 @@
+"""What stands in a root beside the shards: the header, schema files, and what does not belong there."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rlio.errors import CorruptData, DataNotFound, SchemaConflict, UnsafeData, excerpt
+from rlio.maintenance.findings import Findings
+from rlio.schemas.schema import Schema
+from rlio.storage.filesystem import Storage
+from rlio.storage.listing import Listing
+from rlio.storage.names import DATA_DIR, HEADER, SCHEMA_DIR, TMP_DIR, WAL_DIR
+from rlio.storage.publish import HEADER_BYTES, read_header
+from rlio.storage.schema_files import check_agreement
+
+__all__ = ["QUARANTINE_DIR", "SchemaFiles", "check_header", "check_strays", "read_schema_files"]
+
+#: Where repair puts what is damaged. Readers look into none but their own folders.
+QUARANTINE_DIR = "_quarantine"
+
+_SCHEMA_PATH = re.compile(rf"{SCHEMA_DIR}/([0-9a-f]{{16}})\.json")
+_MAX_HEADER = 64 << 10
+_MAX_SCHEMA = 64 << 20
+
+HeaderState = Literal["fine", "missing", "damaged"]
+
+
+def check_header(storage: Storage, listing: Listing, findings: Findings) -> HeaderState:
+    """Look at the header.
+
+    Raises:
+        DataNotFound: This is no data set: neither a header is there nor a shard.
+        OptionError: It is one of another format version.
+    """
+    try:
+        data = storage.read(HEADER, limit=_MAX_HEADER)
+        if data != HEADER_BYTES:
+            read_header(storage)
+    except DataNotFound:
+        if not listing.writers:
+            read_header(storage)  # Raises, and says what is there instead.
+        findings.add(
+            "header-missing",
+            "there are shards and no header: readers take this for no data set; repair writes it",
+            uri=storage.uri_of(HEADER),
+        )
+        return "missing"
+    except CorruptData as error:
+        findings.add_error("header-damaged", error, uri=storage.uri_of(HEADER))
+        return "damaged"
+    if data != HEADER_BYTES:
+        findings.add(
+            "header-damaged",
+            f"the header is {excerpt(data)}, which can be read, where every writer puts "
+            f"{excerpt(HEADER_BYTES)}",
+            uri=storage.uri_of(HEADER),
+            severity="warning",
+        )
+        return "damaged"
+    return "fine"
+
+
+@dataclass
+class SchemaFiles:
+    """The schema files of a root.
+
+    Attributes:
+        intact: Hash -> schema.
+        damaged: Hashes of the files that do not hold what their names say.
+    """
+
+    intact: dict[str, Schema] = field(default_factory=dict)
+    damaged: set[str] = field(default_factory=set)
+
+
+def read_schema_files(storage: Storage, findings: Findings) -> SchemaFiles:
+    """Read and check every schema file."""
+    files = SchemaFiles()
+    for entry in storage.list(SCHEMA_DIR):
+        match = _SCHEMA_PATH.fullmatch(entry.path)
+        if match is None:
+            continue
+        uri = storage.uri_of(entry.path)
+        try:
+            text = storage.read(entry.path, limit=_MAX_SCHEMA)
+            found = hashlib.blake2b(text, digest_size=8).hexdigest()
+            if found != match[1]:
+                raise CorruptData(f"the hash of the file is {found}: the file is damaged", uri=uri)
+            schema = Schema.from_text(text, uri=uri)
+            if schema.hash != match[1]:
+                raise CorruptData("the file is no canonical JSON of a schema of this format", uri=uri)
+            files.intact[match[1]] = schema
+        except DataNotFound:
+            continue
+        except CorruptData as error:
+            findings.add_error(
+                "unsafe" if isinstance(error, UnsafeData) else "schema-file-damaged", error, uri=uri
+            )
+            files.damaged.add(match[1])
+    try:
+        check_agreement(files.intact, uri=storage.uri)
+    except SchemaConflict as error:
+        findings.add_error("schema-conflict", error, uri=storage.uri)
+    return files
+
+
+def check_strays(storage: Storage, listing: Listing, findings: Findings) -> None:
+    """Find what does not belong to the format. Nothing of it is ever touched."""
+    for path, reason in listing.rejected:
+        if (path, reason) not in {rejected for torn in listing.torn().values() for rejected, _ in torn}:
+            findings.add("stray", f"{reason}: readers pass over it", uri=storage.uri_of(path))
+    counted = {TMP_DIR: 0, QUARANTINE_DIR: 0}
+    for entry in storage.list():
+        top = entry.path.split("/", 1)[0]
+        if top in counted and "/" in entry.path:
+            counted[top] += 1
+        elif top == SCHEMA_DIR and not _SCHEMA_PATH.fullmatch(entry.path):
+            findings.add("stray", "the name is that of no schema file", uri=storage.uri_of(entry.path))
+        elif entry.path != HEADER and top not in (DATA_DIR, SCHEMA_DIR, WAL_DIR):
+            findings.add("foreign", "it is no part of a data set", uri=storage.uri_of(entry.path))
+    if counted[TMP_DIR]:
+        findings.add(
+            "unfinished",
+            f"{counted[TMP_DIR]} unfinished files, being written or left by writers that died: `rlio gc` "
+            "removes old ones",
+            uri=storage.uri_of(TMP_DIR),
+        )
+    if counted[QUARANTINE_DIR]:
+        findings.add(
+            "quarantined",
+            f"{counted[QUARANTINE_DIR]} objects were set aside by repair: remove them once nobody wants to "
+            "look into them",
+            uri=storage.uri_of(QUARANTINE_DIR),
+        )
+    for path, kind in _odd_files(storage):
+        findings.add(
+            "link",
+            f"a {kind}: it is not followed, since it could lead out of the root; put the file itself there",
+            uri=storage.uri_of(path),
+        )
+
+
+def _odd_files(storage: Storage) -> list[tuple[str, str]]:
+    """Links and special files: (path, what it is). Object stores have none."""
+    found: list[tuple[str, str]] = []
+    if storage.is_local:
+        for folder, folders, files in os.walk(storage.root, followlinks=False):
+            for name in sorted(folders + files):
+                path = os.path.join(folder, name)
+                if os.path.islink(path):
+                    kind = "symbolic link"
+                elif name in folders or os.path.isfile(path):
+                    continue
+                else:
+                    kind = "special file"
+                found.append((os.path.relpath(path, storage.root), kind))
+        return found
+    from fsspec.asyn import AsyncFileSystem
+
+    fs = storage.fs
+    if not isinstance(fs, AsyncFileSystem):
+        listed: dict[str, dict[str, Any]] = fs.find(storage.root, detail=True)
+        for name, info in listed.items():
+            if info.get("type") not in ("file", "directory"):
+                found.append((name.removeprefix(storage.root).lstrip("/"), f"{info.get('type')}"))
+    return found

@@ -1,0 +1,270 @@
+"""Whether the episodes of one writer run on: no step missing, none twice, none after the end.
+
+An episode is the rows of one policy with one (eps_id, agent_index, env_id), as in docs/format.md 3.7, over
+all shards of the writer. Its steps may come in any order; what counts is which ``t`` there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.columns import Columns
+from rlio.maintenance.findings import Findings
+from rlio.maintenance.scanned import Part, Rows, flat_column
+from rlio.schemas.schema import Schema
+
+__all__ = ["TimeCheck"]
+
+_Key: TypeAlias = tuple[Hashable, ...]
+
+#: Episodes that are remembered, about 400 bytes each; past them, those that ended first are forgotten.
+MAX_EPISODES = 1_000_000
+
+
+@dataclass(slots=True)
+class _Run:
+    """Steps [start, stop) of an episode.
+
+    Attributes:
+        loss, last_loss: How many losses of rows there had been when its first and its last step were seen.
+        uri, record: Where its first step is.
+    """
+
+    start: int
+    stop: int
+    loss: int
+    last_loss: int
+    uri: str
+    record: int
+
+
+@dataclass(slots=True)
+class _Episode:
+    """What is known of an episode.
+
+    Attributes:
+        runs: Its steps, ascending, not touching each other.
+        end: The first step with a done flag; None while there was none.
+
+        uri, record: Where the first such step is.
+    """
+
+    runs: list[_Run]
+    end: int | None = None
+
+
+@dataclass
+class _Tally:
+    """What one shard has of a problem."""
+
+    episodes: int
+    rows: int
+    record: int
+    example: str
+
+
+@dataclass
+class TimeCheck:
+    """Follows the episodes of one writer, whose live rows come in order.
+
+    Args:
+        writer: Its id.
+        findings: Takes what is wrong, once the writer is finished.
+    """
+
+    writer: str
+    findings: Findings
+    _episodes: dict[_Key, _Episode] = field(default_factory=dict)
+    _tallies: dict[tuple[str, str], _Tally] = field(default_factory=dict)
+    _unchecked: dict[str, str] = field(default_factory=dict)
+    _losses: int = 0
+    _first_uri: str = ""
+    _forgotten: int = 0
+
+    def lose(self) -> None:
+        """Rows are missing here: what is not there is no gap of the recording."""
+        self._losses += 1
+
+    def add(self, schema: Schema, rows: Rows, live: NDArray[np.bool_] | None, *, uri: str) -> None:
+        """Take live rows of the shard at ``uri``; see `ValueCheck.add`."""
+        self._first_uri = self._first_uri or uri
+        for part in rows.parts:
+            keys, problem = _keys(schema, part)
+            t = flat_column(schema, part, Columns.T)
+            if keys is None or t is None or t.dtype.kind not in "iu":
+                reason = problem or "there is no integer column 't'"
+                self._unchecked.setdefault(part.policy, reason)
+                continue
+            done = np.zeros(len(part.rows), bool)
+            for name in (Columns.TERMINATEDS, Columns.TRUNCATEDS):
+                flags = flat_column(schema, part, name)
+                if flags is not None and flags.dtype.kind in "biuf":
+                    done |= flags.astype(bool)
+            self._add_part(part, keys, t.astype(np.int64), done, live, uri, rows.record)
+        if len(self._episodes) > MAX_EPISODES:
+            self._forget()
+
+    def _add_part(
+        self,
+        part: Part,
+        keys: list[NDArray[Any]],
+        t: NDArray[np.int64],
+        done: NDArray[np.bool_],
+        live: NDArray[np.bool_] | None,
+        uri: str,
+        record: int,
+    ) -> None:
+        if live is not None:
+            chosen = live[part.rows]
+            keys, t, done = [values[chosen] for values in keys], t[chosen], done[chosen]
+        if not len(t):
+            return
+        episode = _numbered(keys)
+        # Rows episode by episode, in recorded order within each; then runs of steps that follow each other.
+        order = np.argsort(episode, kind="stable")
+        episode, t, done = episode[order], t[order], done[order]
+        new = np.ones(len(t), bool)
+        new[1:] = (episode[1:] != episode[:-1]) | (t[1:] != t[:-1] + 1) | done[:-1]
+        starts = np.flatnonzero(new)
+        stops = np.append(starts[1:], len(t))
+        named = zip(*(values[order[starts]].tolist() for values in keys), strict=True)
+        for start, stop, ids in zip(starts.tolist(), stops.tolist(), named, strict=True):
+            run = _Run(int(t[start]), int(t[stop - 1]) + 1, self._losses, self._losses, uri, record)
+            self._take((part.policy, *ids), run, ends=bool(done[stop - 1]))
+
+    def _take(self, key: _Key, run: _Run, *, ends: bool) -> None:
+        """Add steps to their episode."""
+        episode = self._episodes.get(key)
+        if episode is None:
+            self._episodes[key] = _Episode([run], run.stop - 1 if ends else None)
+            return
+        repeated = sum(max(0, min(run.stop, old.stop) - max(run.start, old.start)) for old in episode.runs)
+        if repeated:
+            example = f"episode {_named(key)} has t={run.start} and on a second time"
+            self._tally("time-overlap", run, repeated, example)
+        elif episode.end is not None and run.stop - 1 > episode.end:
+            self._tally(
+                "after-the-end",
+                run,
+                run.stop - max(run.start, episode.end + 1),
+                f"episode {_named(key)} goes on at t={run.start} after its end at t={episode.end}",
+            )
+        if ends:
+            episode.end = run.stop - 1 if episode.end is None else min(episode.end, run.stop - 1)
+        episode.runs = _merged([*episode.runs, run])
+
+    def finish(self, *, sealed: bool) -> None:
+        """Tell what was found; the writer has no more rows.
+
+        Args:
+            sealed: Whether the writer is closed for good, so that open episodes will never end.
+        """
+        for key, episode in self._episodes.items():
+            for before, after in zip(episode.runs, episode.runs[1:], strict=False):
+                if before.last_loss == after.loss:
+                    self._tally(
+                        "time-gap",
+                        after,
+                        after.start - before.stop,
+                        f"episode {_named(key)} goes from t={before.stop - 1} to t={after.start}",
+                    )
+        for (code, uri), tally in self._tallies.items():
+            self.findings.add(
+                code,
+                f"{tally.example}; {tally.episodes} such places, {tally.rows} steps",
+                uri=uri,
+                record=tally.record,
+                column=Columns.T,
+                rows=tally.rows,
+            )
+        still_open = sum(episode.end is None for episode in self._episodes.values())
+        if sealed and still_open:
+            self.findings.add(
+                "left-open",
+                f"writer {self.writer!r} is sealed and {still_open} of its episodes have no end",
+                uri=self._first_uri.rpartition("/")[0],
+            )
+        for policy, reason in self._unchecked.items():
+            self.findings.add(
+                "time-unchecked",
+                f"the steps of policy {policy!r} are not checked: {reason}",
+                uri=self._first_uri.rpartition("/")[0],
+            )
+        if self._forgotten:
+            self.findings.add(
+                "time-unchecked",
+                f"{self._forgotten} ended episodes were forgotten to bound memory; whether later rows repeat "
+                "them is not checked",
+                uri=self._first_uri.rpartition("/")[0],
+            )
+
+    def _tally(self, code: str, run: _Run, rows: int, example: str) -> None:
+        tally = self._tallies.get((code, run.uri))
+        if tally is None:
+            self._tallies[code, run.uri] = _Tally(1, rows, run.record, example)
+        else:
+            tally.episodes += 1
+            tally.rows += rows
+
+    def _forget(self) -> None:
+        """Drop the oldest episodes that ended and have no gap."""
+        spare = len(self._episodes) - MAX_EPISODES * 3 // 4
+        episodes = self._episodes.items()
+        ended = (key for key, found in episodes if found.end is not None and len(found.runs) == 1)
+        for key in [key for _, key in zip(range(spare), ended, strict=False)]:
+            del self._episodes[key]
+            self._forgotten += 1
+
+
+def _merged(runs: list[_Run]) -> list[_Run]:
+    """The same steps as few ascending runs."""
+    runs.sort(key=lambda run: run.start)
+    merged = [runs[0]]
+    for run in runs[1:]:
+        last = merged[-1]
+        if run.start > last.stop:
+            merged.append(run)
+            continue
+        last.last_loss = max(last.last_loss, run.last_loss)
+        last.stop = max(last.stop, run.stop)
+    return merged
+
+
+def _keys(schema: Schema, part: Part) -> tuple[list[NDArray[Any]] | None, str | None]:
+    """The columns that name the episode of each row; or why there are none."""
+    eps_id = flat_column(schema, part, Columns.EPS_ID)
+    if eps_id is None:
+        return None, "there is no column 'eps_id' with one value a row"
+    agent = flat_column(schema, part, Columns.AGENT_INDEX)
+    if schema.multi_agent and agent is None:
+        return None, "there is no column 'agent_index' to tell its agents apart"
+    env = flat_column(schema, part, Columns.ENV_ID)
+    found: list[NDArray[Any]] = [eps_id, *(values for values in (agent, env) if values is not None)]
+    for values in found:
+        if values.dtype.kind == "O" and not all(isinstance(value, str | int) for value in values):
+            return None, "the ids of its episodes are objects"
+    return found, None
+
+
+def _numbered(keys: list[NDArray[Any]]) -> NDArray[np.int64]:
+    """A number for each distinct combination of keys, shape (rows,)."""
+    number = np.zeros(len(keys[0]), np.int64)
+    for values in keys:
+        if values.dtype.kind == "O":
+            values = np.array([f"{type(value).__name__}:{value}" for value in values])
+        _, own = np.unique(values, return_inverse=True)
+        own = own.reshape(-1).astype(np.int64)
+        _, joint = np.unique(number * (int(own.max(initial=0)) + 1) + own, return_inverse=True)
+        number = joint.reshape(-1).astype(np.int64)
+    return number
+
+
+def _named(key: _Key) -> str:
+    """The key for a message: ids come from data, and may be long."""
+    text = "/".join(ascii(part)[:60] for part in key[1:])
+    return f"{text} of policy {ascii(key[0])[:60]}"

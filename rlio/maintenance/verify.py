@@ -1,0 +1,382 @@
+"""`verify`: whether a data set is what it says, byte by byte, and where every row of it is.
+
+What is checked, in order: the header and the schema files; names, sizes, holes, seals and trims; of each
+shard the CRCs of footer, row groups, pages and file, and that its tables agree with its rows; that shards
+with the same rows hold the same values; dtypes, shapes, spaces, NaN; the steps of episodes; logs.
+
+Memory is bounded: a row group at a time, 8 bytes a row of shards that overlap, and the episodes of one
+writer (`rlio.maintenance.time_check`).
+
+Example:
+    >>> import numpy as np, rlio
+    >>> with rlio.ParquetWriter("memory://verify-example") as writer:
+    ...     writer.write(rlio.SampleBatch(obs=np.arange(10.0), t=np.arange(10), eps_id=np.zeros(10, int)))
+    >>> report = rlio.verify("memory://verify-example")
+    >>> report.ok, report.total.live
+    (True, 10)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.errors import OptionError
+from rlio.maintenance.findings import Findings, Level, VerifyReport, WriterLedger
+from rlio.maintenance.logs import waiting_rows
+from rlio.maintenance.overlap_check import OverlapCheck
+from rlio.maintenance.root_check import (
+    HeaderState,
+    SchemaFiles,
+    check_header,
+    check_strays,
+    read_schema_files,
+)
+from rlio.maintenance.row_ranges import common, joined, without
+from rlio.maintenance.scanned import Rows
+from rlio.maintenance.shard_scan import ShardScan, UnknownSchema
+from rlio.maintenance.time_check import TimeCheck
+from rlio.maintenance.value_check import SchemaSpaces, ValueCheck
+from rlio.schemas.schema import Schema
+from rlio.storage.filesystem import Storage
+from rlio.storage.listing import Listing, Rejected, Segment, ShardRef, list_settled
+from rlio.storage.names import ShardName, schema_path, writer_dir
+
+__all__ = ["DamagedShard", "Inspection", "Progress", "inspect", "verify"]
+
+#: Is told how many bytes of shards are done, and how many there are.
+Progress: TypeAlias = Callable[[int, int], object]
+
+
+@dataclass(frozen=True)
+class DamagedShard:
+    """A shard with something wrong about its bytes.
+
+    Attributes:
+        ref: The shard.
+        codes: Of what was found in it.
+        intact: Ranges of rows, within it, that verify.
+    """
+
+    ref: ShardRef
+    codes: frozenset[str]
+    intact: tuple[range, ...]
+
+
+@dataclass
+class Inspection:
+    """What `verify` knows and `repair` needs.
+
+    Attributes:
+        storage: The root.
+        listing: Its shards and markers.
+        header: State of the header.
+        schemas: Its schema files.
+        found_schemas: Hash -> schema, as the footers of shards hold them.
+        damaged: Shards that are not clean.
+        torn: Objects named like shards that have another size.
+        report: For the user.
+    """
+
+    storage: Storage
+    listing: Listing
+    header: HeaderState
+    schemas: SchemaFiles
+    report: VerifyReport
+    found_schemas: dict[str, Schema]
+    damaged: list[DamagedShard]
+    torn: list[tuple[str, Rejected, ShardName]]
+
+
+def verify(
+    uri: str | os.PathLike[str],
+    *,
+    level: Level = "full",
+    storage_options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+    limit: int = 10_000,
+) -> VerifyReport:
+    """Check the data set under ``uri``. Nothing in it is changed.
+
+    Args:
+        uri: A path or any fsspec URL.
+        level: "full" reads every byte. "quick" reads names, footers and small files: it finds what is missing
+            or torn, not flipped bits in rows.
+        storage_options: For fsspec.
+        progress: Is called with the bytes done and in all.
+        limit: Findings that the report keeps; of those beyond it keeps the number.
+
+    Returns:
+        Findings and the ledger; ``report.ok`` says whether there is no error among them.
+
+    Raises:
+        DataNotFound: There is no data set.
+        OptionError: It is in another format version, or an option is illegal.
+    """
+    storage = Storage.open(uri, storage_options=storage_options)
+    return inspect(storage, level=level, progress=progress, limit=limit).report
+
+
+def inspect(
+    storage: Storage, *, level: Level = "full", progress: Progress | None = None, limit: int = 10_000
+) -> Inspection:
+    """`verify` for a root that is open, with what `repair` needs."""
+    if level not in get_args(Level):
+        raise OptionError(f"level={level!r}: expected one of {', '.join(get_args(Level))}")
+    return _Inspector(storage, level, progress, Findings(limit=limit)).run()
+
+
+def _lacks(listing: Listing) -> bool:
+    return any(listing.cover(writer).holes for writer in listing.writers)
+
+
+@dataclass
+class _Inspector:
+    """One run over a data set."""
+
+    storage: Storage
+    level: Level
+    progress: Progress | None
+    findings: Findings
+    listing: Listing = field(default_factory=Listing)
+    schemas: SchemaFiles = field(default_factory=SchemaFiles)
+    found_schemas: dict[str, Schema] = field(default_factory=dict)
+    damaged: list[DamagedShard] = field(default_factory=list)
+    torn: list[tuple[str, Rejected, ShardName]] = field(default_factory=list)
+    # Hash -> rows of the shards that need the schema and do not find it.
+    lacking: dict[str, int] = field(default_factory=dict)
+    spaces: dict[str, SchemaSpaces] = field(default_factory=dict)
+    done: int = 0
+
+    def run(self) -> Inspection:
+        """Check everything."""
+        self.listing = list_settled(self.storage, lacks=_lacks)
+        header = check_header(self.storage, self.listing, self.findings)
+        self.schemas = read_schema_files(self.storage, self.findings)
+        check_strays(self.storage, self.listing, self.findings)
+        for name, schema in self.schemas.intact.items():
+            self._spaces_of(name, schema)
+        for writer, torn in sorted(self.listing.torn().items()):
+            self.torn += [(writer, rejected, name) for rejected, name in torn]
+        ledger = {writer: self._writer(writer) for writer in self._writers()}
+        self._tell_lacking_schemas()
+        self._add_logs(ledger)
+        report = VerifyReport(
+            uri=self.storage.uri,
+            level=self.level,
+            findings=tuple(self.findings.kept),
+            omitted=self.findings.omitted,
+            counts=self.findings.counts,
+            ledger=tuple(ledger[writer] for writer in sorted(ledger)),
+            bytes=self._bytes(),
+        )
+        return Inspection(
+            self.storage,
+            self.listing,
+            header,
+            self.schemas,
+            report,
+            self.found_schemas,
+            self.damaged,
+            self.torn,
+        )
+
+    def _writers(self) -> list[str]:
+        return sorted({*self.listing.writers, *self.listing.trimmed, *(writer for writer, _, _ in self.torn)})
+
+    def _bytes(self) -> int:
+        return sum(ref.name.size for refs in self.listing.shards.values() for ref in refs)
+
+    # ---- one writer ----
+
+    def _writer(self, writer: str) -> WriterLedger:
+        refs = self.listing.shards.get(writer, [])
+        coverage = self.listing.cover(writer)
+        live = {segment.ref.path: segment for segment in coverage.segments}
+        overlaps, times = OverlapCheck(refs, self.findings), TimeCheck(writer, self.findings)
+        readable, cursor = 0, self.listing.trimmed.get(writer, 0)
+        for ref in refs:
+            scan = ShardScan(self.storage, ref, self.findings, self._schema_of)
+            segment = live.get(ref.path)
+            overlaps.begin(ref, uri=scan.uri)
+            try:
+                cursor = self._scan(scan, segment, overlaps, times, cursor)
+            except UnknownSchema as error:
+                self.lacking[error.name] = self.lacking.get(error.name, 0) + ref.name.rows
+            overlaps.end()
+            if not scan.is_clean:
+                self.damaged.append(DamagedShard(ref, frozenset(scan.codes), tuple(scan.intact)))
+            if segment is not None:
+                wanted = [range(segment.skip, segment.skip + segment.rows)]
+                readable += sum(map(len, common(scan.intact, wanted)))
+            self.done += ref.name.size
+            if self.progress is not None:
+                self.progress(self.done, self._bytes())
+        times.finish(sealed=writer in self.listing.sealed)
+        return self._ledger(writer, coverage.segments, coverage.holes, readable)
+
+    def _scan(
+        self,
+        scan: ShardScan,
+        segment: Segment | None,
+        overlaps: OverlapCheck,
+        times: TimeCheck,
+        cursor: int,
+    ) -> int:
+        """Check one shard; gives the row after its last live one, or ``cursor`` where none is live."""
+        if self.level == "quick":
+            self._look(scan)
+            return cursor
+        values: ValueCheck | None = None
+        first = scan.ref.name.first
+        for rows in scan.rows():
+            schema = self._seen_schema(scan)
+            overlaps.add(schema, rows)
+            if segment is None:
+                continue
+            start = max(rows.first, segment.skip)
+            stop = min(rows.first + rows.count, segment.skip + segment.rows)
+            if start >= stop:
+                continue
+            values = values or ValueCheck(self._spaces_of(schema.hash, schema))
+            live = _live(rows, start, stop)
+            values.add(rows, live)
+            if first + start > cursor:
+                times.lose()
+            times.add(schema, rows, live, uri=scan.uri)
+            cursor = first + stop
+        if values is not None:
+            values.finish(self.findings, uri=scan.uri)
+        if scan.schema is not None and scan.is_parquet:
+            self._note_schema(scan)
+        return cursor
+
+    def _look(self, scan: ShardScan) -> None:
+        """Check what can be without reading rows: for JSON shards that is their size."""
+        if scan.is_parquet and scan.open() is not None:
+            self._note_schema(scan)
+        if scan.is_clean:
+            scan.intact = [range(scan.ref.name.rows)]
+
+    def _seen_schema(self, scan: ShardScan) -> Schema:
+        assert scan.schema is not None  # There are no rows without one.
+        return self.found_schemas.setdefault(scan.schema.hash, scan.schema)
+
+    def _note_schema(self, scan: ShardScan) -> None:
+        """Remember the schema of a Parquet shard, and that its file is missing."""
+        name = self._seen_schema(scan).hash
+        if name not in self.schemas.intact and name not in self.schemas.damaged:
+            self.lacking[name] = self.lacking.get(name, 0) + scan.ref.name.rows
+
+    def _schema_of(self, name: str) -> Schema:
+        """Schemas for JSON shards, which name them only."""
+        schema = self.schemas.intact.get(name)
+        if schema is None:
+            raise UnknownSchema(name)
+        return schema
+
+    def _spaces_of(self, name: str, schema: Schema) -> SchemaSpaces:
+        if name not in self.spaces:
+            uri = self.storage.uri_of(schema_path(name))
+            self.spaces[name] = SchemaSpaces(schema, self.findings, uri=uri)
+        return self.spaces[name]
+
+    # ---- the ledger ----
+
+    def _ledger(
+        self, writer: str, segments: list[Segment], holes: list[range], readable: int
+    ) -> WriterLedger:
+        refs = self.listing.shards.get(writer, [])
+        trim, sealed = self.listing.trimmed.get(writer, 0), self.listing.sealed.get(writer)
+        stored = joined(range(ref.name.first, ref.name.end) for ref in refs)
+        end = max([trim, sealed or 0, *(rows.stop for rows in stored)])
+        uri = self.storage.uri_of(writer_dir(writer))
+        holes = self._tell_torn(writer, stored, holes)
+        later = "later rows are stored" if sealed is None else f"it is sealed after {sealed} rows"
+        for hole in holes:
+            self.findings.add(
+                "hole",
+                f"rows {hole.start} to {hole.stop - 1} of writer {writer!r} are in no shard, although "
+                f"{later}: restore the shard, or read with on_error='skip'",
+                uri=uri,
+                rows=len(hole),
+            )
+        if sealed is not None and stored and stored[-1].stop > sealed:
+            self.findings.add(
+                "past-the-seal",
+                f"writer {writer!r} is sealed after {sealed} rows and has {stored[-1].stop}",
+                uri=uri,
+                rows=stored[-1].stop - sealed,
+            )
+        held = sum(segment.rows for segment in segments)
+        return WriterLedger(
+            writer=writer,
+            shards=len(refs),
+            end=end,
+            sealed=sealed,
+            stored=sum(map(len, stored)),
+            trimmed=trim,
+            missing=end - trim - held,
+            damaged=held - readable,
+            live=readable,
+        )
+
+    def _tell_torn(self, writer: str, stored: list[range], holes: list[range]) -> list[range]:
+        """Tell of torn objects; gives the holes that they do not explain."""
+        trim = self.listing.trimmed.get(writer, 0)
+        for owner, (path, reason), name in self.torn:
+            if owner != writer:
+                continue
+            own = range(name.first, name.end)
+            lost = common([own], holes)
+            waits = without([own], [*stored, *holes, range(trim)])
+            uri = self.storage.uri_of(path)
+            if lost:
+                holes = without(holes, lost)
+                message = f"the object {reason}; no other shard has its rows: restore it"
+                self.findings.add("torn", message, uri=uri, rows=sum(map(len, lost)))
+            elif waits:
+                message = f"the object {reason}; if the writer is dead, `rlio recover` stores it again"
+                self.findings.add("uploading", message, uri=uri, rows=sum(map(len, waits)))
+            else:
+                message = f"the object {reason}; other shards have its rows: `rlio gc` removes it"
+                self.findings.add("torn", message, uri=uri, severity="warning")
+        return holes
+
+    def _tell_lacking_schemas(self) -> None:
+        for name, rows in sorted(self.lacking.items()):
+            if name in self.schemas.damaged:
+                continue  # Found already, as damaged.
+            source = "repair takes it from a footer" if name in self.found_schemas else "no footer holds it"
+            self.findings.add(
+                "schema-file-missing",
+                f"shards of {rows} rows need this schema, and it is not there: {source}",
+                uri=self.storage.uri_of(schema_path(name)),
+                rows=rows,
+            )
+
+    def _add_logs(self, ledger: dict[str, WriterLedger]) -> None:
+        """Count the rows that wait in logs."""
+        stored = {
+            writer: [
+                range(self.listing.trimmed.get(writer, 0)),
+                *(range(ref.name.first, ref.name.end) for ref in self.listing.shards.get(writer, [])),
+            ]
+            for writer in ledger
+        }
+        for writer, rows in waiting_rows(self.storage, stored, self.findings).items():
+            ledger[writer] = replace(ledger.get(writer, WriterLedger(writer=writer)), waiting=rows)
+
+
+def _live(rows: Rows, start: int, stop: int) -> NDArray[np.bool_] | None:
+    """Which rows of a group are live, as a mask; None: all."""
+    if (start, stop) == (rows.first, rows.first + rows.count):
+        return None
+    live = np.zeros(rows.count, bool)
+    live[start - rows.first : stop - rows.first] = True
+    return live
