@@ -26,6 +26,7 @@ from rlio.batch import concat_samples
 from rlio.dataset import Dataset, common_columns, open_dataset
 from rlio.errors import CorruptData, EndOfData, OptionError, StateError
 from rlio.interfaces import Batch, InputReader, JsonState, ReadKeywords, ReadOptions, Unit
+from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.readers.group_source import GroupOptions, WindowedOrder, open_groups
 from rlio.replay.order import ORDER_VERSION
 from rlio.schemas.filling import Filling
@@ -66,6 +67,7 @@ class DatasetReader(InputReader):
         missing: What to do with columns that only some writers have: "error", "drop" them, or "fill"
             them with zeros.
         storage_options: For fsspec.
+        limits: What the data may ask for: memory, names, depth.
 
     Raises:
         DataNotFound: There is no data set, or it is empty.
@@ -81,6 +83,7 @@ class DatasetReader(InputReader):
         cache: Literal["auto", "none"] = "auto",
         missing: Literal["error", "drop", "fill"] = "error",
         storage_options: Mapping[str, Any] | None = None,
+        limits: Limits = DEFAULT_LIMITS,
         **keywords: Unpack[ReadKeywords],
     ) -> None:
         if cache not in ("auto", "none"):
@@ -88,7 +91,9 @@ class DatasetReader(InputReader):
         self.options = ReadOptions.of(keywords, reader="DatasetReader")
         self.drop_last = self.options.drop_last
         self.dataset = (
-            root if isinstance(root, Dataset) else open_dataset(root, storage_options=storage_options)
+            root
+            if isinstance(root, Dataset)
+            else open_dataset(root, storage_options=storage_options, limits=limits)
         )
         self.seed = self._seed()
         self._missing = missing

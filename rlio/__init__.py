@@ -34,6 +34,7 @@ __all__ = [
     "JsonReader",
     "JsonWriter",
     "LedgerError",
+    "Limits",
     "MappedInput",
     "MissingColumn",
     "MissingExtra",
@@ -95,6 +96,7 @@ if TYPE_CHECKING:
         UnsafeData,
     )
     from rlio.interfaces import InputReader, IOContext, OutputWriter
+    from rlio.limits import Limits
     from rlio.policies.behaviour_cloning import BehaviourCloning
     from rlio.policies.dqn import DQN
     from rlio.policies.policy import Policy
@@ -142,6 +144,7 @@ else:
             "JsonReader": "rlio.readers.json_reader",
             "JsonWriter": "rlio.writers.json_writer",
             "LedgerError": "rlio.errors",
+            "Limits": "rlio.limits",
             "MappedInput": "rlio.readers.mapped_input",
             "MissingColumn": "rlio.errors",
             "MissingExtra": "rlio.errors",

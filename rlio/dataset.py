@@ -32,6 +32,7 @@ from rlio.errors import (
     SchemaConflict,
     excerpt,
 )
+from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.schema import Schema, canonical_json
 from rlio.storage.filesystem import Storage
 from rlio.storage.json_shard import schema_lookup
@@ -340,6 +341,7 @@ def open_dataset(
     at: Snapshot | None = None,
     on_error: Literal["raise", "skip"] = "raise",
     storage_options: Mapping[str, Any] | None = None,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> Dataset:
     """Open the data set under ``uri``: one listing and the header; no shard is read.
 
@@ -350,6 +352,7 @@ def open_dataset(
         on_error: What to do where rows of the snapshot are not there: ``"raise"``, or ``"skip"`` them; then
             `Dataset.lost_rows` counts them.
         storage_options: For fsspec.
+        limits: What the data may ask for: memory, names, depth.
 
     Raises:
         DataNotFound: There is no data set.
@@ -358,7 +361,7 @@ def open_dataset(
     """
     if on_error not in ("raise", "skip"):
         raise OptionError(f"on_error={excerpt(on_error)}: 'raise' or 'skip'")
-    dataset = dataset_on(Storage.open(uri, storage_options=storage_options), at=at)
+    dataset = dataset_on(Storage.open(uri, storage_options=storage_options, limits=limits), at=at)
     if at is not None and on_error == "raise":
         dataset.check_complete()
     return dataset

@@ -26,7 +26,8 @@ class Limits:
     """Bounds on what is read; what exceeds one is refused with `UnsafeData`, before it is decoded.
 
     Attributes:
-        listed_names: Names that one listing may return.
+        listed_names: Names that one listing may return: 10 times the shards of the largest data set that is
+            planned for.
         schema_bytes: Bytes of a schema's JSON, and of the provenance's.
         schema_values: Lists and objects in that, and an eighth of its values.
         footer_bytes: Bytes of a Parquet footer.

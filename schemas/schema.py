@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 from rlio.arrays import joint_dtype, to_numpy
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
-from rlio.errors import CorruptData, MissingColumn, SchemaConflict, SchemaError, excerpt
+from rlio.errors import CorruptData, MissingColumn, SchemaConflict, SchemaError, UnsafeData, excerpt
+from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.nested import Path, leaves, path_text, unflatten
 from rlio.schemas.column import ColumnSpec, FrameStack
 from rlio.schemas.json_values import dump_value
@@ -306,13 +307,16 @@ class Schema:
         }
 
     @classmethod
-    def from_text(cls, text: str | bytes, *, uri: str | None = None) -> Schema:
+    def from_text(
+        cls, text: str | bytes, *, uri: str | None = None, limits: Limits = DEFAULT_LIMITS
+    ) -> Schema:
         """Read the written form back; it may come from a stranger.
 
         Raises:
-            CorruptData: It is not a schema, or one of a later format.
+            CorruptData: It is not a schema, or one of a later format. (UnsafeData: it exceeds ``limits``.)
         """
         try:
+            limits.check_json(text, "a schema")
             written = json.loads(text)
             version = written["format"]
             if version != FORMAT_VERSION:
@@ -323,25 +327,31 @@ class Schema:
                 name: ColumnSpec.from_json(spec, column=name, uri=uri)
                 for name, spec in written["columns"].items()
             }
-            if len(columns) > _MAX_COLUMNS or len(written["policies"]) > _MAX_POLICIES:
-                raise CorruptData(f"{len(columns)} columns, {len(written['policies'])} policies", uri=uri)
+            if len(columns) > limits.columns or len(written["policies"]) > limits.policies:
+                raise UnsafeData(
+                    f"{len(columns)} columns, {len(written['policies'])} policies: at most {limits.columns} "
+                    f"and {limits.policies}"
+                )
             policies = {
                 pid: PolicySchema(
                     tuple(
-                        Leaf(c, _checked_path(path), name, columns[name]) for c, path, name in p["columns"]
+                        Leaf(_checked_name(c), _checked_path(path), name, columns[name])
+                        for c, path, name in p["columns"]
                     ),
                     p["spaces"],
                 )
                 for pid, p in written["policies"].items()
             }
-            group_rows = int(written["group_rows"])
-            if not 1 <= group_rows <= _MAX_GROUP_ROWS:
-                raise CorruptData(f"group_rows is {group_rows}", uri=uri)
+            group_rows = written["group_rows"]
+            if type(group_rows) is not int or not 1 <= group_rows <= _MAX_GROUP_ROWS:
+                raise CorruptData(f"group_rows is {excerpt(group_rows)}", uri=uri)
             return cls(policies, bool(written["multi_agent"]), group_rows, dict(written["stored"]))
         except (ValueError, TypeError, KeyError, RecursionError, AttributeError) as error:
             if isinstance(error, CorruptData):
-                raise
-            raise CorruptData(f"not a schema: {error!r}; found {excerpt(text)}", uri=uri) from error
+                raise error if error.uri or not uri else type(error)(str(error), uri=uri) from error
+            raise CorruptData(
+                f"not a schema: {excerpt(repr(error))}; found {excerpt(text)}", uri=uri
+            ) from error
 
 
 def canonical_json(value: Any) -> str:
@@ -449,6 +459,13 @@ def _with_physical_names(found: Mapping[str, tuple[Leaf, ...]]) -> dict[str, tup
             renamed.append(replace(leaf, physical=name))
         named[pid] = tuple(renamed)
     return named
+
+
+def _checked_name(written: Any) -> str:
+    """A logical column's name from a stranger's schema."""
+    if not isinstance(written, str) or not written:
+        raise ValueError(f"a column is named {excerpt(written)}")
+    return written
 
 
 def _checked_path(path: Any) -> Path:

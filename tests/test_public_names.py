@@ -43,6 +43,7 @@ PUBLIC = [
     "InputReader",
     "JsonReader",
     "JsonWriter",
+    "Limits",
     "LedgerError",
     "MappedInput",
     "MissingColumn",

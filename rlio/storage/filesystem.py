@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeVar
 
 from rlio.errors import DataNotFound, OptionError, PublishError, RlioError, UnsafeData, excerpt
+from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.storage.clients import CONNECTING, within
 from rlio.storage.failures import is_permanent
 from rlio.storage.inputs import InputFile, expand_inputs, open_input
@@ -31,7 +32,6 @@ from rlio.storage.paths import Entry, Location, StrPath, check_path, is_uri, loc
 from rlio.storage.remote import RemoteFolder
 
 __all__ = [
-    "MAX_ENTRIES",
     "Entry",
     "InputFile",
     "Retry",
@@ -45,9 +45,6 @@ __all__ = [
 logger = logging.getLogger("rlio")
 
 T = TypeVar("T")
-
-#: Names that one listing may return: 10 times the shards of the largest data set that we plan for.
-MAX_ENTRIES = 1_000_000
 
 #: Seconds that one attempt may take: no answer that took longer was ever seen, and a store that hangs must
 #: not hang the caller. What an object's bytes take comes on top.
@@ -121,10 +118,13 @@ class Storage:
         sync: bool = True,
         retry: Retry | None = None,
         timeout: float | None = TIMEOUT,
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         if timeout is not None and not timeout > 0:
             raise OptionError(f"timeout={timeout!r}: expected seconds > 0, or None for no limit")
         self._location = location
+        #: What is stored here may ask for this much when it is read.
+        self.limits = limits
         self._retry = Retry() if retry is None else retry
         self._backend: _Backend = (
             LocalFolder(location.path, sync=sync)
@@ -141,6 +141,7 @@ class Storage:
         sync: bool = True,
         retry: Retry | None = None,
         timeout: float | None = TIMEOUT,
+        limits: Limits = DEFAULT_LIMITS,
     ) -> Self:
         """Open the folder at ``uri``, which need not exist; nothing is read or created.
 
@@ -151,6 +152,7 @@ class Storage:
             sync: Local folders: whether `put` returns only once the object survives a power failure.
             retry: How failures are tried again; None for the default.
             timeout: Seconds that one attempt may take, in addition to its bytes at 256 KiB/s; None: for ever.
+            limits: What is stored there may ask for this much when it is read.
 
         Raises:
             UnknownName: No filesystem is known for the URI's scheme.
@@ -160,7 +162,7 @@ class Storage:
         """
         patient = Retry() if retry is None else retry
         place = _connect(uri, storage_options, patient, timeout)
-        return cls(place, sync=sync, retry=patient, timeout=timeout)
+        return cls(place, sync=sync, retry=patient, timeout=timeout, limits=limits)
 
     @classmethod
     def on(
@@ -172,9 +174,10 @@ class Storage:
         sync: bool = True,
         retry: Retry | None = None,
         timeout: float | None = TIMEOUT,
+        limits: Limits = DEFAULT_LIMITS,
     ) -> Self:
         """The folder ``root`` of an fsspec filesystem object; ``uri`` is what messages call it."""
-        return cls(locate_on(fs, root, uri=uri), sync=sync, retry=retry, timeout=timeout)
+        return cls(locate_on(fs, root, uri=uri), sync=sync, retry=retry, timeout=timeout, limits=limits)
 
     @property
     def uri(self) -> str:
@@ -276,7 +279,7 @@ class Storage:
                 logger.warning("storing %s failed, trying again: %r", self.uri_of(path), error)
                 self._retry.wait(attempt, path)
 
-    def list(self, prefix: str = "", *, limit: int = MAX_ENTRIES) -> list[Entry]:
+    def list(self, prefix: str = "", *, limit: int | None = None) -> list[Entry]:
         """Every regular object below the folder ``prefix``, sorted by path; never from a cache.
 
         Links, devices and keys that are no paths are left out (links with a warning). Which names mean
@@ -284,7 +287,7 @@ class Storage:
 
         Args:
             prefix: A folder below the root; "" for the root.
-            limit: Names that are accepted, at most.
+            limit: Names that are accepted, at most; None: as many as `limits` say.
 
         Returns:
             Entries with paths relative to the root; none where the folder does not exist.
@@ -294,7 +297,8 @@ class Storage:
         """
         if prefix:
             check_path(prefix, uri=self.uri)
-        return sorted(self._attempt(prefix, lambda: self._backend.entries(prefix, limit)))
+        most = self.limits.listed_names if limit is None else limit
+        return sorted(self._attempt(prefix, lambda: self._backend.entries(prefix, most)))
 
     def exists(self, path: str = "") -> bool:
         """Whether an object or a folder is at ``path``; "" asks for the root. A failure is not a "no"."""

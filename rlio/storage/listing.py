@@ -23,7 +23,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from rlio.errors import CorruptData, OptionError
-from rlio.storage.filesystem import MAX_ENTRIES, Storage
+from rlio.storage.filesystem import Storage
 from rlio.storage.names import DATA_DIR, ShardName, is_writer_id, parse_sealed, parse_trim
 
 __all__ = [
@@ -170,7 +170,7 @@ class Listing:
         )
 
 
-def list_shards(storage: Storage, *, limit: int = MAX_ENTRIES) -> Listing:
+def list_shards(storage: Storage, *, limit: int | None = None) -> Listing:
     """List the data set at ``storage`` in one pass, with no object opened.
 
     A listing of a growing data set is no snapshot: a later shard may be seen and an earlier one not yet.

@@ -17,7 +17,6 @@ from rlio.storage.names import SCHEMA_DIR
 __all__ = ["check_agreement", "read_schemas"]
 
 _SCHEMA_PATH = re.compile(rf"{SCHEMA_DIR}/[0-9a-f]{{16}}\.json")
-_MAX_BYTES = 64 << 20
 
 
 def read_schemas(storage: Storage) -> dict[str, Schema]:
@@ -26,12 +25,15 @@ def read_schemas(storage: Storage) -> dict[str, Schema]:
     Raises:
         CorruptData: A file does not hold the schema of its name.
     """
-    found = {}
+    found, left = {}, storage.limits.schema_bytes
     for entry in storage.list(SCHEMA_DIR):
         if not _SCHEMA_PATH.fullmatch(entry.path):
             continue  # Not ours: what file managers and synchronisation leave behind.
         uri = storage.uri_of(entry.path)
-        schema = Schema.from_text(storage.read(entry.path, limit=_MAX_BYTES), uri=uri)
+        # The bound is that of all of them together: a folder of a thousand large ones is none of ours.
+        text = storage.read(entry.path, limit=left)
+        left -= len(text)
+        schema = Schema.from_text(text, uri=uri, limits=storage.limits)
         if not entry.path.endswith(f"/{schema.hash}.json"):
             raise CorruptData(f"the schema's hash is {schema.hash}: the file is damaged", uri=uri)
         found[schema.hash] = schema

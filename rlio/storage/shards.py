@@ -62,6 +62,7 @@ class ParquetShard:
             size=ref.name.size,
             footer_crc32=ref.name.footer_crc32,
             uri=storage.uri_of(ref.path),
+            limits=storage.limits,
         )
         self.schema = self._file.schema
         self.rows = [info.rows for info in self._file.groups]
