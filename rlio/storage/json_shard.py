@@ -161,12 +161,21 @@ class JsonShard:
         Raises:
             CorruptData: A line is damaged.
         """
-        for line, rows in zip(self._lines, self.rows, strict=True):
-            stored = self._stored_bytes(line)
-            text = self._unpacked(stored)
-            if line.is_damaged or not is_intact(text):
-                raise self._lost(line, rows)
-            yield text, stored, rows
+        for index, rows in enumerate(self.rows):
+            yield *self.stored_line(index), rows
+
+    def stored_line(self, index: int) -> tuple[bytes, bytes]:
+        """A line of rows: its bytes, and those in the shard with its end or frame.
+
+        Raises:
+            CorruptData: It is damaged.
+        """
+        line = self._lines[index]
+        stored = self._stored_bytes(line)
+        text = self._unpacked(stored)
+        if line.is_damaged or not is_intact(text):
+            raise self._lost(line, self.rows[index])
+        return text, stored
 
     def streams(self) -> Streams:
         """See `OpenShard`. Decodes every line: a JSON shard has no such table of its own.
