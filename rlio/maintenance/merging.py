@@ -120,6 +120,8 @@ class ParquetMerger:
         self._encoder: ShardEncoder | None = None
         self._memory: NDArray[np.uint8] | None = None
         self._joint = _JointSteps()
+        self._writer: str | None = None
+        self._begins_writer = False
 
     def add(self, file: ShardFile, *, skip: int = 0, writer: str | None = None) -> None:
         """Add the rows of a shard from row ``skip`` on.
@@ -132,6 +134,9 @@ class ParquetMerger:
         Raises:
             CorruptData: The shard is damaged, or cannot be cut at ``skip``.
         """
+        # What is left of a batch that was cut is no part of another writer's.
+        self._begins_writer = writer != self._writer
+        self._writer = writer
         first = 0
         for index, info in enumerate(file.groups):
             if first + info.rows > skip:
@@ -166,7 +171,8 @@ class ParquetMerger:
         bounds = [skip, *(begin for begin in text_of if begin > skip), group.info.rows]
         rows.check_cuts(bounds)
         for start, stop in pairwise(bounds):
-            text = text_of.get(start)
+            text = text_of.get(start, "{}" if self._begins_writer else None)
+            self._begins_writer = False
             while start < stop:
                 end = rows.fitting(start, stop, self._buffer.room)
                 if end == start and self._buffer.rows:

@@ -1,0 +1,364 @@
+"""`compact`: many small shards become few large ones; every row stays what and where it is.
+
+For each writer, a run of small shards that follow one another is replaced by one shard of exactly their rows,
+published like any other. Readers prefer it at once, since it reaches further; the old shards stay until `gc`
+takes them. So no lock is needed: readers, writers and other compactors may go on meanwhile.
+
+Example:
+    >>> import numpy as np, rlio
+    >>> with rlio.ParquetWriter("memory://compact-example") as writer:
+    ...     for _ in range(5):
+    ...         writer.write(rlio.SampleBatch(obs=np.zeros((3, 4)), rewards=np.ones(3)))
+    ...         writer.flush()
+    >>> report = rlio.compact("memory://compact-example")
+    >>> report.shards_before, report.shards_after, report.rows
+    (5, 1, 15)
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+from typing import Any, Final, Literal
+
+from rlio.errors import CorruptData, DataNotFound, OptionError
+from rlio.maintenance.compact_into import Copy
+from rlio.maintenance.compaction import (
+    Compacted,
+    CompactReport,
+    Identity,
+    Options,
+    Publisher,
+    Sources,
+    is_by_row,
+    size_of,
+)
+from rlio.maintenance.merging import JsonMerger, ParquetMerger, open_whole
+from rlio.maintenance.progress import Progress, silent
+from rlio.schemas.parquet import Compression
+from rlio.storage.filesystem import Storage
+from rlio.storage.json_shard import MAX_JSON_SHARD_BYTES
+from rlio.storage.listing import Segment, list_shards
+from rlio.storage.names import parse_trim, writer_dir
+from rlio.storage.publish import read_header
+from rlio.storage.shards import open_shard
+
+__all__ = ["compact"]
+
+logger = logging.getLogger("rlio")
+
+# What writers roll at: one PUT on every object store (s3fs begins multipart uploads at 100 MiB).
+_MAX_BYTES: Final = 64 << 20
+# A gc or trim that takes a source away means that somebody else has done the work: it cannot go on for ever.
+_ATTEMPTS: Final = 5
+_MIN_SHARDS: Final = 2
+
+
+def compact(
+    uri: str | os.PathLike[str],
+    *,
+    into: str | os.PathLike[str] | None = None,
+    max_bytes: int = _MAX_BYTES,
+    min_shards: int | None = None,
+    compression: str | Compression = "zstd:1",
+    on_error: Literal["raise", "skip"] = "raise",
+    dry_run: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    into_storage_options: Mapping[str, Any] | None = None,
+    progress: Progress = silent,
+) -> CompactReport:
+    """Merge small shards that follow one another into larger ones. Safe at any time, and to repeat.
+
+    Rows keep their numbers, values, types, batches, episodes and provenance: cursors and snapshots stay
+    valid, and readers in recorded order give the same. Two things depend on row groups, which become larger:
+    the order in which ``shuffle=True`` draws rows, and ``max_seq_len`` and ``num_grad_updates`` of a batch
+    that is served, which sum up the row groups that it comes from.
+
+    Shards of another schema or provenance are not merged, nor are those of which two together have more than
+    ``max_bytes``. A shard of which a part is hidden behind another one is merged with it where they fit.
+
+    Args:
+        uri: The data set: a path or any fsspec URL.
+        into: A new root to write a copy to, instead: there, the rows of all writers stand in their order
+            under one writer, and the column ``_writer`` says whose they were. For data sets of many writers
+            that are all finished; after an interruption, run it again.
+        max_bytes: Size of the shards that are made, by the size of what they are made from.
+        min_shards: How many shards are worth rewriting: 2, if None.
+        compression: Of Parquet shards; as for `ParquetWriter`. JSON shards remain what they are.
+        on_error: What to do where a shard is damaged: ``"raise"``, or ``"skip"`` its run, left as it is.
+        dry_run: Only say what would be merged; reads footers and writes nothing.
+        storage_options: For fsspec.
+        into_storage_options: For fsspec, for ``into``.
+        progress: Shows how far it is.
+
+    Raises:
+        DataNotFound: There is no data set.
+        CorruptData: A shard is damaged; nothing was removed, and its run is as it was.
+        HoleError: With ``into``: rows are missing.
+        OptionError: An option is illegal, or ``into`` is a root that has something else.
+        PublishError: A new shard could not be stored.
+    """
+    if into is not None and (min_shards is not None or on_error != "raise"):
+        raise OptionError("into= copies every row: min_shards and on_error='skip' have no meaning with it")
+    options = _checked(
+        Options(
+            max_bytes,
+            _MIN_SHARDS if min_shards is None else min_shards,
+            Compression.parse(compression),
+            on_error,
+            dry_run,
+            progress,
+        )
+    )
+    storage = Storage.open(uri, storage_options=storage_options)
+    if into is not None:
+        return Copy(storage, Storage.open(into, storage_options=into_storage_options), options).run()
+    read_header(storage)
+    return _InPlace(storage, options).run()
+
+
+def _checked(options: Options) -> Options:
+    if not 1 <= options.max_bytes <= MAX_JSON_SHARD_BYTES // 2:
+        raise OptionError(f"max_bytes={options.max_bytes}: expected 1 to {MAX_JSON_SHARD_BYTES // 2}")
+    if options.min_shards < 2:
+        raise OptionError(f"min_shards={options.min_shards}: expected at least 2, since one is one already")
+    if options.on_error not in ("raise", "skip"):
+        raise OptionError(f"on_error={options.on_error!r}: 'raise' or 'skip'")
+    return options
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Segments of one writer that become one shard.
+
+    Attributes:
+        segments: They follow one another.
+        identity: What they share.
+        begin: Row of the first one's shard that the new shard begins with: at or before what is live.
+    """
+
+    segments: list[Segment]
+    identity: Identity
+    begin: int
+
+    @property
+    def writer(self) -> str:
+        return self.segments[0].ref.writer
+
+    @property
+    def first(self) -> int:
+        return self.segments[0].ref.name.first + self.begin
+
+    @property
+    def size(self) -> int:
+        return sum(segment.ref.name.size for segment in self.segments)
+
+
+class _InPlace:
+    """Compaction within a root."""
+
+    def __init__(self, storage: Storage, options: Options) -> None:
+        self._storage = storage
+        self._sources = Sources(storage)
+        self._options = options
+        self._done: list[Compacted] = []
+        self._skipped: list[str] = []
+
+    def run(self) -> CompactReport:
+        listing = list_shards(self._storage)
+        before = {writer: listing.cover(writer).segments for writer in listing.shards}
+        shards = sum(map(len, before.values()))
+        candidates = {
+            writer: found
+            for writer, segments in sorted(before.items())
+            if (found := list(_candidates(segments, self._options)))
+        }
+        total = sum(size_of(run) for runs in candidates.values() for run in runs)
+        with self._options.progress("compact", total) as advance:
+            for writer, runs in candidates.items():
+                self._compact_writer(writer, runs, advance)
+        gone = sum(len(run.sources) - max(len(run.shards), 1) for run in self._done)
+        return CompactReport(
+            uri=self._storage.uri,
+            into=None,
+            dry_run=self._options.dry_run,
+            shards_before=shards,
+            shards_after=shards - gone,
+            runs=tuple(self._done),
+            skipped=tuple(self._skipped),
+        )
+
+    def _compact_writer(
+        self, writer: str, candidates: list[list[Segment]], advance: Callable[[int], None]
+    ) -> None:
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                candidates = list(
+                    _candidates(list_shards(self._storage).cover(writer).segments, self._options)
+                )
+            try:
+                for run in self._runs(candidates):
+                    self._compact_run(run)
+                    advance(run.size)
+                return
+            except DataNotFound as error:
+                # Somebody else compacted or trimmed, and old shards are gone: see anew what is left to do.
+                logger.info("a shard went while it was compacted, listing again: %s", error)
+                if attempt + 1 == _ATTEMPTS:
+                    raise
+
+    def _runs(self, candidates: list[list[Segment]]) -> Iterator[_Run]:
+        """Runs of shards that have everything in common."""
+        for segments in candidates:
+            identities = self._identified(segments)
+            for identity, same in groupby(segments, identities.get):
+                if identity is not None:
+                    for begin, part in self._whole_parts(list(same), identity):
+                        if len(part) >= self._options.min_shards:
+                            yield _Run(part, identity, begin)
+
+    def _whole_parts(
+        self, segments: list[Segment], identity: Identity
+    ) -> Iterator[tuple[int, list[Segment]]]:
+        """Cut a run before shards that cannot be cut where they begin to be live: (first row, part)."""
+        begin, part = 0, list[Segment]()
+        for segment in segments:
+            cut = self._cut_of(segment, identity) if segment.skip else 0
+            if part and cut != segment.skip:
+                yield begin, part
+                part = []
+            begin = begin if part else cut
+            part.append(segment)
+        if part:
+            yield begin, part
+
+    def _cut_of(self, segment: Segment, identity: Identity) -> int:
+        """The last row, up to the first live one, at which a shard can be cut without decoding it."""
+        shard = open_shard(self._storage, segment.ref)
+        if identity.suffix == "parquet" and is_by_row(shard.schema):
+            return segment.skip
+        ends = [0, *accumulate(shard.rows)]
+        return max(end for end in ends if end <= segment.skip)
+
+    def _identified(self, segments: list[Segment]) -> dict[Segment, Identity]:
+        """What each segment is; those that are damaged are left out, with ``on_error="skip"``."""
+        try:
+            return dict(zip(segments, self._sources.identities(segments), strict=True))
+        except CorruptData:
+            if self._options.on_error == "raise":
+                raise
+        found = {}
+        for segment in segments:
+            try:
+                found[segment] = self._sources.identity(segment)
+            except CorruptData as error:
+                self._skip(error)
+        return found
+
+    def _compact_run(self, run: _Run) -> None:
+        written: list[tuple[str, int]] = []
+        if not self._options.dry_run:
+            try:
+                written = self._merge(run)
+            except CorruptData as error:
+                if self._options.on_error == "raise":
+                    raise
+                self._skip(error)
+                return
+        self._done.append(
+            Compacted(
+                writer=run.writer,
+                first=run.first,
+                rows=run.segments[-1].end - run.first,
+                sources=tuple(self._storage.uri_of(segment.ref.path) for segment in run.segments),
+                shards=tuple(self._storage.uri_of(path) for path, _ in written),
+                bytes_before=run.size,
+                bytes_after=sum(size for _, size in written),
+            )
+        )
+
+    def _skip(self, error: CorruptData) -> None:
+        if str(error) not in self._skipped:
+            self._skipped.append(str(error))
+            logger.warning("left as it is: %s", error)
+
+    def _merge(self, run: _Run) -> list[tuple[str, int]]:
+        """Encode and publish a run; (path, bytes) of the new shards."""
+        publisher = Publisher(self._storage, run.writer, run.first)
+        publisher.before = lambda: self._check_trim(run)
+        first = run.segments[0]
+        schema = self._sources.schema(run.identity.schema, first)
+        if run.identity.suffix == "parquet":
+            merger = ParquetMerger(
+                schema,
+                provenance=run.identity.provenance,
+                compression=self._options.compression,
+                max_bytes=self._options.max_bytes,
+                publish=publisher.parquet,
+            )
+            loaded = self._sources.loaded(
+                run.segments, lambda segment: open_whole(self._storage, segment.ref)
+            )
+            for segment, file in loaded:
+                merger.add(file, skip=run.begin if segment is first else segment.skip)
+            merger.finish()
+        else:
+            lines = JsonMerger(
+                schema,
+                provenance=run.identity.provenance,
+                suffix=run.identity.suffix,
+                max_bytes=self._options.max_bytes,
+                publish=lambda shard: publisher.json(shard, run.identity.suffix),
+            )
+            for segment, shard in self._sources.loaded(run.segments, self._sources.json_shard):
+                row = 0
+                for _, stored, rows in shard.stored_lines():
+                    if row >= (run.begin if segment is first else segment.skip):
+                        lines.add_line(stored, rows)
+                    row += rows
+            lines.finish()
+        publisher.check_end(run.segments[-1].end)
+        return publisher.written
+
+    def _check_trim(self, run: _Run) -> None:
+        """Give up a run of which a part was trimmed meanwhile.
+
+        Its rows would stay hidden all the same. But sequences and joint steps are not cut within a shard,
+        and a trim leaves whole shards of those only for as long as no larger one lies across.
+        """
+        names = (entry.path.rsplit("/", 1)[1] for entry in self._storage.list(writer_dir(run.writer)))
+        trimmed = max((row for name in names if (row := parse_trim(name)) is not None), default=0)
+        if trimmed > run.segments[0].first:
+            raise DataNotFound(
+                f"rows below {trimmed} of writer {run.writer!r} were trimmed while they were compacted",
+                uri=self._storage.uri,
+            )
+
+
+def _candidates(segments: list[Segment], options: Options) -> Iterator[list[Segment]]:
+    """Runs of small shards without a gap, each together of at most ``max_bytes``, by their names alone."""
+    run: list[Segment] = []
+    for index, segment in enumerate(segments):
+        before = segments[index - 1] if index else None
+        after = segments[index + 1] if index + 1 < len(segments) else None
+        hidden = before is not None and before.end == segment.first and segment.skip > 0
+        hides = after is not None and segment.end == after.first and after.skip > 0
+        # Half: two that are larger never fit together, and one that is made is not made again and again.
+        wanted = segment.ref.name.size <= options.max_bytes // 2 or hidden or hides
+        goes_on = (
+            bool(run)
+            and run[-1].end == segment.first
+            and run[-1].ref.name.suffix == segment.ref.name.suffix
+            and size_of(run) + segment.ref.name.size <= options.max_bytes
+        )
+        if run and not (wanted and goes_on):
+            if len(run) >= options.min_shards:
+                yield run
+            run = []
+        if wanted:
+            run.append(segment)
+    if len(run) >= options.min_shards:
+        yield run

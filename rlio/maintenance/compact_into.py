@@ -1,0 +1,203 @@
+"""`compact` with ``into=``: a copy of a data set in a new root, where all rows are one writer's.
+
+The column ``_writer`` says whose they were. The writer's id follows from the rows that are copied, so that a
+copy that is begun again makes the same shards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+
+from rlio.batch import SampleBatch
+from rlio.columns import Columns
+from rlio.dataset import dataset_on
+from rlio.errors import CorruptData, OptionError
+from rlio.interfaces import Batch
+from rlio.maintenance.compaction import (
+    Compacted,
+    CompactReport,
+    Identity,
+    Options,
+    Publisher,
+    Sources,
+    size_of,
+)
+from rlio.maintenance.merging import (
+    JsonMerger,
+    ParquetMerger,
+    compressed_columns,
+    open_whole,
+    with_writer_column,
+)
+from rlio.schemas.json_columns import parse_json
+from rlio.schemas.schema import Schema, canonical_json
+from rlio.storage.filesystem import Storage
+from rlio.storage.listing import Segment, list_shards
+from rlio.storage.markers import seal
+from rlio.storage.names import Suffix, schema_path
+from rlio.storage.publish import put_header
+
+__all__ = ["Copy"]
+
+
+class Copy:
+    """Compaction into a new root, where all rows are one writer's."""
+
+    def __init__(self, source: Storage, target: Storage, options: Options) -> None:
+        self._source = source
+        self._target = target
+        self._sources = Sources(source)
+        self._options = options
+
+    def run(self) -> CompactReport:
+        dataset = dataset_on(self._source)
+        dataset.check_complete()
+        segments = dataset.segments
+        writer = f"merged-{_digest(segments)}"
+        self._check_target(writer)
+        identities = dict(zip(segments, self._sources.identities(segments), strict=True))
+        done = []
+        publisher = Publisher(self._target, writer, 0)
+        with self._options.progress("compact", size_of(segments)) as advance:
+            for chunk in _chunks(segments, identities, self._options.max_bytes):
+                done.append(self._copy(chunk, identities, publisher))
+                advance(size_of(chunk))
+        if publisher.next_row and not self._options.dry_run:
+            seal(self._target, writer, publisher.next_row)
+        return CompactReport(
+            uri=self._source.uri,
+            into=self._target.uri,
+            dry_run=self._options.dry_run,
+            shards_before=len(segments),
+            shards_after=sum(max(len(run.shards), 1) for run in done),
+            runs=tuple(done),
+        )
+
+    def _check_target(self, writer: str) -> None:
+        """The new root must be new, or hold what an earlier run of this very copy has made."""
+        if self._target.uri == self._source.uri:
+            raise OptionError("into= is the data set itself: name a new root", uri=self._target.uri)
+        others = sorted({*(listing := list_shards(self._target)).shards, *listing.sealed} - {writer})
+        if others:
+            raise OptionError(
+                f"into= has rows of {len(others)} writers already, such as {others[0]!r}: name a new root; "
+                "two data sets can be read as one by mixing them",
+                uri=self._target.uri,
+            )
+        if not self._options.dry_run:
+            put_header(self._target)
+
+    def _copy(
+        self, chunk: list[Segment], identities: Mapping[Segment, Identity], publisher: Publisher
+    ) -> Compacted:
+        first, before = publisher.next_row, len(publisher.written)
+        rows = sum(segment.rows for segment in chunk)
+        if self._options.dry_run:
+            publisher.next_row += rows
+        else:
+            suffix, name, _ = identities[chunk[0]]
+            schema = with_writer_column(self._sources.schema(name, chunk[0]))
+            self._target.put(schema_path(schema.hash), schema.text.encode())
+            provenance = _joint_provenance(chunk, identities)
+            if suffix == "parquet":
+                self._copy_parquet(chunk, schema, provenance, publisher)
+            else:
+                self._copy_json(chunk, schema, provenance, suffix, publisher)
+            publisher.check_end(first + rows)
+        written = publisher.written[before:]
+        return Compacted(
+            writer=publisher.writer,
+            first=first,
+            rows=rows,
+            sources=tuple(self._source.uri_of(segment.ref.path) for segment in chunk),
+            shards=tuple(self._target.uri_of(path) for path, _ in written),
+            bytes_before=size_of(chunk),
+            bytes_after=sum(size for _, size in written),
+        )
+
+    def _copy_parquet(
+        self, chunk: list[Segment], schema: Schema, provenance: str, publisher: Publisher
+    ) -> None:
+        merger = ParquetMerger(
+            schema,
+            provenance=provenance,
+            compression=self._options.compression,
+            max_bytes=self._options.max_bytes,
+            publish=publisher.parquet,
+        )
+        for segment, file in self._sources.loaded(
+            chunk, lambda segment: open_whole(self._source, segment.ref)
+        ):
+            merger.add(file, skip=segment.skip, writer=segment.ref.writer)
+        merger.finish()
+
+    def _copy_json(
+        self, chunk: list[Segment], schema: Schema, provenance: str, suffix: Suffix, publisher: Publisher
+    ) -> None:
+        merger = JsonMerger(
+            schema,
+            provenance=provenance,
+            suffix=suffix,
+            max_bytes=self._options.max_bytes,
+            publish=lambda shard: publisher.json(shard, suffix),
+        )
+        for segment, shard in self._sources.loaded(chunk, self._sources.json_shard):
+            row = 0
+            for index, (text, _, rows) in enumerate(shard.stored_lines()):
+                if row + rows > segment.skip:
+                    batch = shard.read(index)
+                    if row < segment.skip:
+                        batch = _rows_from(batch, segment.skip - row, shard.uri)
+                    compressed = frozenset(compressed_columns(parse_json(text), shard.schema))
+                    merger.add_batch(batch, writer=segment.ref.writer, compressed=compressed)
+                row += rows
+        merger.finish()
+
+
+def _rows_from(batch: Batch, row: int, uri: str) -> Batch:
+    """The rows of a batch from ``row`` on."""
+    if isinstance(batch, SampleBatch) and Columns.SEQ_LENS not in batch:
+        rest: SampleBatch = batch[row:]
+        return rest
+    raise CorruptData("sequences, and steps of several agents, are cut by what is live of the shard", uri=uri)
+
+
+def _digest(segments: list[Segment]) -> str:
+    """16 hex digits that name the rows that are copied: a copy that is begun again has the same writer id."""
+    bounds: dict[str, list[int]] = {}
+    for segment in segments:
+        bounds.setdefault(segment.ref.writer, [segment.first, 0])[1] = segment.end
+    return hashlib.blake2b(canonical_json(bounds).encode(), digest_size=8).hexdigest()
+
+
+def _chunks(
+    segments: list[Segment], identities: Mapping[Segment, Identity], max_bytes: int
+) -> Iterator[list[Segment]]:
+    """The shards that become one, of all writers in their order."""
+    chunk: list[Segment] = []
+    provenance: dict[str, str] = {}
+    for segment in segments:
+        writer, identity = segment.ref.writer, identities[segment]
+        goes_on = (
+            bool(chunk)
+            and identities[chunk[0]][:2] == identity[:2]
+            and size_of(chunk) + segment.ref.name.size <= max_bytes
+            and provenance.get(writer, identity.provenance) == identity.provenance
+        )
+        if chunk and not goes_on:
+            yield chunk
+            chunk, provenance = [], {}
+        chunk.append(segment)
+        provenance[writer] = identity.provenance
+    if chunk:
+        yield chunk
+
+
+def _joint_provenance(chunk: list[Segment], identities: Mapping[Segment, Identity]) -> str:
+    """The provenance that all share; else that of each writer."""
+    found = {segment.ref.writer: identities[segment].provenance for segment in chunk}
+    if len(set(found.values())) == 1:
+        return next(iter(found.values()))
+    return canonical_json({"merged": {writer: json.loads(text) for writer, text in found.items()}})

@@ -1,0 +1,236 @@
+"""What both ways of compacting share: what is asked for, what is reported, shards read, and shards stored."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Literal, NamedTuple, TypeVar
+
+from rlio.errors import CorruptData
+from rlio.maintenance.merging import EncodedJson
+from rlio.maintenance.progress import Progress
+from rlio.schemas.parquet import Compression, EncodedShard
+from rlio.schemas.schema import Schema, canonical_json
+from rlio.storage.filesystem import Storage
+from rlio.storage.json_shard import JsonShard, schema_lookup
+from rlio.storage.listing import Segment
+from rlio.storage.names import Suffix
+from rlio.storage.publish import publish_shard
+from rlio.storage.shards import ParquetShard, open_shard
+
+__all__ = [
+    "CompactReport",
+    "Compacted",
+    "Identity",
+    "Options",
+    "Publisher",
+    "Sources",
+    "is_by_row",
+    "size_of",
+]
+
+logger = logging.getLogger("rlio")
+
+T = TypeVar("T")
+
+# Requests at once where each takes a round trip; a whole shard each, so few of them.
+_FOOTERS_AHEAD: Final = 16
+_SHARDS_AHEAD: Final = 2
+
+
+@dataclass(frozen=True)
+class Compacted:
+    """One run of shards that became fewer.
+
+    Attributes:
+        writer: Whose rows they are; with ``into``, the writer in the new root.
+        first: The first row's number.
+        rows: How many.
+        sources: URIs of the shards that were read.
+        shards: URIs of the shards that were written; none in a dry run.
+        bytes_before: Bytes of the sources.
+        bytes_after: Bytes of what was written; 0 in a dry run.
+    """
+
+    writer: str
+    first: int
+    rows: int
+    sources: tuple[str, ...]
+    shards: tuple[str, ...]
+    bytes_before: int
+    bytes_after: int
+
+
+@dataclass(frozen=True)
+class CompactReport:
+    """What `compact` did, or, in a dry run, would do.
+
+    Attributes:
+        uri: The root.
+        into: The new root, if there is one.
+        dry_run: Whether nothing was written.
+        shards_before: Live shards that were there.
+        shards_after: Live shards that are there now (in a dry run: one a run, at least).
+        runs: What was merged.
+        skipped: Messages about runs that were left as they are because of damage, with ``on_error="skip"``.
+    """
+
+    uri: str
+    into: str | None
+    dry_run: bool
+    shards_before: int
+    shards_after: int
+    runs: tuple[Compacted, ...] = ()
+    skipped: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Rows in what was merged."""
+        return sum(run.rows for run in self.runs)
+
+    @property
+    def bytes_before(self) -> int:
+        """Bytes of the shards that were merged."""
+        return sum(run.bytes_before for run in self.runs)
+
+    @property
+    def bytes_after(self) -> int:
+        """Bytes of the shards that were written."""
+        return sum(run.bytes_after for run in self.runs)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON has it."""
+        totals = {name: getattr(self, name) for name in ("rows", "bytes_before", "bytes_after")}
+        return asdict(self) | totals
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of `compact`, checked; see there."""
+
+    max_bytes: int
+    min_shards: int
+    compression: Compression
+    on_error: Literal["raise", "skip"]
+    dry_run: bool
+    progress: Progress
+
+
+class Identity(NamedTuple):
+    """What shards must share to be merged."""
+
+    suffix: Suffix
+    schema: str
+    provenance: str
+
+
+class Sources:
+    """The shards of a root: what they are, and their rows."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        self._schema_of = schema_lookup(storage)
+
+    def schema(self, name: str, segment: Segment) -> Schema:
+        """The schema of a hash: of a Parquet shard, whose footer has it, the root's file is not needed."""
+        if segment.ref.name.suffix == "parquet":
+            return open_shard(self.storage, segment.ref).schema
+        return self._schema_of(name)
+
+    def identity(self, segment: Segment) -> Identity:
+        """What a shard must have in common with those that it is merged with; reads its footer."""
+        ref = segment.ref
+        shard = open_shard(self.storage, ref, schemas=self._schema_of)
+        assert isinstance(shard, ParquetShard | JsonShard)
+        return Identity(ref.name.suffix, shard.schema.hash, canonical_json(shard.provenance))
+
+    def json_shard(self, segment: Segment) -> JsonShard:
+        return JsonShard(self.storage, segment.ref, self._schema_of)
+
+    def identities(self, segments: list[Segment]) -> list[Identity]:
+        """`identity` of each, several at a time where each costs a round trip."""
+        if self.storage.is_local or len(segments) < 2:
+            return [self.identity(segment) for segment in segments]
+        self.identity(segments[0])  # Connections and schemas are made once, not by all threads at once.
+        with ThreadPoolExecutor(_FOOTERS_AHEAD, thread_name_prefix="rlio-compact") as pool:
+            return list(pool.map(self.identity, segments))
+
+    def loaded(
+        self, segments: Iterable[Segment], load: Callable[[Segment], T]
+    ) -> Iterator[tuple[Segment, T]]:
+        """Each segment with what ``load`` gives for it; on remote stores the next ones are on their way."""
+        if self.storage.is_local:
+            yield from ((segment, load(segment)) for segment in segments)
+            return
+        with ThreadPoolExecutor(_SHARDS_AHEAD, thread_name_prefix="rlio-compact") as pool:
+            coming: list[tuple[Segment, Future[T]]] = []
+            try:
+                for segment in segments:
+                    coming.append((segment, pool.submit(load, segment)))
+                    if len(coming) > _SHARDS_AHEAD:
+                        following, future = coming.pop(0)
+                        yield following, future.result()
+                for following, future in coming:
+                    yield following, future.result()
+            finally:
+                for _, future in coming:
+                    future.cancel()
+
+
+@dataclass
+class Publisher:
+    """Stores new shards of one writer, one after the other."""
+
+    storage: Storage
+    writer: str
+    next_row: int
+    written: list[tuple[str, int]] = field(default_factory=list)
+    #: Called before each shard is stored.
+    before: Callable[[], None] = lambda: None
+
+    def parquet(self, shard: EncodedShard) -> None:
+        """Store an encoded Parquet shard."""
+        self._publish(shard.data, shard.rows, "parquet", shard.footer_crc32, shard.crc32)
+
+    def json(self, shard: EncodedJson, suffix: Suffix) -> None:
+        """Store an encoded JSON shard."""
+        self._publish(shard.data, shard.rows, suffix, 0, None)
+
+    def _publish(
+        self, data: bytes | memoryview, rows: int, suffix: Suffix, footer_crc32: int, crc32: int | None
+    ) -> None:
+        self.before()
+        ref = publish_shard(
+            self.storage,
+            self.writer,
+            data,
+            first=self.next_row,
+            rows=rows,
+            suffix=suffix,
+            footer_crc32=footer_crc32,
+            crc32=crc32,
+        )
+        self.next_row += rows
+        self.written.append((ref.path, ref.name.size))
+        logger.info("compacted into %s: %d rows", self.storage.uri_of(ref.path), rows)
+
+    def check_end(self, end: int) -> None:
+        """Raise unless the rows written are those that were to be."""
+        if self.next_row != end:
+            raise CorruptData(
+                f"rows up to {self.next_row} of writer {self.writer!r} were merged where {end} were to be: "
+                "what was read does not hold what its names say; run `rlio verify`",
+                uri=self.storage.uri,
+            )
+
+
+def is_by_row(schema: Schema) -> bool:
+    """Whether rows may be cut anywhere: they are of one agent, and in no sequences."""
+    return not schema.multi_agent and not any(p.has_sequences for p in schema.policies.values())
+
+
+def size_of(segments: list[Segment]) -> int:
+    """Bytes of the shards."""
+    return sum(segment.ref.name.size for segment in segments)
