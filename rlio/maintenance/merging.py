@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -123,13 +123,21 @@ class ParquetMerger:
         self._writer: str | None = None
         self._begins_writer = False
 
-    def add(self, file: ShardFile, *, skip: int = 0, writer: str | None = None) -> None:
+    def add(
+        self,
+        file: ShardFile,
+        *,
+        skip: int = 0,
+        writer: str | None = None,
+        groups: Container[int] | None = None,
+    ) -> None:
         """Add the rows of a shard from row ``skip`` on.
 
         Args:
             file: The shard; `open_whole`.
             skip: Rows to leave out; with sequences or several agents, whole row groups only.
             writer: Whose rows they are, for a schema `with_writer_column`.
+            groups: Numbers of the row groups to take; None: all.
 
         Raises:
             CorruptData: The shard is damaged, or cannot be cut at ``skip``.
@@ -139,7 +147,7 @@ class ParquetMerger:
         self._writer = writer
         first = 0
         for index, info in enumerate(file.groups):
-            if first + info.rows > skip:
+            if first + info.rows > skip and (groups is None or index in groups):
                 try:
                     group = file.read_group(index, batches=True)
                     self._add_group(group, max(skip - first, 0), writer)
