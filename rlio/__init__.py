@@ -63,6 +63,7 @@ __all__ = [
     "UnknownName",
     "UnsafeData",
     "__version__",
+    "compact",
     "concat_samples",
     "open_dataset",
     "read",
@@ -97,6 +98,7 @@ if TYPE_CHECKING:
     )
     from rlio.interfaces import InputReader, IOContext, OutputWriter
     from rlio.limits import Limits
+    from rlio.maintenance.compact import compact
     from rlio.policies.behaviour_cloning import BehaviourCloning
     from rlio.policies.dqn import DQN
     from rlio.policies.policy import Policy
@@ -172,6 +174,7 @@ else:
             "TorchPolicy": "rlio.policies.torch_policy",
             "UnknownName": "rlio.errors",
             "UnsafeData": "rlio.errors",
+            "compact": "rlio.maintenance.compact",
             "concat_samples": "rlio.batch",
             "open_dataset": "rlio.dataset",
             "read": "rlio.resolve",

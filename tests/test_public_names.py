@@ -73,6 +73,7 @@ PUBLIC = [
     "UnknownName",
     "UnsafeData",
     "__version__",
+    "compact",
     "concat_samples",
     "open_dataset",
     "read",
