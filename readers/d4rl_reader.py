@@ -84,6 +84,9 @@ _MAX_GROUP_ROWS = 65_536
 _GROUP_BYTES = 64 << 20
 _MAX_ROW_BYTES = 256 << 20
 _MAX_CHUNK_BYTES = 256 << 20
+# Deflate shrinks zeros by 1032; files below the second bound harm nobody.
+_MAX_RATIO = 2000
+_FREE_BYTES = 64 << 20
 _MAX_DATASETS = 4096
 _FLAG_ROWS = 1 << 20
 _OPEN_FILES = 4
@@ -431,6 +434,14 @@ def _check_dataset(dataset: Any, path: str, uri: str) -> None:
         raise UnsafeData(f"{excerpt(path)} needs HDF5 plug-ins {sorted(filters - _FILTERS)}", uri=uri)
     if math.prod(dataset.shape[1:]) * dataset.dtype.itemsize > _MAX_ROW_BYTES:
         raise UnsafeData(f"{excerpt(path)} has rows of shape {dataset.shape[1:]}: too large", uri=uri)
+    # A file of two kilobytes may claim a dataset of 10**12 rows of which none is stored.
+    size, stored = dataset.size * dataset.dtype.itemsize, dataset.id.get_storage_size()
+    if size > _FREE_BYTES and size > _MAX_RATIO * max(stored, 1):
+        raise UnsafeData(
+            f"{excerpt(path)} has shape {dataset.shape}, {size} bytes, and stores {stored}: nothing "
+            f"shrinks {_MAX_RATIO} times",
+            uri=uri,
+        )
     if dataset.chunks and math.prod(dataset.chunks) * dataset.dtype.itemsize > _MAX_CHUNK_BYTES:
         raise UnsafeData(f"{excerpt(path)} has chunks of shape {dataset.chunks}: too large", uri=uri)
 

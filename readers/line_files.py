@@ -35,6 +35,9 @@ READ_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError)
 _CHUNK = 1 << 20
 _MEMBER_SUFFIXES = (".json", ".jsonl")
 _MAX_MEMBERS = 100_000
+# 100 bytes a member; and where the records that end a zip file can be: behind them comes a comment of 64 KiB.
+_MAX_DIRECTORY_BYTES = 12 << 20
+_END_BYTES = (64 << 10) + 256
 # No text shrinks a thousandfold; files below the second limit harm nobody.
 _MAX_RATIO = 1000
 _RATIO_FREE_BYTES = 64 << 20
@@ -135,6 +138,7 @@ def open_line_files(files: Sequence[InputFile]) -> list[LineFile]:
 def _members(file: InputFile) -> Iterable[LineFile]:
     with open_input(file) as stream:
         try:
+            _check_directory(stream, file)
             with zipfile.ZipFile(stream) as archive:
                 infos = archive.infolist()
         except (*READ_ERRORS, NotImplementedError, UnicodeError) as error:
@@ -149,6 +153,30 @@ def _members(file: InputFile) -> Iterable[LineFile]:
         LineFile(_check_member(info, file), file, info.filename, info.file_size)
         for info in sorted(chosen, key=lambda info: info.filename)
     ]
+
+
+def _check_directory(stream: IO[bytes], file: InputFile) -> None:
+    """Refuse a zip file whose directory would take memory by the gigabyte, before it is read.
+
+    Source: APPNOTE.TXT, 4.3.14 to 4.3.16: the end record, and that of zip64 before it, say its size.
+    """
+    size = stream.seek(0, io.SEEK_END)
+    stream.seek(max(0, size - _END_BYTES))
+    tail = stream.read(_END_BYTES)
+    found = [0]
+    for magic, offset, width in ((b"PK\x05\x06", 12, 4), (b"PK\x06\x06", 40, 8)):
+        at = tail.find(magic)
+        while at >= 0:  # Each place where one may be: which of them counts depends on who reads.
+            found.append(int.from_bytes(tail[at + offset : at + offset + width], "little"))
+            at = tail.find(magic, at + 1)
+    # More than there are bytes is damage, which the zip reader finds.
+    largest = max((claim for claim in found if claim <= size), default=0)
+    if largest > _MAX_DIRECTORY_BYTES:
+        raise UnsafeData(
+            f"a zip file with a directory of {largest} bytes: at most {_MAX_DIRECTORY_BYTES}; split it",
+            uri=file.uri,
+        )
+    stream.seek(0)
 
 
 def _is_json(info: zipfile.ZipInfo) -> bool:

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from rlio.errors import CorruptData, UnsafeData, excerpt
 
-__all__ = ["Limits", "is_packed", "unpack"]
+__all__ = ["PackedLimits", "is_packed", "unpack"]
 
 # The head of an LZ4 frame in base64: the magic number, then the flags, which vary with the size (one block
 # or several, linked or not) and with the library: size of the content stated or not, checksum or none,
@@ -50,7 +50,7 @@ Array: TypeAlias = NDArray[Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class PackedLimits:
     """How much one packed column may ask for.
 
     Attributes:
@@ -66,7 +66,7 @@ class Limits:
     max_depth: int = 32
 
 
-_DEFAULT_LIMITS: Final = Limits()
+_DEFAULT_LIMITS: Final = PackedLimits()
 
 
 def is_packed(value: object) -> bool:
@@ -74,7 +74,7 @@ def is_packed(value: object) -> bool:
     return isinstance(value, str) and _PREFIX.match(value) is not None
 
 
-def unpack(text: str, *, limits: Limits = _DEFAULT_LIMITS) -> Any:
+def unpack(text: str, *, limits: PackedLimits = _DEFAULT_LIMITS) -> Any:
     """Return the value packed into ``text``.
 
     Args:
@@ -179,7 +179,7 @@ _Handler: TypeAlias = "Callable[[_Interpreter, Any], None]"
 class _Interpreter:
     """Reads one stream of opcodes, as data."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: PackedLimits) -> None:
         self._limits = limits
         self._stack: list[Any] = []
         self._outer: list[list[Any]] = []

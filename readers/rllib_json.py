@@ -30,7 +30,7 @@ from rlio.columns import DEFAULT_POLICY_ID, STATE_IN_PREFIX, Columns, is_per_seq
 from rlio.errors import CorruptData, MissingColumn, SchemaError, UnsafeData, excerpt
 from rlio.interfaces import Batch
 from rlio.nested import leaves
-from rlio.readers.packed import Limits, is_packed, unpack
+from rlio.readers.packed import PackedLimits, is_packed, unpack
 from rlio.readers.space_arrays import Spaces, fit_space, space_of
 
 if TYPE_CHECKING:
@@ -156,12 +156,12 @@ class RllibDecoder:
         columns: list[str] | None = None,
         *,
         spaces: Spaces | None = None,
-        limits: Limits | None = None,
+        limits: PackedLimits | None = None,
     ) -> None:
         self._asked = columns
         self._wanted = wanted_columns(columns)
         self._spaces = spaces
-        self._limits = limits or Limits()
+        self._limits = limits or PackedLimits()
 
     def decode(self, line: bytes) -> Batch:
         """The batch in one line.

@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from rlio.errors import UnsafeData, excerpt
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.json_values import value_from_json
+from rlio.schemas.zstd_frames import inflate
 
 __all__ = ["MAX_TEXT_BYTES", "check_containers", "dump_column", "load_column", "parse_json"]
 
@@ -221,6 +222,7 @@ def _strings(listed: list[Any], spec: ColumnSpec) -> NDArray[Any]:
         raise ValueError("a list where byte strings are base64 or zstd")
     if max(map(len, listed), default=0) * len(listed) * 4 > 1 << 30:
         raise ValueError("strings that would take over 1 GiB as an array of equal widths")
+    "".join(listed).encode("utf-8")  # Raises UnicodeError, a ValueError, for halves of surrogate pairs.
     values = np.array(listed, np.str_)
     return values.astype(np.dtype(f"{spec.dtype}{values.dtype.itemsize // 4}"), copy=False)
 
@@ -229,6 +231,8 @@ def _parsed_numbers(written: list[Any], spec: ColumnSpec, shape: tuple[int, ...]
     """Numbers from nested lists, checked for type, shape and range."""
     kind = spec.numpy.kind
     found = np.array(written)  # Raises ValueError where lists differ in length.
+    if found.dtype.kind == "f" and np.isinf(found).any():
+        raise ValueError("a number too large for any float")  # Infinities are strings.
     if kind == "f" and found.dtype.kind in "UO":
         found = np.array(_with_special_floats(written), np.float64)
     elif kind in "iu" and found.dtype.kind in "fO" and _all_ints(written):
@@ -252,7 +256,7 @@ def _with_special_floats(written: Any) -> Any:
     """Nested lists of numbers, some of which were the strings for NaN and infinities."""
     if isinstance(written, list):
         return [_with_special_floats(item) for item in written]
-    if type(written) in (int, float):
+    if type(written) is int or (type(written) is float and math.isfinite(written)):
         return written
     if isinstance(written, str) and written in _SPECIAL_FLOATS:
         return _SPECIAL_FLOATS[written]
@@ -304,12 +308,4 @@ def _no_object(parsed: Any) -> Any:
 
 def _inflate(packed: bytes, size: int | None) -> bytes:
     """The content of a zstd frame of ``size`` bytes; None: of as many as a line may have."""
-    try:
-        declared = zstandard.frame_content_size(packed)
-        if declared < 0 or (declared != size if size is not None else declared > MAX_TEXT_BYTES):
-            limit = f"{size}" if size is not None else f"at most {MAX_TEXT_BYTES}"
-            raise ValueError(f"a zstd frame of {declared} bytes where there should be {limit}")
-        data = zstandard.ZstdDecompressor().decompress(packed, max_output_size=declared)
-    except zstandard.ZstdError as error:
-        raise ValueError(f"a damaged zstd frame: {error}") from error
-    return data
+    return inflate(packed, most=MAX_TEXT_BYTES if size is None else size, exactly=size)

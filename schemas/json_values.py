@@ -161,6 +161,10 @@ def _from_plain(value: Any, depth: int) -> Any:
     if isinstance(value, list):
         return [_from_plain(item, depth + 1) for item in value]
     if not isinstance(value, dict):
+        if type(value) is float and not math.isfinite(value):
+            raise ValueError(
+                "NaN, or a number too large for any float, where infinities have a form of their own"
+            )
         return value
     if "$array" in value:
         return _array_from_plain(value["$array"], tuple(value["shape"]), value["data"], depth)

@@ -37,7 +37,7 @@ def inflate(
         found = zstandard.get_frame_parameters(packed)
         size = zstandard.frame_content_size(packed)
         if size < 0 or (exactly is not None and size != exactly):
-            wanted = "" if exactly is None else f", not {exactly}"
+            wanted = "" if exactly is None else f" where there should be {exactly}"
             raise CorruptData(f"a zstd frame of {size if size >= 0 else 'unknown'} bytes{wanted}")
         if size > most:
             raise UnsafeData(f"a zstd frame of {size} bytes: at most {most} are allowed")

@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 
 from rlio.errors import CorruptData, UnsafeData
 from rlio.readers import packed
-from rlio.readers.packed import Limits, is_packed, unpack
+from rlio.readers.packed import PackedLimits, is_packed, unpack
 
 
 def pack_stream(stream: bytes, **options: Any) -> str:
@@ -267,10 +267,10 @@ def test_a_stream_of_nested_references_cannot_multiply() -> None:
     for _ in range(25):  # Two references each level: 2**25 values when spelled out.
         bomb = [bomb, bomb]
     with pytest.raises(UnsafeData, match="more than 100000 values"):
-        unpack(pack(bomb), limits=Limits(max_values=100_000))
+        unpack(pack(bomb), limits=PackedLimits(max_values=100_000))
     array = np.zeros(1 << 20, np.uint8)
     with pytest.raises(UnsafeData, match="bytes allowed"):
-        unpack(pack([array] * 1000), limits=Limits(max_bytes=32 << 20))
+        unpack(pack([array] * 1000), limits=PackedLimits(max_bytes=32 << 20))
 
 
 def test_deep_nesting_and_cycles_are_refused() -> None:
@@ -293,14 +293,14 @@ def test_keys_that_could_collide_are_refused() -> None:
 
 def test_more_opcodes_than_the_limit_are_refused() -> None:
     with pytest.raises(UnsafeData, match="opcodes"):
-        unpack(pack(list(range(1000))), limits=Limits(max_values=500))
+        unpack(pack(list(range(1000))), limits=PackedLimits(max_values=500))
 
 
 @pytest.mark.parametrize("stated", [True, False])
 def test_a_frame_that_inflates_memory_is_refused_before_it_does(stated: bool) -> None:
     zeros = pack_stream(bytes(5_000_000), store_size=stated)
     with pytest.raises(UnsafeData, match="bytes"):
-        unpack(zeros, limits=Limits(max_bytes=1_000_000))
+        unpack(zeros, limits=PackedLimits(max_bytes=1_000_000))
 
 
 def test_a_frame_that_states_a_wrong_size_is_damaged() -> None:

@@ -34,6 +34,7 @@ from rlio.schemas.json_lines import (
 )
 from rlio.schemas.schema import Schema
 from rlio.schemas.streams import STREAM_COLUMNS, Streams, StreamTable
+from rlio.schemas.zstd_frames import begin, inflate
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import ShardRef
 from rlio.storage.names import schema_path
@@ -45,7 +46,6 @@ __all__ = ["MAX_JSON_SHARD_BYTES", "JsonShard", "schema_lookup"]
 MAX_JSON_SHARD_BYTES: Final = 1 << 30
 
 _MAX_LINES = 4_000_000
-_MAX_SCHEMA_BYTES = 64 << 20
 # A small shard stays in memory; of a large one, this much is fetched at once, so that remote lines that
 # follow each other cost one request.
 _HELD_BYTES = 8 << 20
@@ -73,7 +73,8 @@ def _read_schema(storage: Storage, name: str) -> Schema:
     path = schema_path(name)
     uri = storage.uri_of(path)
     try:
-        schema = Schema.from_text(storage.read(path, limit=_MAX_SCHEMA_BYTES), uri=uri)
+        text = storage.read(path, limit=storage.limits.schema_bytes)
+        schema = Schema.from_text(text, uri=uri, limits=storage.limits)
     except DataNotFound as error:
         raise CorruptData("a line needs this schema, which is not there: restore it", uri=uri) from error
     if schema.hash != name:
@@ -115,6 +116,7 @@ class JsonShard:
     def __init__(self, storage: Storage, ref: ShardRef, schemas: SchemaLookup) -> None:
         self.uri = storage.uri_of(ref.path)
         self._storage = storage
+        self._limits = storage.limits
         self._ref = ref
         self._packed = ref.name.suffix == "jsonl.zst"
         data = self._load()
@@ -202,8 +204,9 @@ class JsonShard:
     def _load(self) -> bytes:
         """The whole shard."""
         size = self._ref.name.size
-        if size > MAX_JSON_SHARD_BYTES:
-            raise UnsafeData(f"a JSON shard of {size} bytes, more than {MAX_JSON_SHARD_BYTES}", uri=self.uri)
+        most = min(MAX_JSON_SHARD_BYTES, self._limits.shard_bytes)
+        if size > most:
+            raise UnsafeData(f"a JSON shard of {size} bytes, more than {most}", uri=self.uri)
         data = self._storage.read_range(self._ref.path, 0, size + 1)
         if len(data) != size:
             raise CorruptData(
@@ -223,11 +226,7 @@ class JsonShard:
         """The first bytes of a line; none if they cannot be had."""
         if not self._packed:
             return data[line.start : min(line.stop, line.start + _HEAD_BYTES)]
-        try:
-            with zstandard.ZstdDecompressor().stream_reader(data[line.start : line.stop]) as reader:
-                return reader.read(_HEAD_BYTES)
-        except zstandard.ZstdError:
-            return b""
+        return begin(data[line.start : line.stop], _HEAD_BYTES, limits=self._limits)
 
     def _marked(self, data: bytes, lines: list[_Line]) -> list[_Line]:
         """The lines of a shard that has changed since it was written, those that fail their CRC marked."""
@@ -300,11 +299,9 @@ class JsonShard:
         if not self._packed:
             return packed.removesuffix(b"\n")
         try:
-            size = zstandard.frame_content_size(packed)
-            if not 0 < size <= MAX_LINE_BYTES + 1:
-                return b""
-            return zstandard.ZstdDecompressor().decompress(packed, max_output_size=size).removesuffix(b"\n")
-        except zstandard.ZstdError:
+            most = min(MAX_LINE_BYTES, self._limits.line_bytes) + 1
+            return inflate(packed, most=most, limits=self._limits).removesuffix(b"\n")
+        except CorruptData:
             return b""
 
     def _lost(self, line: _Line, rows: int) -> CorruptData:
