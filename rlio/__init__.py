@@ -69,6 +69,8 @@ __all__ = [
     "read",
     "register_input",
     "register_output",
+    "repair",
+    "verify",
 ]
 
 __version__ = "0.1.0.dev0"
@@ -99,6 +101,8 @@ if TYPE_CHECKING:
     from rlio.interfaces import InputReader, IOContext, OutputWriter
     from rlio.limits import Limits
     from rlio.maintenance.compact import compact
+    from rlio.maintenance.repair import repair
+    from rlio.maintenance.verify import verify
     from rlio.policies.behaviour_cloning import BehaviourCloning
     from rlio.policies.dqn import DQN
     from rlio.policies.policy import Policy
@@ -180,5 +184,7 @@ else:
             "read": "rlio.resolve",
             "register_input": "rlio.resolve",
             "register_output": "rlio.resolve",
+            "repair": "rlio.maintenance.repair",
+            "verify": "rlio.maintenance.verify",
         },
     )

@@ -79,6 +79,8 @@ PUBLIC = [
     "read",
     "register_input",
     "register_output",
+    "repair",
+    "verify",
 ]
 
 

@@ -16,6 +16,7 @@ import typer
 
 import rlio
 from rlio.cli.demo import demo
+from rlio.cli.verify import verify
 from rlio.errors import RlioError
 
 __all__ = ["app", "main"]
@@ -57,6 +58,7 @@ def show_version(
 
 
 app.command("demo")(demo)
+app.command("verify")(verify)
 
 
 def main() -> None:

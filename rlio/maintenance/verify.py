@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias, get_args
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ from rlio.errors import OptionError
 from rlio.maintenance.findings import Findings, Level, VerifyReport, WriterLedger
 from rlio.maintenance.logs import waiting_rows
 from rlio.maintenance.overlap_check import OverlapCheck
+from rlio.maintenance.progress import Progress, silent
 from rlio.maintenance.root_check import (
     HeaderState,
     SchemaFiles,
@@ -47,10 +48,7 @@ from rlio.storage.filesystem import Storage
 from rlio.storage.listing import Listing, Rejected, Segment, ShardRef, list_settled
 from rlio.storage.names import ShardName, schema_path, writer_dir
 
-__all__ = ["DamagedShard", "Inspection", "Progress", "inspect", "verify"]
-
-#: Is told how many bytes of shards are done, and how many there are.
-Progress: TypeAlias = Callable[[int, int], object]
+__all__ = ["DamagedShard", "Inspection", "inspect", "verify"]
 
 
 @dataclass(frozen=True)
@@ -98,7 +96,7 @@ def verify(
     *,
     level: Level = "full",
     storage_options: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
     limit: int = 10_000,
 ) -> VerifyReport:
     """Check the data set under ``uri``. Nothing in it is changed.
@@ -108,7 +106,7 @@ def verify(
         level: "full" reads every byte. "quick" reads names, footers and small files: it finds what is missing
             or torn, not flipped bits in rows.
         storage_options: For fsspec.
-        progress: Is called with the bytes done and in all.
+        progress: Shows how many bytes of shards are done; see `rlio.maintenance.progress`.
         limit: Findings that the report keeps; of those beyond it keeps the number.
 
     Returns:
@@ -123,7 +121,7 @@ def verify(
 
 
 def inspect(
-    storage: Storage, *, level: Level = "full", progress: Progress | None = None, limit: int = 10_000
+    storage: Storage, *, level: Level = "full", progress: Progress = silent, limit: int = 10_000
 ) -> Inspection:
     """`verify` for a root that is open, with what `repair` needs."""
     if level not in get_args(Level):
@@ -141,7 +139,7 @@ class _Inspector:
 
     storage: Storage
     level: Level
-    progress: Progress | None
+    progress: Progress
     findings: Findings
     listing: Listing = field(default_factory=Listing)
     schemas: SchemaFiles = field(default_factory=SchemaFiles)
@@ -151,7 +149,6 @@ class _Inspector:
     # Hash -> rows of the shards that need the schema and do not find it.
     lacking: dict[str, int] = field(default_factory=dict)
     spaces: dict[str, SchemaSpaces] = field(default_factory=dict)
-    done: int = 0
 
     def run(self) -> Inspection:
         """Check everything."""
@@ -163,7 +160,8 @@ class _Inspector:
             self._spaces_of(name, schema)
         for writer, torn in sorted(self.listing.torn().items()):
             self.torn += [(writer, rejected, name) for rejected, name in torn]
-        ledger = {writer: self._writer(writer) for writer in self._writers()}
+        with self.progress("verify", self._bytes()) as advance:
+            ledger = {writer: self._writer(writer, advance) for writer in self._writers()}
         self._tell_lacking_schemas()
         self._add_logs(ledger)
         report = VerifyReport(
@@ -194,7 +192,7 @@ class _Inspector:
 
     # ---- one writer ----
 
-    def _writer(self, writer: str) -> WriterLedger:
+    def _writer(self, writer: str, advance: Callable[[int], None]) -> WriterLedger:
         refs = self.listing.shards.get(writer, [])
         coverage = self.listing.cover(writer)
         live = {segment.ref.path: segment for segment in coverage.segments}
@@ -214,9 +212,7 @@ class _Inspector:
             if segment is not None:
                 wanted = [range(segment.skip, segment.skip + segment.rows)]
                 readable += sum(map(len, common(scan.intact, wanted)))
-            self.done += ref.name.size
-            if self.progress is not None:
-                self.progress(self.done, self._bytes())
+            advance(ref.name.size)
         times.finish(sealed=writer in self.listing.sealed)
         return self._ledger(writer, coverage.segments, coverage.holes, readable)
 

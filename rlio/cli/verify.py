@@ -1,0 +1,118 @@
+"""`rlio verify`: what is wrong with a data set, where its rows are, and, if asked, putting it right."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlio.errors import RlioError
+
+if TYPE_CHECKING:
+    from rlio.maintenance.findings import VerifyReport
+    from rlio.maintenance.repair import RepairReport
+
+__all__ = ["EXIT_DAMAGE", "EXIT_FAILED", "verify"]
+
+#: Exit codes, beside 0: something is wrong with the data; nothing could be said about it.
+EXIT_DAMAGE = 1
+EXIT_FAILED = 2
+
+_COLOURS = {"error": "red", "warning": "yellow", "note": "dim"}
+_COLUMNS = ("end", "trimmed", "missing", "damaged", "live", "waiting", "shards")
+
+
+def verify(
+    uri: Annotated[str, typer.Argument(help="Root of the data set: a path or any fsspec URL.")],
+    level: Annotated[
+        str, typer.Option(help="full: read every byte. quick: names, footers and small files only.")
+    ] = "full",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object; see docs/verify.md.")
+    ] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Put right what can be, lose nothing, then verify again.")
+    ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 also for warnings.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Findings to show; the others are counted.")] = 1000,
+) -> None:
+    """Check names, checksums, schemas, values, episodes and the ledger of a data set.
+
+    Exit codes: 0, no errors were found (warnings and notes may be); 1, there are errors, or, with --strict,
+    warnings; 2, it could not be verified: there is no data set, it cannot be read, or an option is wrong.
+    """
+    done: RepairReport | None = None
+    try:
+        if repair:
+            from rlio.maintenance.repair import repair as run_repair
+
+            done = run_repair(uri, level=_level(level), progress=_bar, limit=limit)
+            report = done.after
+        else:
+            from rlio.maintenance.verify import verify as run_verify
+
+            report = run_verify(uri, level=_level(level), progress=_bar, limit=limit)
+    except (RlioError, OSError, ImportError) as error:
+        typer.echo(f"rlio: {type(error).__name__}: {error}", err=True)
+        raise typer.Exit(EXIT_FAILED) from error
+    if as_json:
+        shown = report.to_json()
+        if done is not None:
+            shown["repair"] = done.to_json()
+        typer.echo(json.dumps(shown))
+    else:
+        _show(report, done)
+    bad = report.counts["error"] + (report.counts["warning"] if strict else 0)
+    raise typer.Exit(EXIT_DAMAGE if bad else 0)
+
+
+def _level(text: str) -> Any:
+    """The level; `verify` itself refuses what is none."""
+    return text
+
+
+@contextmanager
+def _bar(name: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar on standard error, where that is a terminal."""
+    from tqdm import tqdm
+
+    with tqdm(total=total, desc=name, unit="B", unit_scale=True, disable=None, leave=False) as bar:
+
+        def advance(done: int) -> None:
+            bar.update(done)
+
+        yield advance
+
+
+def _show(report: VerifyReport, done: RepairReport | None) -> None:
+    """Print what was found, the ledger, and the sum of it."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console(highlight=False, soft_wrap=True)
+    for action in done.actions if done is not None else ():
+        console.print(f"[green]repaired[/green]: {escape(action.message)} {escape(f'[in {action.uri}]')}")
+    for finding in report.findings:
+        colour = _COLOURS[finding.severity]
+        text = str(finding).removeprefix(finding.severity)
+        console.print(f"[{colour}]{finding.severity}[/{colour}]{escape(text)}")
+    if report.omitted:
+        console.print(f"and {report.omitted} more findings: see them with --limit")
+    table = Table(title="rows by writer")
+    for heading in ("writer", *_COLUMNS, "sealed"):
+        table.add_column(heading, justify="left" if heading == "writer" else "right", no_wrap=True)
+    entries = [*report.ledger, report.total] if len(report.ledger) != 1 else [*report.ledger]
+    for entry in entries:
+        numbers = [f"{getattr(entry, name):,}" for name in _COLUMNS]
+        table.add_row(entry.writer, *numbers, "" if entry.sealed is None else f"{entry.sealed:,}")
+    console.print(table)
+    counts = report.counts
+    verdict = "clean" if report.ok else "damaged"
+    console.print(
+        f"{escape(report.uri)}: {verdict}; {counts['error']} errors, {counts['warning']} warnings, "
+        f"{counts['note']} notes; {report.total.live:,} rows verify ({report.level}), {report.bytes:,} bytes"
+    )

@@ -1,0 +1,398 @@
+"""`repair`: put right what can be put right, and lose nothing by it.
+
+What is replaced is moved to ``_quarantine/`` first, where no reader looks, and never deleted. A shard with
+damage is replaced only where the loss stays visible: its intact rows come back under new names, and what is
+lost is a hole, which readers raise for and count. Every step can be interrupted and repeated.
+
+Example:
+    >>> import numpy as np, rlio
+    >>> from rlio.storage import Storage
+    >>> with rlio.ParquetWriter("memory://repair-example") as writer:
+    ...     writer.write(rlio.SampleBatch(obs=np.arange(10.0)))
+    >>> Storage.open("memory://repair-example").remove("_rlio.json")
+    >>> report = rlio.repair("memory://repair-example")
+    >>> [action.kind for action in report.actions], report.after.ok
+    (['header-written'], True)
+    >>> rlio.repair("memory://repair-example").actions
+    ()
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from itertools import accumulate
+from typing import Any, Literal, TypeAlias
+
+from rlio.errors import CorruptData, DataNotFound
+from rlio.maintenance.findings import Level, VerifyReport
+from rlio.maintenance.merging import EncodedJson, JsonMerger, ParquetMerger
+from rlio.maintenance.progress import Progress, silent
+from rlio.maintenance.root_check import QUARANTINE_DIR
+from rlio.maintenance.row_ranges import common, joined, without
+from rlio.maintenance.verify import DamagedShard, Inspection, inspect
+from rlio.schemas.parquet import Compression, EncodedShard
+from rlio.schemas.schema import canonical_json
+from rlio.schemas.shard_file import ShardFile
+from rlio.storage.filesystem import Storage
+from rlio.storage.json_shard import JsonShard, schema_lookup
+from rlio.storage.listing import ShardRef
+from rlio.storage.names import HEADER, schema_path
+from rlio.storage.publish import HEADER_BYTES, publish_shard
+
+__all__ = ["Action", "RepairReport", "repair"]
+
+logger = logging.getLogger("rlio")
+
+ActionKind: TypeAlias = Literal[
+    "header-written", "schema-written", "shard-rewritten", "quarantined", "log-recovered"
+]
+
+# Not the shard's fault, or not for us to judge: nothing is done about these.
+_LEFT_ALONE = frozenset({"vanished", "unreadable", "unsafe", "schema-file-missing"})
+# What one pass puts right may show more: a schema that is back lets lines be read.
+_PASSES = 4
+_MAX_OBJECT = 1 << 32
+_SHARD_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Action:
+    """One thing that was done.
+
+    Attributes:
+        kind: "header-written", "schema-written", "shard-rewritten" (intact rows under a new name),
+            "quarantined" (moved aside), or "log-recovered".
+        uri: The object concerned, by its old name.
+        message: What was done, and why.
+        rows: Rows concerned.
+    """
+
+    kind: ActionKind
+    uri: str
+    message: str
+    rows: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepairReport:
+    """What `rlio.repair` did.
+
+    Attributes:
+        actions: In order; none if there was nothing to do, or nothing that can be done.
+        before: What was found first.
+        after: What is left: what cannot be put right.
+    """
+
+    actions: tuple[Action, ...]
+    before: VerifyReport
+    after: VerifyReport
+
+    def to_json(self) -> dict[str, Any]:
+        """The written form in ``rlio verify --repair --json``; docs/verify.md describes it."""
+        return {"actions": [asdict(action) for action in self.actions], "before": dict(self.before.counts)}
+
+
+def repair(
+    uri: str | os.PathLike[str],
+    *,
+    level: Level = "full",
+    storage_options: Mapping[str, Any] | None = None,
+    progress: Progress = silent,
+    limit: int = 10_000,
+) -> RepairReport:
+    """Put right what can be in the data set under ``uri``, and verify it again.
+
+    Safe while others read and write. Rows that no intact copy exists of are not invented: they become holes.
+    A damaged shard whose lost rows would not show as a hole (they are the last of a writer that has no seal)
+    stays where it is, so that nobody takes the data set for whole.
+
+    Args:
+        uri: A path or any fsspec URL.
+        level: As for `rlio.verify`: "quick" finds less, and so repairs less.
+        storage_options: For fsspec.
+        progress: Shows how far each pass is.
+        limit: Findings that the reports keep.
+
+    Returns:
+        What was done, and what was found before and after. A second run finds nothing to do.
+
+    Raises:
+        DataNotFound: There is no data set.
+        OptionError: It is in another format version.
+        PublishError: Something could not be stored; what was done so far is right, and may be repeated.
+    """
+    storage = Storage.open(uri, storage_options=storage_options)
+    found = before = inspect(storage, level=level, progress=progress, limit=limit)
+    actions: list[Action] = []
+    for _ in range(_PASSES):
+        run = _Repair(found)
+        run.repair()
+        if not run.actions:
+            break
+        actions += run.actions
+        found = inspect(storage, level=level, progress=progress, limit=limit)
+    return RepairReport(actions=tuple(actions), before=before.report, after=found.report)
+
+
+@dataclass
+class _Repair:
+    """One pass over what an inspection found."""
+
+    found: Inspection
+    actions: list[Action] = field(default_factory=list)
+
+    @property
+    def storage(self) -> Storage:
+        """The root."""
+        return self.found.storage
+
+    def repair(self) -> None:
+        """Do what can be done; the header last, so that what makes readers trust a root comes last."""
+        self._recover_logs()
+        self._write_schemas()
+        clean = self._clean_rows()
+        for shard in self.found.damaged:
+            if not shard.codes & _LEFT_ALONE:
+                self._replace(shard, clean.setdefault(shard.ref.writer, []))
+        self._move_torn(clean)
+        self._write_header()
+
+    def _done(self, kind: ActionKind, uri: str, message: str, *, rows: int = 0) -> None:
+        logger.info("%s: %s", uri, message)
+        self.actions.append(Action(kind=kind, uri=uri, message=message, rows=rows))
+
+    # ---- logs, schemas and the header ----
+
+    def _recover_logs(self) -> None:
+        """Store what dead writers left in their logs."""
+        if any(entry.waiting for entry in self.found.report.ledger):
+            recover_logs(self)
+
+    def _write_schemas(self) -> None:
+        for name, schema in sorted(self.found.found_schemas.items()):
+            if name in self.found.schemas.intact:
+                continue
+            path = schema_path(name)
+            if name in self.found.schemas.damaged:
+                self._quarantine(path, "it does not hold the schema of its name")
+            self.storage.put(path, schema.text.encode())
+            self._done(
+                "schema-written", self.storage.uri_of(path), "the schema was taken from a shard's footer"
+            )
+
+    def _write_header(self) -> None:
+        known = self.found.schemas.intact or self.found.found_schemas
+        if self.found.header == "fine" or not known:
+            return  # Without a schema of this format nothing says that the root is of this format.
+        if self.found.header == "damaged":
+            self._quarantine(HEADER, "it is not the header that every writer puts", keep=True)
+        self.storage.put(HEADER, HEADER_BYTES)
+        self._done("header-written", self.storage.uri_of(HEADER), "the header was written, as writers do")
+
+    # ---- shards ----
+
+    def _clean_rows(self) -> dict[str, list[range]]:
+        """Writer id -> rows in shards without damage, and those below its trim marker."""
+        damaged = {shard.ref.path for shard in self.found.damaged}
+        clean = {writer: [range(row)] for writer, row in self.found.listing.trimmed.items()}
+        for writer, refs in self.found.listing.shards.items():
+            rows = [range(r.name.first, r.name.end) for r in refs if r.path not in damaged]
+            clean[writer] = joined([*clean.get(writer, []), *rows])
+        return clean
+
+    def _replace(self, shard: DamagedShard, clean: list[range]) -> None:
+        """Rewrite the rows of a damaged shard that only it has, and move it aside.
+
+        Args:
+            shard: The shard.
+            clean: Rows of its writer that others have; those that are rewritten are added.
+        """
+        name = shard.ref.name
+        own = range(name.first, name.end)
+        intact = [range(name.first + part.start, name.first + part.stop) for part in shard.intact]
+        lost = without([own], [*intact, *clean, *self._intact_elsewhere(shard)])
+        if not self._shows(lost, clean, intact, shard.ref.writer):
+            logger.warning(
+                "%s stays where it is: its last rows are lost, and without it nothing would show that",
+                self.storage.uri_of(shard.ref.path),
+            )
+            return
+        try:
+            for first, rows in self._rewrite(shard.ref, without(intact, clean)):
+                clean.append(range(first, first + rows))
+        except (CorruptData, DataNotFound) as error:
+            logger.warning("%s stays where it is: %s", self.storage.uri_of(shard.ref.path), error)
+            return
+        clean[:] = joined(clean)
+        count = sum(map(len, lost))
+        what = f"{count} of its {name.rows} rows are lost" if count else "all its rows are in other shards"
+        self._quarantine(shard.ref.path, f"damaged ({', '.join(sorted(shard.codes))}); {what}", rows=count)
+
+    def _intact_elsewhere(self, shard: DamagedShard) -> list[range]:
+        """Rows that other damaged shards of the writer have, which are rewritten as well."""
+        return [
+            range(other.ref.name.first + part.start, other.ref.name.first + part.stop)
+            for other in self.found.damaged
+            if other.ref.writer == shard.ref.writer and other is not shard and not other.codes & _LEFT_ALONE
+            for part in other.intact
+        ]
+
+    def _shows(self, lost: list[range], clean: list[range], intact: list[range], writer: str) -> bool:
+        """Whether rows that are lost would be a hole without the shard, for readers to find."""
+        sealed = self.found.listing.sealed.get(writer, 0)
+        end = max([sealed, *(part.stop for part in [*clean, *intact])])
+        return all(part.stop <= end for part in lost)
+
+    def _rewrite(self, ref: ShardRef, wanted: list[range]) -> list[tuple[int, int]]:
+        """Publish ``wanted`` rows of a shard, group by group; gives what was published as (first, rows)."""
+        if not wanted:
+            return []
+        uri = self.storage.uri_of(ref.path)
+        if ref.name.suffix == "parquet":
+            return _ParquetRewrite(self.storage, ref, wanted, self, uri).run()
+        return _JsonRewrite(self.storage, ref, wanted, self, uri).run()
+
+    def _move_torn(self, clean: dict[str, list[range]]) -> None:
+        """Move torn objects aside whose rows other shards have."""
+        for writer, (path, reason), name in self.found.torn:
+            if not without([range(name.first, name.end)], clean.get(writer, [])):
+                self._quarantine(path, f"it {reason}; other shards have its rows")
+
+    def _quarantine(self, path: str, reason: str, *, rows: int = 0, keep: bool = False) -> None:
+        """Move an object aside; with ``keep`` only a copy, for what is overwritten next."""
+        try:
+            data = self.storage.read(path, limit=_MAX_OBJECT)
+        except DataNotFound:
+            return
+        for attempt in range(1000):
+            aside = f"{QUARANTINE_DIR}/{path}" + (f".{attempt}" if attempt else "")
+            if not self.storage.exists(aside):
+                self.storage.put(aside, data)
+                break
+            if self.storage.read(aside, limit=_MAX_OBJECT) == data:
+                break  # An earlier run was interrupted here.
+        else:
+            return
+        if not keep:
+            self.storage.remove(path)
+        self._done("quarantined", self.storage.uri_of(path), f"moved to {aside}: {reason}", rows=rows)
+
+
+@dataclass
+class _Rewrite:
+    """Publishes runs of a shard's row groups or lines under the numbers that they have.
+
+    Args:
+        storage: The root.
+        ref: The shard.
+        wanted: Rows of the writer; a group that has one is taken as a whole.
+        repair: Takes what was done.
+        uri: Of the shard.
+    """
+
+    storage: Storage
+    ref: ShardRef
+    wanted: list[range]
+    repair: _Repair
+    uri: str
+    published: list[tuple[int, int]] = field(default_factory=list)
+    next_row: int = 0
+
+    def runs(self, rows: list[int], readable: list[range]) -> list[tuple[range, int]]:
+        """Runs of groups to take: (their numbers, first row)."""
+        starts = [self.ref.name.first + start for start in accumulate(rows, initial=0)]
+        found: list[tuple[range, int]] = []
+        for index, count in enumerate(rows):
+            span = range(starts[index], starts[index] + count)
+            if not common([span], readable):
+                continue
+            if found and found[-1][0].stop == index:
+                found[-1] = (range(found[-1][0].start, index + 1), found[-1][1])
+            else:
+                found.append((range(index, index + 1), starts[index]))
+        return found
+
+    def publish(
+        self, data: bytes | memoryview, rows: int, *, footer_crc32: int = 0, crc32: int | None = None
+    ) -> None:
+        """Store a shard of the next ``rows`` rows."""
+        made = publish_shard(
+            self.storage,
+            self.ref.writer,
+            data,
+            first=self.next_row,
+            rows=rows,
+            suffix=self.ref.name.suffix,
+            footer_crc32=footer_crc32,
+            crc32=crc32,
+        )
+        if made.path == self.ref.path:
+            raise CorruptData("its rows, encoded anew, are the same bytes: nothing is wrong with them")
+        self.published.append((self.next_row, rows))
+        self.next_row += rows
+        message = f"{rows} intact rows, from row {made.name.first} on, were stored as {made.path}"
+        self.repair._done("shard-rewritten", self.uri, message, rows=rows)
+
+
+class _ParquetRewrite(_Rewrite):
+    """Rows are encoded anew, since row groups carry offsets of their file."""
+
+    def run(self) -> list[tuple[int, int]]:
+        """Publish; gives (first, rows) of each new shard."""
+        name = self.ref.name
+        file = ShardFile(
+            lambda start, stop: self.storage.read_range(self.ref.path, start, stop),
+            size=name.size,
+            footer_crc32=name.footer_crc32,
+            uri=self.uri,
+        )
+        for groups, first in self.runs([info.rows for info in file.groups], self.wanted):
+            self.next_row = first
+            merger = ParquetMerger(
+                file.schema,
+                provenance=canonical_json(file.provenance),
+                compression=Compression(),
+                max_bytes=max(_SHARD_BYTES, name.size),
+                publish=self._publish_encoded,
+            )
+            merger.add(file, groups=groups)
+            merger.finish()
+        return self.published
+
+    def _publish_encoded(self, shard: EncodedShard) -> None:
+        self.publish(shard.data, shard.rows, footer_crc32=shard.footer_crc32, crc32=shard.crc32)
+
+
+class _JsonRewrite(_Rewrite):
+    """Lines stay the bytes that they are."""
+
+    def run(self) -> list[tuple[int, int]]:
+        """Publish; gives (first, rows) of each new shard."""
+        shard = JsonShard(self.storage, self.ref, schema_lookup(self.storage))
+        try:
+            provenance = canonical_json(shard.provenance)
+        except CorruptData:
+            provenance = "{}"  # Lost; the rows are not.
+        for lines, first in self.runs(shard.rows, self.wanted):
+            self.next_row = first
+            merger = JsonMerger(
+                shard.schema,
+                provenance=provenance,
+                suffix=self.ref.name.suffix,
+                max_bytes=max(_SHARD_BYTES, 2 * self.ref.name.size),
+                publish=self._publish_encoded,
+            )
+            for index in lines:
+                merger.add_line(shard.stored_line(index)[1], shard.rows[index])
+            merger.finish()
+        return self.published
+
+    def _publish_encoded(self, shard: EncodedJson) -> None:
+        self.publish(shard.data, shard.rows)
+
+
+def recover_logs(run: _Repair) -> None:
+    """Not there yet."""
