@@ -65,11 +65,13 @@ __all__ = [
     "__version__",
     "compact",
     "concat_samples",
+    "gc",
     "open_dataset",
     "read",
     "register_input",
     "register_output",
     "repair",
+    "trim",
     "verify",
 ]
 
@@ -101,7 +103,9 @@ if TYPE_CHECKING:
     from rlio.interfaces import InputReader, IOContext, OutputWriter
     from rlio.limits import Limits
     from rlio.maintenance.compact import compact
+    from rlio.maintenance.gc import gc
     from rlio.maintenance.repair import repair
+    from rlio.maintenance.trim import trim
     from rlio.maintenance.verify import verify
     from rlio.policies.behaviour_cloning import BehaviourCloning
     from rlio.policies.dqn import DQN
@@ -180,11 +184,13 @@ else:
             "UnsafeData": "rlio.errors",
             "compact": "rlio.maintenance.compact",
             "concat_samples": "rlio.batch",
+            "gc": "rlio.maintenance.gc",
             "open_dataset": "rlio.dataset",
             "read": "rlio.resolve",
             "register_input": "rlio.resolve",
             "register_output": "rlio.resolve",
             "repair": "rlio.maintenance.repair",
+            "trim": "rlio.maintenance.trim",
             "verify": "rlio.maintenance.verify",
         },
     )

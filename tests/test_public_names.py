@@ -75,11 +75,13 @@ PUBLIC = [
     "__version__",
     "compact",
     "concat_samples",
+    "gc",
     "open_dataset",
     "read",
     "register_input",
     "register_output",
     "repair",
+    "trim",
     "verify",
 ]
 

@@ -1,0 +1,346 @@
+"""`gc`: removes what no reader needs any more, and nothing that is the only copy of a row.
+
+What goes: shards whose rows larger shards have, shards below a trim marker, torn objects of whose rows there is
+another copy, unfinished files, and log folders that are empty. Only names of our own grammar are ever removed,
+one by one, under ``data/`` and ``_tmp/``.
+
+A reader that listed the data set before a larger shard appeared may still read the covered ones: hence the grace.
+Ages are differences of the store's own times, taken with a small object that is put for it: this machine's clock
+says nothing about them.
+
+Example:
+    >>> import numpy as np, rlio
+    >>> with rlio.ParquetWriter("memory://gc-example", writer_id="w0") as writer:
+    ...     for _ in range(5):
+    ...         writer.write(rlio.SampleBatch(obs=np.zeros((3, 4)), rewards=np.ones(3)))
+    ...         writer.flush()
+    >>> _ = rlio.compact("memory://gc-example")
+    >>> rlio.gc("memory://gc-example").waiting
+    5
+    >>> len(rlio.gc("memory://gc-example", grace=0).removed)
+    5
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Literal, TypeAlias
+
+from rlio.errors import CorruptData, DataNotFound, OptionError, excerpt
+from rlio.maintenance.merging import open_whole
+from rlio.maintenance.progress import Progress, silent
+from rlio.storage.filesystem import Storage
+from rlio.storage.json_shard import JsonShard, schema_lookup
+from rlio.storage.listing import Listing, Segment, ShardRef, list_shards
+from rlio.storage.names import DATA_DIR, TMP_DIR, WAL_DIR, ShardName, is_writer_id, trim_name, writer_dir
+from rlio.storage.publish import read_header
+
+__all__ = ["Collected", "GcReport", "Kept", "gc"]
+
+logger = logging.getLogger("rlio")
+
+Kind: TypeAlias = Literal["covered", "trimmed", "torn", "unfinished", "log folder"]
+
+#: A day: longer than any listing is used that is not looked at again.
+_GRACE: Final = 24 * 3600.0
+# A writer makes its log's folder first, and what belongs into it a moment later.
+_LEAST_FOLDER_AGE: Final = 60.0
+_UNFINISHED: Final = re.compile(rf"{TMP_DIR}/[0-9a-f]{{32}}\.tmp")
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What was removed.
+
+    Attributes:
+        uri: The object.
+        kind: "covered" (a larger shard has its rows), "trimmed", "torn", "unfinished" or "log folder".
+        bytes: Its size; 0 where it is not known.
+    """
+
+    uri: str
+    kind: Kind
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What looks superfluous and stays, and why: somebody should look at it."""
+
+    uri: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class GcReport:
+    """What `gc` did, or, in a dry run, would do.
+
+    Attributes:
+        uri: The root.
+        grace: Seconds.
+        dry_run: Whether nothing was removed.
+        removed: What went.
+        waiting: How many objects are superfluous and younger than the grace.
+        kept: What stays because it cannot be told to be superfluous.
+    """
+
+    uri: str
+    grace: float
+    dry_run: bool
+    removed: tuple[Collected, ...]
+    waiting: int
+    kept: tuple[Kept, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of what went."""
+        return sum(entry.bytes for entry in self.removed)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self) | {"bytes": self.bytes}
+
+
+def gc(
+    uri: str | os.PathLike[str],
+    *,
+    grace: float = _GRACE,
+    dry_run: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: Progress = silent,
+) -> GcReport:
+    """Remove what no reader needs any more. Safe beside readers, writers and maintenance, and to repeat.
+
+    Before a covered shard goes, those that cover it are read and checked from end to end: a damaged one leaves
+    the others where they are.
+
+    Args:
+        uri: The data set: a path or any fsspec URL.
+        grace: Seconds for which something must have been superfluous. Keep it longer than readers go without
+            listing, and than the longest upload takes. 0 asks no times; for tests, or when nobody else is there.
+        dry_run: Only say what would go; covering shards are not checked.
+        storage_options: For fsspec.
+        progress: Shows how far it is.
+
+    Raises:
+        DataNotFound: There is no data set.
+        OptionError: ``grace`` is no number of seconds, or the root is in another format version.
+        PublishError: The object that tells the store's time could not be put.
+    """
+    if not grace >= 0:
+        raise OptionError(f"grace={excerpt(grace)}: expected seconds, 0 or more")
+    storage = Storage.open(uri, storage_options=storage_options)
+    read_header(storage)
+    ages = _Ages(storage, grace)
+    try:
+        return _Collection(storage, ages, dry_run=dry_run).run(progress)
+    finally:
+        ages.close()
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """An object that may go.
+
+    Attributes:
+        path: Below the root.
+        kind: Why.
+        bytes: Its size, where known.
+        since: Objects that made it superfluous: the grace begins with the newest of them, and with itself.
+        covers: Shards that have its rows.
+    """
+
+    path: str
+    kind: Kind
+    bytes: int
+    since: tuple[str, ...] = ()
+    covers: tuple[ShardRef, ...] = ()
+
+
+@dataclass
+class _Collection:
+    storage: Storage
+    ages: _Ages
+    dry_run: bool
+    removed: list[Collected] = field(default_factory=list)
+    kept: list[Kept] = field(default_factory=list)
+    waiting: int = 0
+    #: Covering shards that were read: None if they are whole, else what is wrong with them.
+    checked: dict[ShardRef, str | None] = field(default_factory=dict)
+
+    def run(self, progress: Progress) -> GcReport:
+        candidates = [*self._shards(list_shards(self.storage)), *self._unfinished()]
+        with progress("gc", len(candidates)) as advance:
+            for candidate in candidates:
+                self._collect(candidate)
+                advance(1)
+        self._collect_log_folders()
+        return GcReport(
+            uri=self.storage.uri,
+            grace=self.ages.grace,
+            dry_run=self.dry_run,
+            removed=tuple(self.removed),
+            waiting=self.waiting,
+            kept=tuple(self.kept),
+        )
+
+    # ---- what may go ----
+
+    def _shards(self, listing: Listing) -> Iterator[_Candidate]:
+        torn: dict[str, list[tuple[str, ShardName]]] = {}
+        for path, _ in listing.rejected:
+            parts = path.split("/")
+            name = ShardName.parse(parts[-1]) if len(parts) == 3 and is_writer_id(parts[1]) else None
+            if name is not None:
+                torn.setdefault(parts[1], []).append((path, name))
+        for writer in sorted({*listing.shards, *torn}):
+            segments = listing.cover(writer).segments
+            live = {segment.ref for segment in segments}
+            for ref in listing.shards.get(writer, []):
+                if ref not in live:
+                    yield from self._superfluous(listing, writer, ref.path, ref.name, segments, "covered")
+            for path, name in torn.get(writer, []):
+                yield from self._superfluous(listing, writer, path, name, segments, "torn")
+
+    def _superfluous(
+        self,
+        listing: Listing,
+        writer: str,
+        path: str,
+        name: ShardName,
+        segments: list[Segment],
+        kind: Literal["covered", "torn"],
+    ) -> Iterator[_Candidate]:
+        """The candidate for a shard that serves no row, if its rows are gone on purpose or served by others."""
+        trim = listing.trimmed.get(writer, 0)
+        marker = f"{writer_dir(writer)}/{trim_name(trim)}"
+        if name.end <= trim:
+            yield _Candidate(path, "trimmed" if kind == "covered" else kind, name.size, (marker,))
+            return
+        first = max(name.first, trim)
+        covers = [part for part in segments if part.first < name.end and part.end > first]
+        if sum(min(part.end, name.end) - max(part.first, first) for part in covers) == name.end - first:
+            refs = tuple(part.ref for part in covers)
+            yield _Candidate(path, kind, name.size, tuple(ref.path for ref in refs), refs)
+        else:
+            self._keep(path, "it is torn and the only copy of rows that nothing else has; run `rlio verify`")
+
+    def _unfinished(self) -> Iterator[_Candidate]:
+        for path, size in self.storage.list(TMP_DIR):
+            if _UNFINISHED.fullmatch(path) and path != self.ages.probe:
+                yield _Candidate(path, "unfinished", size or 0)
+
+    # ---- what goes ----
+
+    def _collect(self, candidate: _Candidate) -> None:
+        age = self.ages.of(candidate.path, *candidate.since)
+        if age is None:
+            self._keep(candidate.path, "the store does not say how old it is; grace=0 asks no ages")
+            return
+        if age < self.ages.grace:
+            self.waiting += 1
+            return
+        if not self.dry_run:
+            for ref in candidate.covers:
+                problem = self._problem_of(ref)
+                if problem is not None:
+                    self._keep(candidate.path, f"what covers it is not whole: {problem}")
+                    return
+            self._remove(candidate.path)
+        self.removed.append(Collected(self.storage.uri_of(candidate.path), candidate.kind, candidate.bytes))
+
+    def _problem_of(self, ref: ShardRef) -> str | None:
+        """What is wrong with a covering shard, which is read as a whole; None: nothing."""
+        if ref not in self.checked:
+            try:
+                if ref.name.suffix == "parquet":
+                    open_whole(self.storage, ref)
+                else:
+                    for _ in JsonShard(self.storage, ref, schema_lookup(self.storage)).stored_lines():
+                        pass
+                self.checked[ref] = None
+            except (CorruptData, DataNotFound) as error:
+                self.checked[ref] = str(error)
+        return self.checked[ref]
+
+    def _remove(self, path: str) -> None:
+        """Remove one object, whose name was matched: once more, since nothing can be undone."""
+        parts = path.split("/")
+        is_shard = (
+            len(parts) == 3
+            and parts[0] == DATA_DIR
+            and is_writer_id(parts[1])
+            and ShardName.parse(parts[2]) is not None
+        )
+        if not is_shard and not _UNFINISHED.fullmatch(path):
+            raise OptionError(f"{excerpt(path)} is not for gc to remove", uri=self.storage.uri)
+        self.storage.remove(path)
+        logger.info("removed %s", self.storage.uri_of(path))
+
+    def _keep(self, path: str, reason: str) -> None:
+        self.kept.append(Kept(self.storage.uri_of(path), reason))
+        logger.warning("kept %s: %s", self.storage.uri_of(path), reason)
+
+    def _collect_log_folders(self) -> None:
+        """Folders beside a local root whose log is done with: they hold nothing, and only such are removed."""
+        for path in self.storage.empty_folders(WAL_DIR):
+            age = self.ages.of(path, always=True) if is_writer_id(path.rpartition("/")[2]) else None
+            if age is None:
+                continue
+            if age < max(self.ages.grace, _LEAST_FOLDER_AGE):
+                self.waiting += 1
+            elif self.dry_run or self.storage.remove_empty_folder(path):
+                self.removed.append(Collected(self.storage.uri_of(path), "log folder", 0))
+
+
+class _Ages:
+    """How old objects are, by the store's own clock."""
+
+    def __init__(self, storage: Storage, grace: float) -> None:
+        self._storage = storage
+        self.grace = grace
+        #: The object that was put to tell the time, until `close`.
+        self.probe: str | None = None
+        self._now: float | None = None
+        self._stored: dict[str, float | None] = {}
+
+    def of(self, path: str, *others: str, always: bool = False) -> float | None:
+        """Seconds since the newest of the objects was stored; None where the store does not tell.
+
+        Without a grace nobody asks, unless ``always``: any age will do.
+        """
+        if self.grace == 0 and not always:
+            return 0.0
+        times = [self._time(one) for one in (path, *others)]
+        now = self._clock()
+        if now is None or None in times:
+            return None
+        return now - max(time for time in times if time is not None)
+
+    def _clock(self) -> float | None:
+        if self.probe is None:
+            path = f"{TMP_DIR}/{uuid.uuid4().hex}.tmp"
+            self.probe = path
+            self._storage.put(path, b"What time is it?\n")
+            self._now = self._storage.modified(path)
+        return self._now
+
+    def _time(self, path: str) -> float | None:
+        if path not in self._stored:
+            try:
+                self._stored[path] = self._storage.modified(path)
+            except (
+                DataNotFound
+            ):  # It went, or is a marker in another hand: what is asked for is its age alone.
+                self._stored[path] = float("-inf")
+        return self._stored[path]
+
+    def close(self) -> None:
+        """Remove the probe."""
+        if self.probe is not None:
+            self._storage.remove(self.probe)
