@@ -1,12 +1,12 @@
 """`gc`: removes what no reader needs any more, and nothing that is the only copy of a row.
 
-What goes: shards whose rows larger shards have, shards below a trim marker, torn objects of whose rows there is
-another copy, unfinished files, and log folders that are empty. Only names of our own grammar are ever removed,
-one by one, under ``data/`` and ``_tmp/``.
+What goes: shards whose rows larger shards have, shards below a trim marker, torn objects of whose rows there
+is another copy, unfinished files, and log folders that are empty. Only names of our own grammar are ever
+removed, one by one, under ``data/`` and ``_tmp/``.
 
-A reader that listed the data set before a larger shard appeared may still read the covered ones: hence the grace.
-Ages are differences of the store's own times, taken with a small object that is put for it: this machine's clock
-says nothing about them.
+A reader that listed the data set before a larger shard appeared may still read the covered ones: hence the
+grace. Ages are differences of the store's own times, taken with a small object that is put for it: this
+machine's clock says nothing about them.
 
 Example:
     >>> import numpy as np, rlio
@@ -116,13 +116,14 @@ def gc(
 ) -> GcReport:
     """Remove what no reader needs any more. Safe beside readers, writers and maintenance, and to repeat.
 
-    Before a covered shard goes, those that cover it are read and checked from end to end: a damaged one leaves
-    the others where they are.
+    Before a covered shard goes, those that cover it are read and checked from end to end: behind a damaged
+    one, all stay where they are.
 
     Args:
         uri: The data set: a path or any fsspec URL.
-        grace: Seconds for which something must have been superfluous. Keep it longer than readers go without
-            listing, and than the longest upload takes. 0 asks no times; for tests, or when nobody else is there.
+        grace: Seconds for which something must have been superfluous. Keep it longer than readers go
+            without listing, and than the longest upload takes. 0 asks no times: for tests, or where nobody
+            else is.
         dry_run: Only say what would go; covering shards are not checked.
         storage_options: For fsspec.
         progress: Shows how far it is.
@@ -153,6 +154,7 @@ class _Candidate:
         bytes: Its size, where known.
         since: Objects that made it superfluous: the grace begins with the newest of them, and with itself.
         covers: Shards that have its rows.
+        is_only_copy: Whether some of its rows are nowhere else.
     """
 
     path: str
@@ -160,6 +162,7 @@ class _Candidate:
     bytes: int
     since: tuple[str, ...] = ()
     covers: tuple[ShardRef, ...] = ()
+    is_only_copy: bool = False
 
 
 @dataclass
@@ -216,7 +219,7 @@ class _Collection:
         segments: list[Segment],
         kind: Literal["covered", "torn"],
     ) -> Iterator[_Candidate]:
-        """The candidate for a shard that serves no row, if its rows are gone on purpose or served by others."""
+        """A shard that serves no row: its rows are gone on purpose, or served by others, or by nobody."""
         trim = listing.trimmed.get(writer, 0)
         marker = f"{writer_dir(writer)}/{trim_name(trim)}"
         if name.end <= trim:
@@ -228,7 +231,7 @@ class _Collection:
             refs = tuple(part.ref for part in covers)
             yield _Candidate(path, kind, name.size, tuple(ref.path for ref in refs), refs)
         else:
-            self._keep(path, "it is torn and the only copy of rows that nothing else has; run `rlio verify`")
+            yield _Candidate(path, kind, name.size, is_only_copy=True)
 
     def _unfinished(self) -> Iterator[_Candidate]:
         for path, size in self.storage.list(TMP_DIR):
@@ -245,17 +248,27 @@ class _Collection:
         if age < self.ages.grace:
             self.waiting += 1
             return
+        if candidate.is_only_copy:
+            self._keep(candidate.path, "it is torn, and of some of its rows the only copy; run `rlio verify`")
+            return
         if not self.dry_run:
-            for ref in candidate.covers:
-                problem = self._problem_of(ref)
-                if problem is not None:
-                    self._keep(candidate.path, f"what covers it is not whole: {problem}")
-                    return
+            try:
+                problem = next(filter(None, map(self._problem_of, candidate.covers)), None)
+            except DataNotFound:  # Compacted once more: the next call sees what covers it now.
+                self.waiting += 1
+                return
+            if problem is not None:
+                self._keep(candidate.path, f"what covers it is not whole: {problem}")
+                return
             self._remove(candidate.path)
         self.removed.append(Collected(self.storage.uri_of(candidate.path), candidate.kind, candidate.bytes))
 
     def _problem_of(self, ref: ShardRef) -> str | None:
-        """What is wrong with a covering shard, which is read as a whole; None: nothing."""
+        """What is wrong with a covering shard, which is read as a whole; None: nothing.
+
+        Raises:
+            DataNotFound: It is gone.
+        """
         if ref not in self.checked:
             try:
                 if ref.name.suffix == "parquet":
@@ -264,7 +277,7 @@ class _Collection:
                     for _ in JsonShard(self.storage, ref, schema_lookup(self.storage)).stored_lines():
                         pass
                 self.checked[ref] = None
-            except (CorruptData, DataNotFound) as error:
+            except CorruptData as error:
                 self.checked[ref] = str(error)
         return self.checked[ref]
 
@@ -287,7 +300,7 @@ class _Collection:
         logger.warning("kept %s: %s", self.storage.uri_of(path), reason)
 
     def _collect_log_folders(self) -> None:
-        """Folders beside a local root whose log is done with: they hold nothing, and only such are removed."""
+        """Folders beside a local root whose log is done with: only what holds nothing is removed."""
         for path in self.storage.empty_folders(WAL_DIR):
             age = self.ages.of(path, always=True) if is_writer_id(path.rpartition("/")[2]) else None
             if age is None:
@@ -334,9 +347,7 @@ class _Ages:
         if path not in self._stored:
             try:
                 self._stored[path] = self._storage.modified(path)
-            except (
-                DataNotFound
-            ):  # It went, or is a marker in another hand: what is asked for is its age alone.
+            except DataNotFound:  # It went meanwhile, or is a marker written with another padding.
                 self._stored[path] = float("-inf")
         return self._stored[path]
 
