@@ -16,6 +16,7 @@ import typer
 
 import rlio
 from rlio.cli.demo import demo
+from rlio.cli.maintenance import compact, gc, trim
 from rlio.cli.verify import verify
 from rlio.errors import RlioError
 
@@ -57,7 +58,10 @@ def show_version(
             typer.echo(f"{name:<{width}}  {text}")
 
 
+app.command("compact")(compact)
 app.command("demo")(demo)
+app.command("gc")(gc)
+app.command("trim")(trim)
 app.command("verify")(verify)
 
 

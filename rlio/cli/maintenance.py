@@ -1,0 +1,166 @@
+"""`rlio compact`, `rlio trim`, `rlio gc`: fewer shards, fewer rows, and the room that they took."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlio.errors import OptionError, excerpt
+
+if TYPE_CHECKING:
+    from rlio.maintenance.compaction import CompactReport
+    from rlio.maintenance.gc import GcReport
+    from rlio.maintenance.trim import TrimReport
+
+__all__ = ["compact", "gc", "trim"]
+
+_Uri = Annotated[str, typer.Argument(help="Root of the data set: a path or any fsspec URL.")]
+_DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+_MIB = 1 << 20
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def compact(
+    uri: _Uri,
+    into: Annotated[
+        str | None, typer.Option(help="Write one copy of all writers into this new root instead.")
+    ] = None,
+    max_mib: Annotated[int, typer.Option(min=1, max=512, help="Size of a shard that is made.")] = 64,
+    min_shards: Annotated[
+        int | None, typer.Option(min=2, help="Shards in a row that are worth rewriting; else 2.")
+    ] = None,
+    compression: Annotated[str, typer.Option(help="Of Parquet shards: codec:level, or none.")] = "zstd:1",
+    skip_damaged: Annotated[
+        bool, typer.Option("--skip-damaged", help="Leave runs with a damaged shard as they are.")
+    ] = False,
+    dry_run: _DryRun = False,
+    as_json: _Json = False,
+) -> None:
+    """Merge small shards into large ones. Nothing is removed: `rlio gc` does that, a day later."""
+    from rlio.maintenance.compact import compact as run
+
+    report = run(
+        uri,
+        into=into,
+        max_bytes=max_mib * _MIB,
+        min_shards=min_shards,
+        compression=compression,
+        on_error="skip" if skip_damaged else "raise",
+        dry_run=dry_run,
+        progress=_bytes_bar,
+    )
+    _print(report.to_json(), _compact_text(report), as_json=as_json)
+
+
+def trim(
+    uri: _Uri,
+    before: Annotated[
+        list[str] | None, typer.Option(help="WRITER=ROW: the first row of a writer to keep; repeatable.")
+    ] = None,
+    keep_rows: Annotated[int | None, typer.Option(min=0, help="Keep that many of the newest rows.")] = None,
+    dry_run: _DryRun = False,
+    as_json: _Json = False,
+) -> None:
+    """Remove the oldest rows, for good: --before WRITER=ROW, or --keep-rows N."""
+    from rlio.maintenance.trim import trim as run
+
+    rows = dict(map(_writer_row, before)) if before else None
+    report = run(uri, before=rows, keep_rows=keep_rows, dry_run=dry_run, progress=_bar)
+    _print(report.to_json(), _trim_text(report), as_json=as_json)
+
+
+def gc(
+    uri: _Uri,
+    grace: Annotated[
+        str, typer.Option(help="How long something must have been superfluous: 90s, 30m, 24h, 7d, or 0.")
+    ] = "24h",
+    dry_run: _DryRun = False,
+    as_json: _Json = False,
+) -> None:
+    """Remove what no reader needs: covered shards, trimmed ones, torn and unfinished files."""
+    from rlio.maintenance.gc import gc as run
+
+    report = run(uri, grace=_seconds(grace), dry_run=dry_run, progress=_bar)
+    _print(report.to_json(), _gc_text(report), as_json=as_json)
+
+
+def _writer_row(text: str) -> tuple[str, int]:
+    writer, _, row = text.rpartition("=")
+    if not writer or not row.isdecimal():
+        raise OptionError(f"--before {excerpt(text)}: expected WRITER=ROW, such as w00000-0a1b2c3d=4096")
+    return writer, int(row)
+
+
+def _seconds(text: str) -> float:
+    number, unit = (text[:-1], _UNITS[text[-1]]) if text[-1:] in _UNITS else (text, 1.0)
+    try:
+        return float(number) * unit
+    except ValueError as error:
+        raise OptionError(f"--grace {excerpt(text)}: expected 90s, 30m, 24h, 7d, or seconds") from error
+
+
+def _print(report: dict[str, Any], lines: Iterator[str], *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(report))
+        return
+    for line in lines:
+        typer.echo(line)
+
+
+def _compact_text(report: CompactReport) -> Iterator[str]:
+    will = "would merge" if report.dry_run else "merged"
+    for run in report.runs:
+        rows = f"rows {run.first:,} to {run.first + run.rows - 1:,} of {run.writer}"
+        made = "" if report.dry_run else f" into {len(run.shards)}, {run.bytes_after:,} bytes"
+        yield f"{will} {len(run.sources):,} shards, {run.bytes_before:,} bytes{made}: {rows}"
+    yield from (f"left as it is: {message}" for message in report.skipped)
+    where = report.uri if report.into is None else f"{report.uri} -> {report.into}"
+    counts = f"{report.shards_before:,} live shards -> {report.shards_after:,}"
+    yield f"{where}: {counts}; {report.rows:,} rows {will}"
+
+
+def _trim_text(report: TrimReport) -> Iterator[str]:
+    will = "would go" if report.dry_run else "are gone"
+    for entry in report.writers:
+        yield f"{entry.writer}: {entry.rows:,} rows below row {entry.row:,} {will}"
+    yield (
+        f"{report.uri}: {report.rows:,} rows and {len(report.removed):,} shards of {report.bytes:,} bytes "
+        f"{will}; {report.rows_left:,} rows are left"
+    )
+
+
+def _gc_text(report: GcReport) -> Iterator[str]:
+    will = "would be removed" if report.dry_run else "removed"
+    for entry in report.removed:
+        yield f"{will} ({entry.kind}): {entry.uri}"
+    for kept in report.kept:
+        yield f"kept: {kept.uri}: {kept.reason}"
+    yield (
+        f"{report.uri}: {len(report.removed):,} objects of {report.bytes:,} bytes {will}; {report.waiting:,} "
+        f"wait for their {report.grace:,.0f} s of grace; {len(report.kept):,} kept"
+    )
+
+
+@contextmanager
+def _bar(name: str, total: int, *, unit: str = "") -> Iterator[Callable[[int], None]]:
+    """A progress bar on standard error, where that is a terminal."""
+    from tqdm import tqdm
+
+    with tqdm(total=total, desc=name, unit=unit, unit_scale=True, disable=None, leave=False) as bar:
+
+        def advance(done: int) -> None:
+            bar.update(done)
+
+        yield advance
+
+
+@contextmanager
+def _bytes_bar(name: str, total: int) -> Iterator[Callable[[int], None]]:
+    with _bar(name, total, unit="B") as advance:
+        yield advance
