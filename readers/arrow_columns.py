@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from rlio.arrays import object_column
 from rlio.columns import Columns
 from rlio.errors import SchemaError, excerpt
-from rlio.readers.packed import is_packed, unpack
+from rlio.readers.packed import Allowance, is_packed, unpack
 from rlio.readers.parquet_footer import Extension
 from rlio.readers.rllib_json import stack_rows, standard_dtype
 
@@ -157,5 +157,6 @@ def _from_text(values: Any) -> Any:
     """Text as an object array; what RLlib packed, row by row, as the arrays in it."""
     rows = values.to_pylist()
     if rows and all(map(is_packed, rows)):
-        return stack_rows([unpack(row) for row in rows])
+        allowance = Allowance()
+        return stack_rows([unpack(row, allowance=allowance) for row in rows])
     return object_column(rows)

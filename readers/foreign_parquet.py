@@ -25,6 +25,7 @@ import logging
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from typing import Any, Literal, TypeVar, Unpack
@@ -41,6 +42,7 @@ from rlio.errors import (
     excerpt,
 )
 from rlio.interfaces import Batch, ReadKeywords, ReadOptions
+from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.readers.arrow_columns import to_column
 from rlio.readers.inputs import Cursor, Failures, RecordCursor, StoredReader, TableCursor, raise_at
 from rlio.readers.parquet_footer import Extension, ForeignFile, open_parquet, registered_extensions
@@ -62,9 +64,6 @@ logger = logging.getLogger("rlio")
 T = TypeVar("T")
 
 _SUFFIXES = (".parquet",)
-_MAX_COLUMNS = 4096
-_MAX_GROUP_ROWS = 16 << 20
-_MAX_GROUP_BYTES = 1 << 30
 # Text that is stored once, with a number in each row, can multiply: as many rows at a time as stay within
 # this, whatever the file says.
 _BATCH_BYTES = 64 << 20
@@ -98,7 +97,8 @@ class ForeignParquetReader(StoredReader):
             instance) has registered in this process. ``"refuse"`` them, since that library may read more
             out of them than is stored; or read their ``"storage"``, as is done with types that nobody
             registered. The library's code never runs.
-        max_group_bytes: Row groups that take more memory are refused.
+        max_group_bytes: Row groups that take more memory are refused; None: as ``limits`` say.
+        limits: What the files may ask for.
         storage_options: Keywords of the fsspec filesystem.
         keywords: See `ReadOptions`.
 
@@ -115,7 +115,8 @@ class ForeignParquetReader(StoredReader):
         *,
         spaces: Spaces | None = None,
         extension_types: Literal["refuse", "storage"] = "refuse",
-        max_group_bytes: int = _MAX_GROUP_BYTES,
+        max_group_bytes: int | None = None,
+        limits: Limits = DEFAULT_LIMITS,
         storage_options: Mapping[str, Any] | None = None,
         **keywords: Unpack[ReadKeywords],
     ) -> None:
@@ -123,10 +124,12 @@ class ForeignParquetReader(StoredReader):
         check_spaces(spaces)
         if extension_types not in ("refuse", "storage"):
             raise OptionError(f"extension_types={extension_types!r}: 'refuse' or 'storage'")
-        if max_group_bytes < 1:
-            raise OptionError(f"max_group_bytes={max_group_bytes}: a number of bytes, at least 1")
+        if max_group_bytes is not None:
+            if max_group_bytes < 1:
+                raise OptionError(f"max_group_bytes={max_group_bytes}: a number of bytes, at least 1")
+            limits = replace(limits, group_bytes=max_group_bytes)
         files = expand_inputs(inputs, suffixes=_SUFFIXES, storage_options=storage_options)
-        self._groups = _Groups(files, max_group_bytes, refuse=extension_types == "refuse")
+        self._groups = _Groups(files, limits, refuse=extension_types == "refuse")
 
         def make_cursor(seed: int, failures: Failures) -> Cursor:
             self._groups.index(failures)
@@ -139,7 +142,7 @@ class ForeignParquetReader(StoredReader):
         details = {
             "spaces": None if spaces is None else repr(spaces),
             "extension_types": extension_types,
-            "max_group_bytes": max_group_bytes,
+            "max_group_bytes": limits.group_bytes,
         }
         try:
             super().__init__(options, files, make_cursor, details=details)
@@ -156,9 +159,9 @@ class ForeignParquetReader(StoredReader):
 class _Groups:
     """The row groups of all files, read one at a time and within limits."""
 
-    def __init__(self, files: Sequence[InputFile], max_bytes: int, *, refuse: bool) -> None:
+    def __init__(self, files: Sequence[InputFile], limits: Limits, *, refuse: bool) -> None:
         self._files = files
-        self._max_bytes = max_bytes
+        self._limits = limits
         self._refuse = refuse
         self._open: OrderedDict[int, ForeignFile] = OrderedDict()
         self.rows_are_batches = False
@@ -195,8 +198,6 @@ class _Groups:
                 "set's root with DatasetReader",
                 uri=self._files[number].uri,
             )
-        if metadata.num_columns > _MAX_COLUMNS:
-            raise UnsafeData(f"{metadata.num_columns} columns: more than {_MAX_COLUMNS}")
         if len(set(schema.names)) < len(schema.names):
             raise SchemaError("two columns of one name")
         first = 0
@@ -215,7 +216,7 @@ class _Groups:
             return self._open[number]
         stream = open_input(self._files[number])
         try:
-            file = open_parquet(stream)
+            file = open_parquet(stream, limits=self._limits)
             self._check_extensions(file.extensions)
         except BaseException:
             stream.close()
@@ -277,9 +278,10 @@ class _Groups:
             at += batch.num_rows
             if low < high:
                 held += batch.nbytes
-                if held > self._max_bytes:
+                if held > self._limits.group_bytes:
                     raise UnsafeData(
-                        f"a row group that takes more than max_group_bytes={self._max_bytes} in memory"
+                        f"a row group that takes more than {self._limits.group_bytes} bytes in memory: raise "
+                        "max_group_bytes if the file is yours"
                     )
                 batch.validate(full=True)
                 batches.append(batch.slice(low, high - low))
@@ -290,19 +292,10 @@ class _Groups:
         return pa.Table.from_batches(batches).select(names)
 
     def _batches(self, file: ForeignFile, group: int, names: list[str]) -> Iterator[Any]:
-        info = file.arrow.metadata.row_group(group)
-        if info.num_rows > _MAX_GROUP_ROWS:
-            raise UnsafeData(f"a row group of {info.num_rows} rows, more than {_MAX_GROUP_ROWS}")
-        largest = 1
-        for index in range(info.num_columns):
-            column = info.column(index)
-            if column.path_in_schema.split(".")[0] not in names:
-                continue
-            if column.physical_type in ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY"):
-                largest = max(largest, column.total_uncompressed_size)
-            elif column.num_values > self._max_bytes:
-                raise UnsafeData(f"{column.num_values} values in one column of a row group")
-        rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // largest))
+        if (found := file.layout.groups[group].rows) > self._limits.group_rows:
+            raise UnsafeData(f"a row group of {found} rows, more than {self._limits.group_rows}")
+        # The footer says how large columns are, and pages may say otherwise: those are what counts.
+        rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // file.widest(group, names)))
         batches: Iterator[Any] = file.arrow.iter_batches(rows, row_groups=[group], columns=names)
         return batches
 

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from rlio.errors import CorruptData, UnsafeData, excerpt
 
-__all__ = ["PackedLimits", "is_packed", "unpack"]
+__all__ = ["Allowance", "PackedLimits", "is_packed", "unpack"]
 
 # The head of an LZ4 frame in base64: the magic number, then the flags, which vary with the size (one block
 # or several, linked or not) and with the library: size of the content stated or not, checksum or none,
@@ -59,9 +59,12 @@ class PackedLimits:
         max_values: Opcodes of the stream, and values in the result: some 50 an array, so that only columns
             of Python objects come near it.
         max_depth: How deep lists, tuples and dicts may nest.
+        max_total: Bytes of all packed columns of one record, or of rows that are read at once: each of many
+            could take what one may.
     """
 
     max_bytes: int = 512 << 20
+    max_total: int = 1 << 30
     max_values: int = 4_000_000
     max_depth: int = 32
 
@@ -69,17 +72,35 @@ class PackedLimits:
 _DEFAULT_LIMITS: Final = PackedLimits()
 
 
+class Allowance:
+    """What the packed columns of one record may still take, together."""
+
+    def __init__(self, limits: PackedLimits = _DEFAULT_LIMITS) -> None:
+        self.left = self.total = limits.max_total
+
+    def spend(self, size: int) -> None:
+        """Count ``size`` bytes.
+
+        Raises:
+            UnsafeData: That is more than there may be.
+        """
+        self.left -= size
+        if self.left < 0:
+            raise UnsafeData(f"packed columns: more than {self.total} bytes in one record")
+
+
 def is_packed(value: object) -> bool:
     """Whether ``value`` is text that RLlib packed; any other string is data of its own right."""
     return isinstance(value, str) and _PREFIX.match(value) is not None
 
 
-def unpack(text: str, *, limits: PackedLimits = _DEFAULT_LIMITS) -> Any:
+def unpack(text: str, *, limits: PackedLimits = _DEFAULT_LIMITS, allowance: Allowance | None = None) -> Any:
     """Return the value packed into ``text``.
 
     Args:
         text: A string for which `is_packed` holds.
         limits: What it may ask for.
+        allowance: What it and others may ask for together.
 
     Returns:
         What was packed: an array (its dtype, shape and memory order kept), or a dict, list or tuple of such
@@ -91,6 +112,8 @@ def unpack(text: str, *, limits: PackedLimits = _DEFAULT_LIMITS) -> Any:
         CorruptData: The base64 text, the LZ4 frame or the stream is damaged.
     """
     stream = _decompress(text, limits.max_bytes)
+    if allowance is not None:
+        allowance.spend(len(stream))
     return _Interpreter(limits).run(stream)
 
 

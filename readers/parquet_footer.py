@@ -23,20 +23,36 @@ import binascii
 import inspect
 import io
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import IO, Any, NamedTuple, Self
 
 from rlio.errors import CorruptData, UnsafeData, excerpt
+from rlio.limits import DEFAULT_LIMITS, Limits
+from rlio.schemas.parquet_metadata import (
+    BYTE_ARRAY,
+    DELTA_BYTE_ARRAY,
+    DICTIONARY,
+    Chunk,
+    FileMetadata,
+    PageTotals,
+    dictionary_lengths,
+    measure_pages,
+    parse_metadata,
+)
 
 __all__ = ["Extension", "ForeignFile", "open_parquet", "registered_extensions"]
 
 _MAGIC = b"PAR1"
 _ENCRYPTED = b"PARE"
-_MAX_FOOTER = 64 << 20
 _KEY = b"ARROW:schema"
 _BLANK = b"rlio--hidden"  # of the same length, and nobody's key
 _MAX_FIELDS = 4096
 _MAX_DEPTH = 16
+# pyarrow's names of the codecs that it unpacks on request, by their numbers in a footer.
+_CODECS = {1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}
+# Bytes of a value in memory, by physical type; those of texts are measured.
+_WIDTHS = (1, 4, 8, 12, 4, 8)
 
 
 class Extension(NamedTuple):
@@ -54,10 +70,70 @@ class ForeignFile:
     Attributes:
         arrow: pyarrow's ParquetFile; Any, since pyarrow ships no type information.
         extensions: Path of a field (names joined by dots) -> its extension type.
+        layout: What the footer says, as far as it was checked.
     """
 
     arrow: Any
     extensions: dict[str, Extension]
+    layout: FileMetadata
+    _bytes: _Masked
+    _limits: Limits
+
+    def widest(self, group: int, names: Collection[str]) -> int:
+        """Check the pages of columns of a row group, and hold them until other pages are asked for.
+
+        Args:
+            group: Number of the row group.
+            names: Top-level columns; no others may be read before the next call.
+
+        Returns:
+            More bytes than any one text in them can have.
+
+        Raises:
+            CorruptData: The pages are not those that the footer speaks of.
+            UnsafeData: They would take more memory than a row group may.
+        """
+        self._bytes.release()
+        widest, decoded, packed = 1, 0, 0
+        for chunk in self.layout.groups[group].chunks:
+            if chunk.leaf.path[0] not in names:
+                continue
+            packed += chunk.stop - chunk.start
+            if packed > self._limits.group_bytes:
+                raise UnsafeData(f"a row group of more than {self._limits.group_bytes} bytes, packed")
+            data = self._bytes.hold(chunk.start, chunk.stop)
+            totals = measure_pages(data, chunk, limits=self._limits)
+            if chunk.leaf.element.physical == BYTE_ARRAY:
+                widest = max(widest, totals.unpacked)
+                decoded += self._text_bytes(data, chunk, totals)
+            else:
+                element = chunk.leaf.element
+                decoded += chunk.values * (element.length or _WIDTHS[element.physical or 0])
+            if decoded > self._limits.group_bytes:
+                raise UnsafeData(
+                    f"a row group that takes more than {self._limits.group_bytes} bytes in memory, by column "
+                    f"{excerpt('.'.join(chunk.leaf.path))}: raise max_group_bytes if the file is yours"
+                )
+        return widest
+
+    def _text_bytes(self, data: bytes, chunk: Chunk, totals: PageTotals) -> int:
+        """Bytes of the texts of a chunk that must be in memory at once.
+
+        Of one text a row, the caller takes as few rows at a time as are needed. Where a row is a list of
+        them, a single row may repeat a text of the dictionary a million times.
+        """
+        if not chunk.leaf.repeated:
+            return 0
+        if DELTA_BYTE_ARRAY in totals.encodings:
+            return chunk.values * totals.unpacked
+        if totals.dictionary is None or not totals.encodings & set(DICTIONARY):
+            return totals.unpacked
+        start, packed, unpacked, entries = totals.dictionary
+        if chunk.values * unpacked <= self._limits.free_bytes:
+            return chunk.values * unpacked
+        page = data[start : start + packed]
+        plain = page if chunk.codec == 0 else _decompressed(page, chunk.codec, unpacked)
+        return totals.unpacked + chunk.values * max(dictionary_lengths(plain, entries), default=0)
 
     def close(self) -> None:
         """Close the file and its stream."""
@@ -70,16 +146,17 @@ class ForeignFile:
         self.close()
 
 
-def open_parquet(stream: IO[bytes]) -> ForeignFile:
+def open_parquet(stream: IO[bytes], *, limits: Limits = DEFAULT_LIMITS) -> ForeignFile:
     """Open a Parquet file; it owns ``stream`` from now on.
 
     Raises:
         CorruptData: It is no Parquet file.
-        UnsafeData: It is encrypted, or its footer is too large.
+        UnsafeData: It is encrypted, or asks for more than ``limits``.
     """
     import pyarrow.parquet as pq
 
-    footer, start = _read_footer(stream)
+    footer, start = _read_footer(stream, limits)
+    layout = parse_metadata(footer, end=start, limits=limits)
     masked = _Masked(stream, footer.replace(_KEY, _BLANK), start)
     options: dict[str, Any] = {"page_checksum_verification": True}
     # Parquet's own logical types become extension types too, where pyarrow knows that option.
@@ -87,7 +164,17 @@ def open_parquet(stream: IO[bytes]) -> ForeignFile:
         options["arrow_extensions_enabled"] = False
     arrow = pq.ParquetFile(masked, **options)
     written = (arrow.metadata.metadata or {}).get(_BLANK)
-    return ForeignFile(arrow, {} if written is None else _extensions(written))
+    extensions = {} if written is None else _extensions(written)
+    return ForeignFile(arrow, extensions, layout, masked, limits)
+
+
+def _decompressed(page: bytes, codec: int, size: int) -> bytes:
+    """An unpacked page of ``size`` bytes, which were checked to be no more than may be."""
+    import pyarrow as pa
+
+    if codec not in _CODECS or not pa.Codec.is_available(_CODECS[codec]):
+        raise UnsafeData(f"a dictionary of texts in lists, compressed with codec {codec}: cannot be measured")
+    return bytes(pa.Codec(_CODECS[codec]).decompress(page, size).to_pybytes())
 
 
 def registered_extensions() -> frozenset[str]:
@@ -100,7 +187,7 @@ def registered_extensions() -> frozenset[str]:
     return frozenset(kind.extension_name for kind in kinds)
 
 
-def _read_footer(stream: IO[bytes]) -> tuple[bytes, int]:
+def _read_footer(stream: IO[bytes], limits: Limits) -> tuple[bytes, int]:
     """The footer's metadata, and where it begins."""
     size = stream.seek(0, io.SEEK_END)
     if size < 12:
@@ -112,8 +199,8 @@ def _read_footer(stream: IO[bytes]) -> tuple[bytes, int]:
     length = struct.unpack("<I", tail[:4])[0]
     if tail[4:] != _MAGIC or length > size - 12:
         raise CorruptData(f"no Parquet file, or cut off: it ends in {excerpt(tail)} instead of a footer")
-    if length > _MAX_FOOTER:
-        raise UnsafeData(f"a footer of {length} bytes, more than {_MAX_FOOTER}")
+    if length > limits.footer_bytes:
+        raise UnsafeData(f"a footer of {length} bytes, more than {limits.footer_bytes}")
     start = size - 8 - length
     stream.seek(start)
     footer = stream.read(length)
@@ -123,13 +210,34 @@ def _read_footer(stream: IO[bytes]) -> tuple[bytes, int]:
 
 
 class _Masked(io.RawIOBase):
-    """``stream``, with other bytes from ``start`` on: as many as are given."""
+    """``stream``, with other bytes from ``start`` on: as many as are given.
+
+    Bytes that were checked are held and served from memory, so that they cannot change in between.
+    """
 
     def __init__(self, stream: IO[bytes], patch: bytes, start: int) -> None:
         super().__init__()
         self._stream = stream
         self._patch = patch
         self._start = start
+        self._held: dict[int, bytes] = {}
+
+    def hold(self, start: int, stop: int) -> bytes:
+        """Bytes [start, stop), which from now on are what is read there.
+
+        Raises:
+            CorruptData: The file ends before.
+        """
+        self._stream.seek(start)
+        data = self._stream.read(stop - start)
+        if len(data) != stop - start:
+            raise CorruptData(f"the file ends at byte {start + len(data)}, within its pages")
+        self._held[start] = data
+        return data
+
+    def release(self) -> None:
+        """Hold nothing any more."""
+        self._held.clear()
 
     def readable(self) -> bool:
         return True
@@ -145,6 +253,10 @@ class _Masked(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         at = self._stream.tell()
+        held = self._held.get(at)
+        if held is not None and 0 <= size <= len(held):
+            self._stream.seek(at + size)
+            return held[:size]
         data = self._stream.read(size)
         low, high = max(at, self._start), min(at + len(data), self._start + len(self._patch))
         if low >= high:

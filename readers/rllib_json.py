@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -30,7 +30,7 @@ from rlio.columns import DEFAULT_POLICY_ID, STATE_IN_PREFIX, Columns, is_per_seq
 from rlio.errors import CorruptData, MissingColumn, SchemaError, UnsafeData, excerpt
 from rlio.interfaces import Batch
 from rlio.nested import leaves
-from rlio.readers.packed import PackedLimits, is_packed, unpack
+from rlio.readers.packed import Allowance, PackedLimits, is_packed, unpack
 from rlio.readers.space_arrays import Spaces, fit_space, space_of
 
 if TYPE_CHECKING:
@@ -51,6 +51,9 @@ Array: TypeAlias = NDArray[Any]
 # Lists and objects in one line: each costs some 60 bytes, so that a line of empty ones takes 30 times its
 # size. Frames of 84x84x4 written out as text have one list in 18 characters, so that the line limit is first.
 _MAX_CONTAINERS = 4_000_000
+
+# An array of texts, most of it padding.
+_MAX_TEXT_BYTES = 256 << 20
 
 # Columns of numbers that are not whole by nature: a logger's [1, 1] and [0.5, 1] are the same column.
 _FLOATS = frozenset(
@@ -139,6 +142,8 @@ class _Record:
     one_step: bool
     #: Whether infinities are there because somebody wrote them, not because a number was too large.
     infinite: bool
+    #: What its packed columns may still take.
+    allowance: Allowance
 
 
 class RllibDecoder:
@@ -184,7 +189,7 @@ class RllibDecoder:
                 f"a record of type {excerpt(kind)}: expected 'SampleBatch', 'MultiAgentBatch' or no type"
             )
         columns = {name: value for name, value in record.items() if name != "type"}
-        return self._batch(columns, DEFAULT_POLICY_ID, infinite)
+        return self._batch(columns, DEFAULT_POLICY_ID, infinite, Allowance(self._limits))
 
     def _multi_agent(self, record: Mapping[str, Any], infinite: bool) -> MultiAgentBatch:
         steps, policies = record.get("count"), record.get("policy_batches")
@@ -194,13 +199,15 @@ class RllibDecoder:
             isinstance(b, dict) for b in policies.values() if b is not None
         ):
             raise CorruptData(f"policy_batches is {excerpt(policies, 80)}: expected policy id -> columns")
-        batches = {}
+        batches, allowance = {}, Allowance(self._limits)
         for policy, columns in policies.items():
             if columns is not None:
-                batches[policy] = self._batch(columns, policy, infinite)
+                batches[policy] = self._batch(columns, policy, infinite, allowance)
         return MultiAgentBatch(batches, steps)
 
-    def _batch(self, columns: Mapping[str, Any], policy: str, infinite: bool) -> SampleBatch:
+    def _batch(
+        self, columns: Mapping[str, Any], policy: str, infinite: bool, allowance: Allowance
+    ) -> SampleBatch:
         columns = {name: value for name, value in columns.items() if value is not None}
         if not _EXPECTED & columns.keys():
             names = ", ".join(excerpt(name, 40) for name in list(columns)[:8]) or "nothing"
@@ -213,7 +220,7 @@ class RllibDecoder:
             for name in _SCALARS
             if name in columns
         )
-        context = _Record(one_step, infinite)
+        context = _Record(one_step, infinite, allowance)
         spaces = space_of(self._spaces, policy)
         arrays = {
             name: self._column(name, value, spaces.get(name), context)
@@ -241,11 +248,13 @@ class RllibDecoder:
     def _unpacked(self, value: Any, context: _Record) -> Any:
         """``value`` with packed text replaced by arrays; a one-step record's get their row axis."""
         if is_packed(value):
-            found = unpack(value, limits=self._limits)
+            found = unpack(value, limits=self._limits, allowance=context.allowance)
             return _add_rows(found) if context.one_step else found
         if isinstance(value, list) and value and is_packed(value[0]) and all(map(is_packed, value)):
             # One blob a row, as RLlib's `compress()` leaves them.
-            return stack_rows([unpack(item, limits=self._limits) for item in value])
+            return stack_rows(
+                [unpack(item, limits=self._limits, allowance=context.allowance) for item in value]
+            )
         if isinstance(value, dict):
             return {key: self._unpacked(item, context) for key, item in value.items()}
         return value
@@ -329,6 +338,12 @@ def standard_dtype(name: str, array: Array) -> Array:
 
 
 def _from_list(name: str, rows: list[Any], context: _Record) -> Array:
+    count, longest = _text_extent(rows)
+    if 4 * count * longest > _MAX_TEXT_BYTES:
+        # An array of text gives each place the room of the longest.
+        if all(type(row) is str for row in rows):
+            return object_column(rows)
+        raise UnsafeData(f"a text of {longest} characters among {count} values")
     try:
         array = np.array(rows)
     except (ValueError, OverflowError) as error:
@@ -351,6 +366,23 @@ def _from_list(name: str, rows: list[Any], context: _Record) -> Array:
     return array
 
 
+def _text_extent(value: list[Any]) -> tuple[int, int]:
+    """Number of values in nested lists, and characters of the longest text among them."""
+    kinds = set(map(type, value))
+    count = longest = 0
+    if str in kinds:
+        longest = max(len(item) for item in value if type(item) is str)
+    if list not in kinds:
+        return len(value), longest
+    for item in value:
+        if type(item) is list:
+            inside, inner = _text_extent(item)
+            count, longest = count + inside, max(longest, inner)
+        else:
+            count += 1
+    return count, longest
+
+
 def _from_text(name: str, rows: list[Any], array: Array, context: _Record) -> Array:
     """Text, one string a row; or floats, some of which are the words for what JSON has no number for."""
     words = np.isin(array, tuple(_SPECIAL_FLOATS))
@@ -359,7 +391,7 @@ def _from_text(name: str, rows: list[Any], array: Array, context: _Record) -> Ar
     numbers = np.array(_replace_words(rows))
     if numbers.dtype.kind != "f":
         raise SchemaError(f"text among numbers: {excerpt(rows, 80)}")
-    return _check_floats(rows, numbers, _Record(context.one_step, True))
+    return _check_floats(rows, numbers, replace(context, infinite=True))
 
 
 def _replace_words(value: Any) -> Any:

@@ -18,6 +18,7 @@ import base64
 import binascii
 import json
 import math
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ __all__ = ["dump_value", "floats_from_json", "floats_to_json", "load_value", "va
 
 _SPECIAL_FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _MAX_DEPTH = 64
+# Of a million honest keys, three collide at the most.
+_MAX_EQUAL_HASHES = 100
 _MAX_ARRAY_BYTES = 256 << 20
 # A dtype such as <U60000000 makes hundreds of megabytes of one letter: texts may be padded up to this.
 _MAX_PADDING = 1 << 20
@@ -177,8 +180,16 @@ def _from_plain(value: Any, depth: int) -> Any:
     if "$bytes" in value:
         return _decode_base64(value["$bytes"])
     if "$map" in value:
-        return {_from_plain(k, depth + 1): _from_plain(v, depth + 1) for k, v in value["$map"]}
+        return _map_from_plain(value["$map"], depth)
     return {key: _from_plain(item, depth + 1) for key, item in value.items()}
+
+
+def _map_from_plain(pairs: list[Any], depth: int) -> dict[Any, Any]:
+    """A dictionary with any keys. Numbers can be chosen to share a hash, and take hours to tell apart."""
+    keys = [_from_plain(key, depth + 1) for key, _ in pairs]
+    if len(keys) > _MAX_EQUAL_HASHES and max(Counter(map(hash, keys)).values()) > _MAX_EQUAL_HASHES:
+        raise ValueError(f"a dictionary of {len(keys)} keys, more than {_MAX_EQUAL_HASHES} of which collide")
+    return dict(zip(keys, (_from_plain(value, depth + 1) for _, value in pairs), strict=True))
 
 
 def _array_from_plain(dtype_text: str, shape: tuple[int, ...], data: Any, depth: int) -> NDArray[Any]:

@@ -387,7 +387,8 @@ def _chunk(written: dict[str, Any], leaf: Leaf, end: int) -> Chunk:
     if 0 < column.get("dictionary_at", 0) < start:
         start = column["dictionary_at"]
     packed, values = column["packed"], column["values"]
-    if start < 4 or packed < 0 or start + packed > end or values < 0:
+    # The pages of no value may lie nowhere.
+    if start < (4 if values else 0) or packed < 0 or start + packed > end or values < 0:
         raise CorruptData(f"column {shown} has {values} values in {packed} bytes from byte {start}, of {end}")
     for name in ("index_at", "bloom_at", "dictionary_at"):
         if not 0 <= column.get(name, 0) < end:

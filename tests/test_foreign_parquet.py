@@ -22,9 +22,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlio import Limits
 from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
 from rlio.errors import CorruptData, DataNotFound, MissingColumn, OptionError, SchemaError, UnsafeData
-from rlio.readers import foreign_parquet
 from rlio.readers.foreign_parquet import ForeignParquetReader
 from rlio.readers.parquet_footer import Extension, open_parquet
 from rlio.testing.readers import ReaderTests, assert_resumes
@@ -503,13 +503,12 @@ def test_text_that_multiplies_is_refused_before_it_fills_memory(tmp_path: Path) 
         assert sum(map(len, reader)) == rows
 
 
-def test_a_row_group_over_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_group_over_the_limit_is_refused(tmp_path: Path) -> None:
     save(tmp_path / "a.parquet", {"obs": [[0.0] * 1000] * 100})
     with pytest.raises(UnsafeData, match="max_group_bytes"):
         read(tmp_path, max_group_bytes=200_000)
-    monkeypatch.setattr(foreign_parquet, "_MAX_GROUP_ROWS", 99)
     with pytest.raises(UnsafeData, match="100 rows"):
-        read(tmp_path)
+        read(tmp_path, limits=Limits(group_rows=99))
 
 
 def test_two_columns_of_one_name_are_an_error(tmp_path: Path) -> None:
