@@ -1,8 +1,11 @@
-"""Fixtures for more than one test file."""
+"""Fixtures for more than one test file, and the line that says how many real servers ran."""
 
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import servers
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -20,3 +23,55 @@ def recordings() -> Path:
     if not folder.is_dir():
         pytest.skip("the RLlib recordings are not beside this checkout (../shared/data/rllib)")
     return folder
+
+
+@pytest.fixture(scope="session")
+def _running() -> Iterator[Callable[[str], servers.Server]]:
+    """Starts a server when it is first asked for; all of them stop with the test run."""
+    found: dict[str, servers.Server | servers.Unavailable] = {}
+
+    def run(name: str) -> servers.Server:
+        if name not in found:
+            try:
+                found[name] = stack.enter_context(servers.SERVERS[name]())
+            except servers.Unavailable as error:
+                found[name] = error
+        server = found[name]
+        if isinstance(server, servers.Unavailable):
+            raise server
+        return server
+
+    with contextlib.ExitStack() as stack:
+        yield run
+
+
+@pytest.fixture
+def serve(
+    request: pytest.FixtureRequest, _running: Callable[[str], servers.Server]
+) -> Callable[[str], servers.Server]:
+    """Give a running server by its name in `servers.SERVERS`, or skip the test with the reason."""
+
+    def give(name: str) -> servers.Server:
+        try:
+            server = _running(name)
+        except servers.Unavailable as error:
+            request.node.user_properties.append(("server", (name, False)))
+            pytest.skip(f"no server {name!r}: {error}")
+        request.node.user_properties.append(("server", (name, True)))
+        return server
+
+    return give
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many of the real servers ran: a skip is easily overlooked."""
+    seen: dict[str, bool] = {}
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            for key, value in getattr(report, "user_properties", ()):
+                if key == "server":
+                    seen[value[0]] = value[1]
+    if seen:
+        missing = sorted(name for name, ran in seen.items() if not ran)
+        said = f"; not: {', '.join(missing)} (-rs says why)" if missing else ""
+        terminalreporter.write_line(f"real servers: {sum(seen.values())} of {len(servers.SERVERS)} ran{said}")

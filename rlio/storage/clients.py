@@ -18,6 +18,7 @@ import contextlib
 import ftplib
 import inspect
 import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
@@ -80,6 +81,8 @@ class Clients:
         self.__init__(state["fs"], timeout=state["timeout"])  # type: ignore[misc]
 
     def __del__(self) -> None:
+        if sys.is_finalizing():
+            return  # threads do not run any more, and closing waits for one; the sockets go with the process
         for client in getattr(self, "_idle", ()):
             if self._pid == os.getpid():
                 _close(client)
@@ -150,6 +153,8 @@ class Clients:
         with self._lock:
             taken = [self._idle.pop()] if self._idle else []
 
+        given_up: list[bool] = []
+
         def work() -> T:
             if not taken:
                 fs = self._fs
@@ -161,7 +166,6 @@ class Clients:
                 if given_up:
                     _close(taken[0])
 
-        given_up: list[bool] = []
         try:
             result = within(seconds, work)
         except BaseException as error:
@@ -171,9 +175,9 @@ class Clients:
             else:
                 # The others have probably been lost with it: an idle one would fail the next attempt too.
                 with self._lock:
-                    taken, self._idle = taken + self._idle, []
-                for client in taken:
-                    _close(client)
+                    broken, self._idle = [*taken, *self._idle], []
+                for client in broken:
+                    _close_later(client)
             raise
         self._give_back(taken)
         return result
@@ -236,15 +240,15 @@ def _is_asynchronous(fs: Any) -> bool:
 
 
 def _close(client: Any) -> None:
-    """Close a connection, in the background: one that hangs would make us wait for its farewell."""
+    with contextlib.suppress(Exception):
+        if hasattr(client, "client"):  # SFTP: paramiko's
+            client.client.close()
+        elif hasattr(client, "ftp"):
+            client.ftp.close()
 
-    def work() -> None:
-        with contextlib.suppress(Exception):
-            if hasattr(client, "client"):  # SFTP: paramiko's
-                client.client.close()
-            elif hasattr(client, "ftp"):
-                client.ftp.close()
 
-    # At interpreter exit there may be no threads any more; the sockets go with the process.
+def _close_later(client: Any) -> None:
+    """Close a connection that may hang, in the background: closing could wait for it."""
+    # At interpreter exit no thread can be started any more.
     with contextlib.suppress(RuntimeError):
-        threading.Thread(target=work, name="rlio-storage-close", daemon=True).start()
+        threading.Thread(target=_close, args=(client,), name="rlio-storage-close", daemon=True).start()

@@ -75,8 +75,8 @@ def behind_not_found(error: FileNotFoundError) -> Exception | None:
     down. To take those for "nothing there" would make an outage look like an empty data set.
     """
     for cause in _chain(error, contexts=True):
-        if isinstance(cause, ftplib.Error) and not str(cause).startswith("550"):
-            return cause
+        if isinstance(cause, ftplib.Error):
+            return None if _is_ftp_not_found(str(cause), cause) else cause
         status, _ = _http_status(cause)
         if status is not None:
             if status not in (404, 410) and isinstance(cause, Exception):
@@ -84,6 +84,13 @@ def behind_not_found(error: FileNotFoundError) -> Exception | None:
         elif _is_connection_error(cause) and isinstance(cause, Exception):
             return cause
     return None
+
+
+def _is_ftp_not_found(reply: str, error: ftplib.Error) -> bool:
+    """Whether a server refused a name. For good (5xx), in as many ways as there are servers."""
+    if not isinstance(error, ftplib.error_perm) or reply[:2] == "53":  # 53x: who is not logged in
+        return False
+    return not any(word in reply.lower() for word in ("denied", "privilege", "not permitted"))
 
 
 def _is_connection_error(error: BaseException) -> bool:

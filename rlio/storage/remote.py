@@ -26,6 +26,7 @@ from rlio.storage.failures import behind_not_found
 from rlio.storage.local import warn_of_links
 from rlio.storage.names import TMP_DIR
 from rlio.storage.paths import Entry
+from rlio.storage.sftp import get_range, put_whole
 
 __all__ = ["RemoteFolder"]
 
@@ -37,6 +38,9 @@ _ATOMIC_PUT = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss",
 
 #: Read only: a PUT that some server takes is not known to show whole objects.
 _HTTP = frozenset({"http", "https"})
+
+#: paramiko is the client, whatever it is called.
+_SFTP = frozenset({"sftp", "ssh"})
 
 #: Up to this size a put that raised compares content too before it is taken for stored: one cheap request.
 _COMPARE_BYTES = 1 << 20
@@ -68,6 +72,7 @@ class RemoteFolder:
         protocols = protocols_of(fs)
         self._atomic_put = not _ATOMIC_PUT.isdisjoint(protocols)
         self._over_http = not _HTTP.isdisjoint(protocols)
+        self._over_sftp = not _SFTP.isdisjoint(protocols)
 
     @property
     def fs(self) -> Any:
@@ -106,7 +111,7 @@ class RemoteFolder:
             if not self._atomic_put:
                 self._make_parent(final)
             if move is None:
-                self._clients.call("pipe_file", final, content, size=len(content))
+                self._put_object(final, content)
             else:
                 self._put_by_move(final, content, move)
         except BaseException:
@@ -210,6 +215,8 @@ class RemoteFolder:
         return info
 
     def _read(self, full: str, start: int, stop: int | None, size: int) -> bytes:
+        if self._over_sftp:
+            return self._clients.run(lambda client: get_range(client, full, start, stop), size=size)
         if start == 0 and stop is None:
             return bytes(self._clients.call("cat_file", full, size=size))
         if start == 0 and not getattr(self.fs, "async_impl", False):
@@ -237,11 +244,17 @@ class RemoteFolder:
             self._clients.call("makedirs", parent, exist_ok=True)
             self._made.add(parent)
 
+    def _put_object(self, full: str, content: bytes) -> None:
+        if self._over_sftp:
+            self._clients.run(lambda client: put_whole(client, full, content), size=len(content))
+        else:
+            self._clients.call("pipe_file", full, content, size=len(content))
+
     def _put_by_move(self, final: str, content: bytes, move: str) -> None:
         temporary = self.full(f"{TMP_DIR}/{uuid.uuid4().hex}.tmp")
         self._make_parent(temporary)
         try:
-            self._clients.call("pipe_file", temporary, content, size=len(content))
+            self._put_object(temporary, content)
             try:
                 self._clients.call(move, temporary, final)
             except FileExistsError:
@@ -287,6 +300,8 @@ class RemoteFolder:
                 continue
             except NotADirectoryError:
                 continue  # an object where a folder was asked for: no files below it
+            if self._lists_itself(folder, children):
+                continue
             for child in children:
                 name = child["name"].rstrip("/")
                 if not name.startswith(f"{folder}/"):
@@ -299,6 +314,13 @@ class RemoteFolder:
         if seen > limit:
             raise UnsafeData(f"more than {limit} names: raise the limit if they are yours")
         return found
+
+    def _lists_itself(self, folder: str, children: list[dict[str, Any]]) -> bool:
+        """Whether ``folder`` is an object, and a server (FTP) listed it as the only child of itself."""
+        own = f"{folder}/{folder.rpartition('/')[2]}"
+        if len(children) != 1 or children[0]["type"] != "file" or children[0]["name"] != own:
+            return False
+        return self._info(folder).get("type") == "file"
 
 
 def _seconds(time: Any) -> float | None:
