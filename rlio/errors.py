@@ -68,10 +68,10 @@ class RlioError(Exception):
         self.column = column
         places = [
             f"{label} {value}"
-            for label, value in (("in", uri), ("record", record), ("column", column))
+            for label, value in (("in", uri), ("record", record), ("column", _name(column)))
             if value is not None
         ]
-        super().__init__(f"{message} [{', '.join(places)}]" if places else message)
+        super().__init__(_printable(f"{message} [{', '.join(places)}]" if places else message))
 
     def __str__(self) -> str:
         # KeyError's own __str__ would show the repr, with escaped quotes.
@@ -142,6 +142,53 @@ class MissingExtra(RlioError, ImportError):
 
 
 def excerpt(data: object, limit: int = 200) -> str:
-    """Escaped, shortened text of untrusted ``data``, safe to put into a message or a log."""
+    """Escaped, shortened text of untrusted ``data``, safe to put into a message or a log.
+
+    No more of it than is shown is turned into text: a gigabyte of data gives no gigabyte of message.
+    """
+    if isinstance(data, (str, bytes, bytearray)):
+        text = ascii(data[: limit + 1])
+        return text if len(text) <= limit else f"{text[:limit]}... ({len(data)} in all)"
+    if isinstance(data, (list, tuple, dict)):
+        text = _opening(data, limit)
+        return text if len(text) <= limit else f"{text[:limit]}... ({len(data)} items)"
     text = ascii(data)
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
+
+
+def _opening(data: object, limit: int, depth: int = 0) -> str:
+    """What `ascii` says of ``data``, and no more of that than a little over ``limit`` characters."""
+    if isinstance(data, (str, bytes, bytearray)):
+        return ascii(data[: max(limit, 0) + 1])
+    if type(data) not in (list, tuple, dict) or not isinstance(data, (list, tuple, dict)):
+        return ascii(data)
+    if depth > _SHOWN_DEPTH:
+        return "..."
+    first, last = "()" if isinstance(data, tuple) else "{}" if isinstance(data, dict) else "[]"
+    text, between = first, ""
+    for item in data:
+        text += between + _opening(item, limit - len(text), depth + 1)
+        if isinstance(data, dict):
+            text += ": " + _opening(data[item], limit - len(text), depth + 1)
+        if len(text) > limit:
+            return text
+        between = ", "
+    return text + ("," if isinstance(data, tuple) and len(data) == 1 else "") + last
+
+
+# Deeper data is cut off: each level costs a call.
+_SHOWN_DEPTH = 40
+# Names of columns are shown as they are, up to this: nested ones are long.
+_NAME_CHARACTERS = 400
+
+
+def _name(column: str | None) -> str | None:
+    """A column's name as it is shown: it may come from a stranger's file."""
+    return column if column is None or len(column) <= _NAME_CHARACTERS else excerpt(column)
+
+
+def _printable(text: str) -> str:
+    """One line: escapes stand for what could move a cursor, colour a terminal or forge a line of a log."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

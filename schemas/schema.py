@@ -463,7 +463,7 @@ def _with_physical_names(found: Mapping[str, tuple[Leaf, ...]]) -> dict[str, tup
 
 def _checked_name(written: Any) -> str:
     """A logical column's name from a stranger's schema."""
-    if not isinstance(written, str) or not written:
+    if not isinstance(written, str):
         raise ValueError(f"a column is named {excerpt(written)}")
     return written
 
