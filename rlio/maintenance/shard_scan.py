@@ -247,6 +247,8 @@ class ShardScan:
             self._found("vanished", "it went while it was verified: run again", count, record=index)
             return None
         except CorruptData as error:
+            if not index and not count:
+                return None  # Where the provenance should be, which is looked for later.
             lost = "CRC-32" in str(error)
             code = "unsafe" if isinstance(error, UnsafeData) else "line-damaged" if lost else "line-malformed"
             self._found_error(code, error, count)
