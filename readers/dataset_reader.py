@@ -1,7 +1,8 @@
 """`DatasetReader`: replays a data set written by rlio, in recorded order or shuffled, exactly resumable.
 
 Row groups are decoded one ahead, in a background thread. Shuffled, the order is a permutation of windows of
-row groups and of the rows within each (`rlio.replay.order.WindowOrder`).
+row groups and of the rows within each (`rlio.replay.order.WindowOrder`). With ``follow=True`` it goes along
+with a data set that others are still writing.
 
 Example:
     >>> import numpy as np, rlio
@@ -10,44 +11,54 @@ Example:
     >>> reader = rlio.DatasetReader("memory://dataset-reader-example", batch_size=4, epochs=1)
     >>> [len(batch) for batch in reader]
     [4, 4, 2]
+    >>> reader.ledger
+    ReadLedger(expected=10, served=10, skipped=0, dropped=0, trimmed=0)
 """
 
 from __future__ import annotations
 
-import hashlib
-import logging
 import os
-import secrets
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, Unpack
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol, Unpack
 
-from rlio.batch import concat_samples
-from rlio.dataset import Dataset, common_columns, open_dataset
-from rlio.errors import CorruptData, EndOfData, OptionError, StateError
-from rlio.interfaces import Batch, InputReader, JsonState, ReadKeywords, ReadOptions, Unit
-from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.readers.group_source import GroupOptions, WindowedOrder, open_groups
-from rlio.replay.order import ORDER_VERSION
-from rlio.schemas.filling import Filling
-from rlio.schemas.schema import canonical_json
+from rlio.dataset import Dataset, Snapshot, open_dataset
+from rlio.errors import OptionError
+from rlio.interfaces import Batch, InputReader, JsonState, ReadKeywords, ReadLedger, ReadOptions, Unit
+from rlio.readers.epoch_pass import EpochPass
+from rlio.readers.follow import FollowPass
+from rlio.storage.filesystem import Storage
 
 __all__ = ["DatasetReader"]
 
-logger = logging.getLogger("rlio")
 
-#: Rows of a batch where the user asks for none in particular, if no row group is smaller: large enough that
-#: calls cost nothing (2 us of overhead over 4096 rows), small enough that a batch stays in the cache.
-OWN_SIZE = 4096
+class _Pass(Protocol):
+    """What reads: epochs over what was listed, or one pass over what grows."""
 
+    @property
+    def dataset(self) -> Dataset: ...
 
-@dataclass(frozen=True)
-class _Span:
-    """Units [start, stop) of one epoch."""
+    @property
+    def unit(self) -> Unit: ...
+
+    @property
+    def total(self) -> int: ...
+
+    @property
+    def skipped(self) -> int: ...
+
+    @property
+    def ledger(self) -> ReadLedger: ...
 
     epoch: int
-    start: int
-    stop: int
+    seed: int | None
+
+    def take(self, n: int | None) -> Batch: ...
+
+    def position(self) -> JsonState: ...
+
+    def seek(self, position: JsonState) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class DatasetReader(InputReader):
@@ -61,17 +72,31 @@ class DatasetReader(InputReader):
     All ranks of a ``shard=(rank, world)`` walk the same order, and rank r takes slice r of every
     ``world * batch_size`` positions, so that states are equal on all ranks after equal calls.
 
+    With ``follow=True`` it reads a data set that may still grow, or not be there yet, in one unshuffled pass:
+    every row once, in order within each writer, whatever is compacted meanwhile. `sample` waits for rows.
+    It ends once every writer is closed (sealed) and served, or after ``idle_timeout`` seconds of waiting in
+    vain; the end is final, and a fresh reader that loads the state goes on from there. New writers are taken
+    up as they appear; until then the order of writers is that of their ids, taken in turns. Without
+    ``batch_size`` a batch is what is there, up to the 4,096 rows. Of a ``shard=(rank, world)``, each rank
+    follows the writers of its own: those with CRC-32 of the id, modulo world, equal to rank; states are then
+    each rank's own. Columns that a later writer brings come, with ``missing="fill"``, from then on.
+
     Args:
-        root: Folder of the data set: a path or any fsspec URL.
+        root: Folder of the data set: a path or any fsspec URL; or an open `Dataset`.
+        at: A snapshot, as `Dataset.snapshot` gave it: exactly its rows are read, whatever was added since.
+        follow: Whether to go along with the data set as it grows; without ``epochs``, ``shuffle``, ``at``.
+        idle_timeout: When following, seconds to wait for the next row; None waits for ever, 0 not at all.
+        poll_seconds: When following, seconds between two listings while there is nothing to read.
         cache: "none" decodes shards as they are read. "auto" chooses; it chooses "none".
         missing: What to do with columns that only some writers have: "error", "drop" them, or "fill"
             them with zeros.
         storage_options: For fsspec.
-        limits: What the data may ask for: memory, names, depth.
 
     Raises:
         DataNotFound: There is no data set, or it is empty.
-        CorruptData: Rows are damaged or missing; with ``on_error="skip"`` they are counted in `skipped`.
+        CorruptData: Rows are damaged; with ``on_error="skip"`` they are counted in `skipped`.
+        HoleError: Rows are missing, of the snapshot too; likewise. It is a CorruptData.
+        LedgerError: Rows got lost or doubled on the way, which `ledger` keeps watch over.
     """
 
     replayable = True
@@ -80,204 +105,106 @@ class DatasetReader(InputReader):
         self,
         root: str | os.PathLike[str] | Dataset,
         *,
+        at: Snapshot | None = None,
+        follow: bool = False,
+        idle_timeout: float | None = None,
+        poll_seconds: float = 1.0,
         cache: Literal["auto", "none"] = "auto",
         missing: Literal["error", "drop", "fill"] = "error",
         storage_options: Mapping[str, Any] | None = None,
-        limits: Limits = DEFAULT_LIMITS,
         **keywords: Unpack[ReadKeywords],
     ) -> None:
         if cache not in ("auto", "none"):
             raise OptionError(f"cache={cache!r}: 'auto' or 'none'")
         self.options = ReadOptions.of(keywords, reader="DatasetReader")
         self.drop_last = self.options.drop_last
-        self.dataset = (
-            root
-            if isinstance(root, Dataset)
-            else open_dataset(root, storage_options=storage_options, limits=limits)
-        )
-        self.seed = self._seed()
-        self._missing = missing
-        self._source = open_groups(self.dataset, self._group_options(missing), seed=self.seed)
-        self.unit: Unit = self._source.unit
-        group_rows = [schema.group_rows for schema in self.dataset.schemas.values()]
-        self._batch_size = self.options.batch_size or min([OWN_SIZE, *group_rows])
-        self._epoch = 0
-        #: Units of this epoch that all ranks together have been dealt.
-        self._offset = 0
+        self._pass: _Pass
+        if follow:
+            if at is not None:
+                raise OptionError("follow=True and at=...: a snapshot does not grow; give one of the two")
+            self._pass = FollowPass(
+                root.storage
+                if isinstance(root, Dataset)
+                else Storage.open(root, storage_options=storage_options),
+                self.options,
+                missing,
+                idle_timeout=idle_timeout,
+                poll_seconds=poll_seconds,
+            )
+        else:
+            if idle_timeout is not None or poll_seconds != 1.0:
+                raise OptionError("idle_timeout and poll_seconds are for follow=True: nothing else waits")
+            self._pass = EpochPass(_open(root, at, self.options, storage_options), self.options, missing)
+
+    @property
+    def dataset(self) -> Dataset:
+        """What is read, as it was listed last.
+
+        Raises:
+            DataNotFound: It is followed, and there is nothing yet.
+        """
+        return self._pass.dataset
+
+    # Known, when following, once there is something to read: a plain attribute would be too early.
+    @property
+    def unit(self) -> Unit:  # type: ignore[override]  # The base has an attribute, for authors' sake.
+        """What ``n`` and ``batch_size`` count."""
+        return self._pass.unit
 
     @property
     def skipped(self) -> int:
         """Rows lost to damage so far, with ``on_error="skip"``."""
-        return self._source.skipped
+        return self._pass.skipped
+
+    @property
+    def ledger(self) -> ReadLedger:
+        """What became of the rows since the reader was opened or restored, each epoch counted anew."""
+        return self._pass.ledger
 
     @property
     def epoch(self) -> int:
         """Number of the epoch that the next batch begins in, from 0."""
-        return self._epoch
+        return self._pass.epoch
+
+    @property
+    def seed(self) -> int | None:
+        """Seed of the order; None if it is the recorded one."""
+        return self._pass.seed
 
     def __len__(self) -> int:
-        """Units of one epoch, of all ranks together."""
-        return self._source.total
+        """Units of one epoch, of all ranks together; when following, the rows that are listed."""
+        return self._pass.total
 
     # ---- hooks of InputReader ----
 
     def _next(self) -> Batch:
-        return self._take(self._batch_size)
+        return self._pass.take(None)
 
     def _take(self, n: int) -> Batch:
-        if self._source.total == 0:
-            raise EndOfData("the data set has no rows")
-        before = self._epoch, self._offset
-        try:
-            parts = self._gather_parts(n)
-            return parts[0] if len(parts) == 1 else concat_samples(parts)
-        except EndOfData:  # Of a rank that has no part in the last step; for the others it is served.
-            raise
-        except BaseException:
-            # What was read and not served is read again: the error comes back until its cause is gone.
-            self._epoch, self._offset = before
-            self._source.rewind()
-            raise
-
-    def _gather_parts(self, n: int) -> list[Batch]:
-        """Batches of ``n`` units in all; at least one."""
-        parts: list[Batch] = []
-        found, began = 0, self._epoch
-        while found < n:
-            for span in self._deal(n - found):
-                for batch, units in self._source.units(span.epoch, span.start, span.stop):
-                    parts.append(batch)
-                    found += units
-            # Only damage leaves a batch short of what was dealt. One reader alone can go on to fill it up;
-            # several must stay in step with each other.
-            if parts and (self.options.shard[1] > 1 or self._is_over()):
-                break
-            if not parts and self._epoch > began + 1:
-                raise CorruptData("every row of an epoch is damaged", uri=self.dataset.uri)
-        if self.drop_last and found < n and self._is_over():
-            raise EndOfData(f"the last {found} {self.unit} are fewer than {n}, and drop_last drops them")
-        return parts
-
-    def _deal(self, n: int) -> list[_Span]:
-        """This rank's part of the next ``world * n`` units, and step over them.
-
-        Raises:
-            EndOfData: The last epoch is over (or its rest is dropped).
-        """
-        rank, world = self.options.shard
-        total, epochs = self._source.total, self.options.epochs
-        covered = world * n
-        if epochs is not None:
-            left = (epochs - self._epoch) * total - self._offset
-            if left <= 0 or (self.drop_last and left < covered):
-                raise EndOfData(f"all {epochs} epochs of {total} {self.unit} have been read")
-            covered = min(covered, left)
-        first = self._offset + covered * rank // world
-        last = self._offset + covered * (rank + 1) // world
-        spans = list(_epochs_of(self._epoch, first, last, total))
-        crossed, self._offset = divmod(self._offset + covered, total)
-        self._epoch += crossed
-        return spans
-
-    def _is_over(self) -> bool:
-        """Whether nothing is left."""
-        return self.options.epochs is not None and self._epoch >= self.options.epochs
+        return self._pass.take(n)
 
     def _position(self) -> JsonState:
-        return {"epoch": self._epoch, "position": self._offset, "seed": self.seed, **self._fingerprint()}
+        return self._pass.position()
 
     def _seek(self, position: JsonState) -> None:
-        for key, value in self._fingerprint().items():
-            if key == "options":
-                self._check_options(position.get(key), value)
-            elif position.get(key) != value:
-                raise StateError(
-                    f"state['position'][{key!r}] is {position.get(key)!r} but this reader has {value!r}: "
-                    "open the same data with the same options",
-                    uri=self.dataset.uri,
-                )
-        if position["seed"] != self.seed and self.options.seed is not None:
-            raise StateError(
-                f"state['position']['seed'] is {position['seed']}; this reader has {self.options.seed}"
-            )
-        if position["seed"] != self.seed:  # Drawn from the OS by both: the saved one counts.
-            self.seed = position["seed"]
-            if isinstance(self._source, WindowedOrder):
-                self._source.reseed(position["seed"])
-        epoch, offset = int(position["epoch"]), int(position["position"])
-        last = self.options.epochs
-        if not 0 <= offset < max(self._source.total, 1) or epoch < 0 or (last is not None and epoch > last):
-            raise StateError(
-                f"state['position'] is unit {offset} of epoch {epoch}; an epoch has {self._source.total} and "
-                f"there are {'endless' if last is None else last} epochs"
-            )
-        self._epoch, self._offset = epoch, offset
-        self._source.rewind()
-
-    def _check_options(self, saved: Any, ours: dict[str, Any]) -> None:
-        saved = saved if isinstance(saved, dict) else {}
-        unlike = [name for name, value in ours.items() if saved.get(name) != value]
-        if unlike:
-            raise StateError(
-                f"the state was saved with another value of the options {', '.join(unlike)}: open the data "
-                "with the options of that time",
-                uri=self.dataset.uri,
-            )
-
-    def _fingerprint(self) -> dict[str, Any]:
-        """What must be the same for a position to mean the same rows."""
-        columns = self.options.columns
-        options = {
-            "shuffle": self.options.shuffle,
-            # A digest: there may be thousands.
-            "columns": None if columns is None else _digest(list(columns)),
-            "epochs": self.options.epochs,
-            "on_error": self.options.on_error,
-            "missing": self._missing,
-        }
-        order = ("windows", ORDER_VERSION) if self.options.shuffle else ("recorded", 0)
-        return {
-            "order": list(order),
-            "snapshot": self.dataset.digest,
-            "layout": self._source.layout,
-            "options": options,
-        }
-
-    def _group_options(self, missing: Literal["error", "drop", "fill"]) -> GroupOptions:
-        """What to read of each group, by the rule for columns that some writers lack."""
-        columns = self.options.columns
-        shared = common_columns(self.dataset, missing=missing, wanted=columns)
-        chosen = columns if missing == "fill" else shared
-        schemas = self.dataset.schemas.values()
-        filling = Filling(schemas, columns=chosen)
-        return GroupOptions(
-            columns=chosen,
-            skip_damage=self.options.on_error == "skip",
-            filling=filling if missing == "fill" or filling.adds_validity else None,
-        )
-
-    def _seed(self) -> int | None:
-        """The seed of the order; None if recorded. One from the OS is logged and kept in the state."""
-        if not self.options.shuffle:
-            return None
-        if self.options.seed is not None:
-            return self.options.seed
-        drawn = secrets.randbits(63)
-        logger.info("shuffling %s with seed %d", self.dataset.uri, drawn)
-        return drawn
+        self._pass.seek(position)
 
     def _close(self) -> None:
-        self._source.close()
+        self._pass.close()
 
 
-def _digest(value: Any) -> str:
-    return hashlib.blake2b(canonical_json(value).encode(), digest_size=8).hexdigest()
-
-
-def _epochs_of(epoch: int, first: int, last: int, total: int) -> Iterator[_Span]:
-    """Cut positions counted from the beginning of ``epoch`` where epochs meet."""
-    while first < last:
-        crossed, start = divmod(first, total)
-        stop = min(start + last - first, total)
-        yield _Span(epoch + crossed, start, stop)
-        first += stop - start
+def _open(
+    root: str | os.PathLike[str] | Dataset,
+    at: Snapshot | None,
+    options: ReadOptions,
+    storage_options: Mapping[str, Any] | None,
+) -> Dataset:
+    """The data set of ``root``, at a snapshot if one is given."""
+    if not isinstance(root, Dataset):
+        return open_dataset(root, at=at, on_error=options.on_error, storage_options=storage_options)
+    if at is None:
+        return root
+    dataset = root.refresh(at=at)
+    if options.on_error == "raise":
+        dataset.check_complete()
+    return dataset

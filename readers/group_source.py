@@ -10,198 +10,52 @@ import hashlib
 import logging
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
-from typing import Any, Generic, TypeVar
+from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples, count_units, split_units
-from rlio.columns import Columns, is_per_sequence
+from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
+from rlio.columns import Columns
 from rlio.dataset import Dataset
-from rlio.errors import CorruptData, DataNotFound, OptionError
+from rlio.errors import CorruptData
 from rlio.interfaces import Batch, Unit
 from rlio.multi_agent import step_numbers
+from rlio.readers.segment_reader import (
+    Ahead,
+    Counting,
+    GroupOptions,
+    SegmentReader,
+    Span,
+    counting_of,
+    split_batch,
+)
 from rlio.replay.order import WindowOrder, WindowRef
-from rlio.schemas.filling import Filling
 from rlio.storage.listing import Segment
-from rlio.storage.names import SCHEMA_DIR
-from rlio.storage.shards import OpenShard
 
-__all__ = ["GroupSource", "RecordedOrder", "WindowedOrder", "open_groups"]
+__all__ = ["Dealt", "GroupSource", "RecordedOrder", "WindowedOrder", "open_groups"]
 
 logger = logging.getLogger("rlio")
 
-T = TypeVar("T")
 
-# Footers of this many shards stay parsed; a window of row groups seldom spans more.
-_OPEN_SHARDS = 16
-
-
-@dataclass(frozen=True)
-class GroupOptions:
-    """What is read of each group.
+class Dealt(NamedTuple):
+    """What stands at some positions in a row.
 
     Attributes:
-        columns: Logical columns; None: all.
-        skip_damage: Whether damage is counted and passed over instead of raised.
-        filling: Adds the columns that a shard lacks; None where none may be lacking.
+        batch: The units that are not lost; None if all are.
+        units: How many there are in it.
+        expected: Rows that belong to the positions, as the shards tell it.
+        lost: How many of those were lost to damage.
     """
 
-    columns: list[str] | None = None
-    skip_damage: bool = False
-    filling: Filling | None = None
-
-
-class _Shards:
-    """Opens shards and reads their groups; used from one thread at a time."""
-
-    def __init__(self, dataset: Dataset, options: GroupOptions, unit: Unit, *, by_row: bool) -> None:
-        self._dataset = dataset
-        self._unit = unit
-        self._by_row = by_row
-        self._options = options
-        self._open: OrderedDict[int, OpenShard] = OrderedDict()
-        self._damaged: set[tuple[int, int]] = set()
-        #: Rows lost to damage.
-        self.skipped = 0
-
-    @property
-    def segments(self) -> list[Segment]:
-        return self._dataset.segments
-
-    def open(self, segment: int) -> OpenShard | None:
-        """The shard of a segment; None if it is damaged as a whole, which is then counted."""
-        shard = self._open.get(segment)
-        if shard is None:
-            try:
-                shard = self._dataset.open_shard(self.segments[segment])
-            except (CorruptData, DataNotFound) as error:
-                self._lose(segment, -1, self.segments[segment].rows, error)
-                return None
-            self._check_schema(shard, self.segments[segment])
-            self._open[segment] = shard
-            if len(self._open) > _OPEN_SHARDS:
-                self._open.popitem(last=False)
-        else:
-            self._open.move_to_end(segment)
-        return shard
-
-    def _check_schema(self, shard: OpenShard, segment: Segment) -> None:
-        """Raise where the schemas by which units are told apart do not have this shard's."""
-        if shard.schema.hash not in self._dataset.schemas:
-            raise CorruptData(
-                f"its schema {shard.schema.hash} is not under {SCHEMA_DIR}/: restore {SCHEMA_DIR}/"
-                f"{shard.schema.hash}.json; the shard's footer holds its text",
-                uri=self._dataset.storage.uri_of(segment.ref.path),
-            )
-
-    def spans(self, segment: int) -> list[tuple[int, int]]:
-        """(first unit, units) of each group, those cut off by the segment having none.
-
-        A shard that is damaged as a whole is one group of its rows: what is lost is counted when reached.
-        """
-        part = self.segments[segment]
-        shard = self.open(segment)
-        if shard is None:
-            return [(0, part.rows if self._by_row else 0)]
-        stop = part.skip + part.rows
-        if not self._by_row:
-            if (part.skip, stop) != (0, sum(shard.rows)):
-                raise CorruptData(
-                    f"only rows {part.skip} to {stop - 1} of the shard are live: its {self._unit} cannot be "
-                    "cut there",
-                    uri=self._dataset.storage.uri_of(part.ref.path),
-                )
-            return [(0, size) for size in shard.units]
-        starts = [0, *accumulate(shard.rows)]
-        clipped = [(max(a, part.skip), min(b, stop)) for a, b in pairwise(starts)]
-        return [
-            (max(a, part.skip) - start, max(b - a, 0)) for (a, b), start in zip(clipped, starts, strict=False)
-        ]
-
-    def read(self, segment: int, group: int, span: tuple[int, int]) -> Batch | None:
-        """The units ``span`` (first, number) of a group, filled up as the options say; None if lost."""
-        shard = self.open(segment)
-        if shard is None:
-            return None
-        try:
-            batch = shard.read(group, columns=self._columns(shard))
-            self._check_units(batch, shard, group, segment)
-        except (CorruptData, DataNotFound) as error:
-            self._lose(segment, group, shard.rows[group], error)
-            return None
-        if span != (0, shard.rows[group] if self._by_row else shard.units[group]):
-            batch = _cut(batch, span[0], sum(span), self._unit)
-        filling = self._options.filling
-        return batch if filling is None else filling.fill(batch)
-
-    def _check_units(self, batch: Batch, shard: OpenShard, group: int, segment: int) -> None:
-        """Positions count what the shard says about its groups, so that it must be so."""
-        expected = shard.rows[group] if self._by_row else shard.units[group]
-        found = count_units(batch, self._unit)
-        if found != expected:
-            raise CorruptData(
-                f"the row group has {found} {self._unit} and its shard says {expected}",
-                uri=self._dataset.storage.uri_of(self.segments[segment].ref.path),
-                record=group,
-            )
-
-    def _columns(self, shard: OpenShard) -> list[str] | None:
-        """The wanted columns; with filling, those that this shard has."""
-        columns = self._options.columns
-        if columns is None or self._options.filling is None:
-            return columns
-        has = [column for policy in shard.schema.policies.values() for column in policy.columns]
-        # Rows of which everything is filled are counted by a column that goes again.
-        found = [column for column in columns if column in has]
-        return found or [column for column in has if not is_per_sequence(column)][:1]
-
-    def _lose(self, segment: int, group: int, rows: int, error: Exception) -> None:
-        """Count lost rows once, or raise."""
-        if not self._options.skip_damage:
-            raise error
-        if (segment, group) not in self._damaged:
-            self._damaged.add((segment, group))
-            self.skipped += rows
-            logger.warning("skipped %d rows: %s", rows, error)
-
-
-class _Ahead(Generic[T]):
-    """Loads in a background thread what will be wanted next, one item ahead."""
-
-    def __init__(self, load: Callable[[Any], T]) -> None:
-        self._load = load
-        self._pool: ThreadPoolExecutor | None = None
-        self._key: Hashable = None
-        self._future: Future[T] | None = None
-
-    def get(self, key: Any) -> T:
-        """The item of ``key``, from the background if it was announced."""
-        future, announced = self._future, self._key
-        self._future = self._key = None
-        if future is not None and announced == key:
-            return future.result()
-        if future is not None:
-            wait([future])  # The loader is not to run in two threads at once.
-        return self._load(key)
-
-    def announce(self, key: Any) -> None:
-        """Begin to load the item of ``key``."""
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix="rlio-decode")
-        self._key, self._future = key, self._pool.submit(self._load, key)
-
-    def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
-            self._pool = None
-            self._future = self._key = None
+    batch: Batch | None
+    units: int
+    expected: int
+    lost: int
 
 
 class GroupSource(ABC):
@@ -210,25 +64,33 @@ class GroupSource(ABC):
     Args:
         dataset: What is read.
         options: How.
-        unit: What is counted.
-        by_row: Whether a unit is a row.
+        counting: What is counted.
+        given_up: Paths of shards that are listed and not there: damage; may grow.
     """
 
-    def __init__(self, dataset: Dataset, options: GroupOptions, unit: Unit, *, by_row: bool) -> None:
-        self._shards = _Shards(dataset, options, unit, by_row=by_row)
-        self.unit = unit
+    def __init__(
+        self, dataset: Dataset, options: GroupOptions, counting: Counting, *, given_up: set[str]
+    ) -> None:
+        self._reader = SegmentReader(dataset, options, counting, given_up=given_up)
+        #: Whether each row is a unit.
+        self.by_row = counting.by_row
+        #: What is counted.
+        self.unit: Unit = counting.unit
         #: Units of an epoch.
         self.total = 0
         if not options.skip_damage:
             dataset.check_complete()
+        #: Rows of an epoch that are known to be lost and so have no position.
+        self.missing_rows = 0
         for where, rows in dataset.lost_rows():
-            self._shards.skipped += rows
+            self.missing_rows += rows
             logger.warning("skipped %d rows of %s, which are missing: %s", rows, dataset.uri, where)
+        self._reader.skipped += self.missing_rows
 
     @property
     def skipped(self) -> int:
         """Rows lost to damage so far."""
-        return self._shards.skipped
+        return self._reader.skipped
 
     @property
     @abstractmethod
@@ -236,8 +98,12 @@ class GroupSource(ABC):
         """Names what positions depend on besides the snapshot: a short text."""
 
     @abstractmethod
-    def units(self, epoch: int, start: int, stop: int) -> Iterator[tuple[Batch, int]]:
-        """The units at positions ``start`` to ``stop - 1``, and how many; fewer where damage was skipped."""
+    def units(self, epoch: int, start: int, stop: int) -> Iterator[Dealt]:
+        """The units at positions ``start`` to ``stop - 1``, in parts.
+
+        Raises:
+            ShardGone: A shard is not there: see `rlio.readers.segment_reader`.
+        """
 
     @abstractmethod
     def rewind(self) -> None:
@@ -251,26 +117,36 @@ class GroupSource(ABC):
 class RecordedOrder(GroupSource):
     """Writers by id, rows ascending."""
 
-    def __init__(self, dataset: Dataset, options: GroupOptions, unit: Unit, *, by_row: bool) -> None:
-        super().__init__(dataset, options, unit, by_row=by_row)
-        count = len(dataset.segments)
-        if by_row:
-            sizes = [segment.rows for segment in dataset.segments]
+    def __init__(
+        self, dataset: Dataset, options: GroupOptions, counting: Counting, *, given_up: set[str]
+    ) -> None:
+        super().__init__(dataset, options, counting, given_up=given_up)
+        self._segments = dataset.segments
+        self._groups: list[int] = []
+        if counting.by_row:
+            sizes = [segment.rows for segment in self._segments]
         else:
-            sizes = [sum(size for _, size in self._shards.spans(index)) for index in range(count)]
+            sizes = []
+            for segment in self._segments:
+                spans = self._reader.spans(segment)
+                sizes.append(sum(span.units for span in spans))
+                self._groups += [span.units for span in spans]
+                self.missing_rows += sum(len(span.rows) for span in spans if not span.units)
         self._starts = [0, *accumulate(sizes)]
         self.total = self._starts[-1]
-        self._ahead: _Ahead[_Group] = _Ahead(self._load)
+        self._joint = any(schema.multi_agent for schema in dataset.schemas.values())
+        self._ahead: Ahead[_Group] = Ahead(self._load)
         self._group: _Group | None = None
-        self._spans_of = -1
-        self._spans: list[tuple[int, int]] = []
+        self._spans_of: Segment | None = None
+        self._spans: list[Span] = []
         self._span_starts = [0]
 
-    @property
+    @cached_property
     def layout(self) -> str:
-        return f"{self.total} {self.unit}"
+        """Rows and sequences keep their order in any row groups; joint steps, within a group, may not."""
+        return f"{self.total} {self.unit}" + (f" {_digest(self._groups)}" if self._joint else "")
 
-    def units(self, epoch: int, start: int, stop: int) -> Iterator[tuple[Batch, int]]:
+    def units(self, epoch: int, start: int, stop: int) -> Iterator[Dealt]:
         """See `GroupSource.units`. Batches are views of the group, which nobody else gets."""
         while start < stop:
             group = self._group
@@ -278,11 +154,19 @@ class RecordedOrder(GroupSource):
                 group = self._ahead.get(start)
                 if group.stop < self.total:
                     self._ahead.announce(group.stop)
+            if start > group.start and group.batch is not None:  # What is between is another rank's.
+                group = group.after(start, split_batch(group.batch, 0, start - group.start, self.unit)[1])
             end = min(stop, group.stop)
-            head, rest = _split(group.batch, start - group.start, end - group.start, self.unit)
-            self._group = _Group(end, group.stop, rest)
-            if head is not None:
-                yield head, end - start
+            if group.batch is None:
+                self._group = group.after(end, None)
+                lost = group.share(start, end)
+                yield Dealt(None, 0, lost, lost)
+            else:
+                head, rest = split_batch(group.batch, 0, end - group.start, self.unit)
+                self._group = group.after(end, rest)
+                # What the split left over tells what it should have given.
+                expected = end - start if self.by_row else group.rows - self._group.rows
+                yield Dealt(head, end - start, expected, 0)
             start = end
 
     def rewind(self) -> None:
@@ -290,21 +174,20 @@ class RecordedOrder(GroupSource):
 
     def _load(self, position: int) -> _Group:
         """The group that holds ``position``."""
-        segment = bisect_right(self._starts, position) - 1
+        number = bisect_right(self._starts, position) - 1
+        segment = self._segments[number]
         if self._spans_of != segment:
             # Kept from group to group: a JSON shard has one a line, and as many as there are rows.
-            self._spans = self._shards.spans(segment)
-            self._span_starts = [0, *accumulate(size for _, size in self._spans)]
+            self._spans = self._reader.spans(segment)
+            self._span_starts = [0, *accumulate(span.units for span in self._spans)]
             self._spans_of = segment
-        index = bisect_right(self._span_starts, position - self._starts[segment]) - 1
+        index = bisect_right(self._span_starts, position - self._starts[number]) - 1
         if index >= len(self._spans):
-            raise CorruptData(
-                "the shard holds fewer rows than its name says",
-                uri=self._shards.segments[segment].ref.path,
-            )
-        start = self._starts[segment] + self._span_starts[index]
+            raise CorruptData("the shard holds fewer rows than its name says", uri=segment.ref.path)
+        start = self._starts[number] + self._span_starts[index]
         span = self._spans[index]
-        return _Group(start, start + span[1], self._shards.read(segment, index, span))
+        batch = self._reader.read(segment, span)
+        return _Group(start, start + span.units, batch, len(span.rows), (start, span.units))
 
     def close(self) -> None:
         self._ahead.close()
@@ -316,11 +199,34 @@ class _Group:
     """What nobody got yet of a decoded group, at its place in the epoch; without a batch if it is lost.
 
     Batches are views: what was given may have been changed, the columns by which units are told apart too.
+
+    Attributes:
+        start, stop: Positions of what is left.
+        batch: It.
+        rows: Its rows; of a lost group, all of the group's.
+        origin: First position and units of the whole group.
     """
 
     start: int
     stop: int
     batch: Batch | None
+    rows: int
+    origin: tuple[int, int]
+
+    def after(self, position: int, rest: Batch | None) -> _Group:
+        """What is left from ``position`` on."""
+        rows = self.rows if rest is None else rest.agent_steps()
+        return _Group(position, self.stop, rest, rows, self.origin)
+
+    def share(self, start: int, stop: int) -> int:
+        """Rows that are lost with some positions of a lost group: who had which row cannot be known."""
+        first, units = self.origin
+        return _share(self.rows, units, start - first, stop - first)
+
+
+def _share(rows: int, units: int, start: int, stop: int) -> int:
+    """Rows for units ``start`` to ``stop - 1`` of ``units``; the shares of all units add up to ``rows``."""
+    return rows * stop // units - rows * start // units
 
 
 @dataclass(frozen=True)
@@ -332,37 +238,49 @@ class _Window:
         place: Where each unit of the window is in the batch (-1: lost); None where nothing is lost.
         steps: Policy id -> joint step of each row, counted through the window; None for rows and sequences.
             Equal (eps_id, t) in two groups are two steps: ids may repeat from writer to writer.
+        rows: Rows of each unit of the window, the lost ones included; None where each has one.
     """
 
     batch: Batch | None
     place: NDArray[np.int64] | None
     steps: dict[str, NDArray[np.int64]] | None
+    rows: NDArray[np.int64] | None
+
+
+_NO_WINDOW = _Window(None, None, None, None)
 
 
 class WindowedOrder(GroupSource):
     """Windows of row groups permuted, units permuted within: `rlio.replay.order.WindowOrder`."""
 
     def __init__(
-        self, dataset: Dataset, options: GroupOptions, unit: Unit, *, by_row: bool, seed: int
+        self,
+        dataset: Dataset,
+        options: GroupOptions,
+        counting: Counting,
+        *,
+        seed: int,
+        given_up: set[str],
     ) -> None:
-        super().__init__(dataset, options, unit, by_row=by_row)
-        self._groups: list[tuple[int, int, int, int]] = []
-        for segment in range(len(dataset.segments)):
-            for group, (first, size) in enumerate(self._shards.spans(segment)):
-                if size:
-                    self._groups.append((segment, group, first, size))
+        super().__init__(dataset, options, counting, given_up=given_up)
+        self._groups: list[tuple[Segment, Span]] = []
+        for segment in dataset.segments:
+            for span in self._reader.spans(segment):
+                if span.units:
+                    self._groups.append((segment, span))
+                else:
+                    self.missing_rows += len(span.rows)
         self._order = self._order_of(seed)
         self.total = len(self._order)
-        self._ahead: _Ahead[_Window] = _Ahead(self._load)
+        self._ahead: Ahead[_Window] = Ahead(self._load)
         self._current: tuple[int, int] | None = None
-        self._window = _Window(None, None, None)
+        self._window = _NO_WINDOW
         self._rows = np.empty(0, np.int64)
 
     @cached_property
     def layout(self) -> str:
         """Windows are made of row groups, so that the same rows in other groups come in another order."""
-        sizes = np.array([size for *_, size in self._groups], "<i8")
-        return f"{self.total} {self.unit} {hashlib.blake2b(sizes.tobytes(), digest_size=8).hexdigest()}"
+        return f"{self.total} {self.unit} {_digest([span.units for _, span in self._groups])}"
 
     def reseed(self, seed: int) -> None:
         """Take another seed: that of a saved state."""
@@ -372,18 +290,25 @@ class WindowedOrder(GroupSource):
     def rewind(self) -> None:
         self._current = None
 
-    def units(self, epoch: int, start: int, stop: int) -> Iterator[tuple[Batch, int]]:
+    def units(self, epoch: int, start: int, stop: int) -> Iterator[Dealt]:
         """See `GroupSource.units`. Batches are copies."""
         while start < stop:
-            window = self._order.window_at(epoch, start)
-            self._enter(epoch, window)
-            end = min(stop, window.stop_position)
-            rows = self._rows[start - window.start_position : end - window.start_position]
-            if self._window.place is not None:
-                rows = self._window.place[rows]
-                rows = rows[rows >= 0]
-            if self._window.batch is not None and len(rows):
-                yield _take(self._window.batch, rows, self.unit, self._window.steps), len(rows)
+            ref = self._order.window_at(epoch, start)
+            self._enter(epoch, ref)
+            window = self._window
+            end = min(stop, ref.stop_position)
+            places = self._rows[start - ref.start_position : end - ref.start_position]
+            expected = len(places) if window.rows is None else int(window.rows[places].sum())
+            lost = 0
+            if window.place is not None:
+                found = window.place[places]
+                gone = places[found < 0]
+                lost = len(gone) if window.rows is None else int(window.rows[gone].sum())
+                places = found[found >= 0]
+            batch = None
+            if window.batch is not None and len(places):
+                batch = _take(window.batch, places, self.unit, window.steps)
+            yield Dealt(batch, 0 if batch is None else len(places), expected, lost)
             start = end
 
     def _enter(self, epoch: int, window: WindowRef) -> None:
@@ -405,85 +330,69 @@ class WindowedOrder(GroupSource):
     def _load(self, index: int) -> _Window:
         parts: list[Batch] = []
         place: list[NDArray[np.int64]] = []
+        rows: list[NDArray[np.int64]] = []
         steps: dict[str, list[NDArray[np.int64]]] = {}
         found = 0
         for number in self._order.groups_of(index):
-            segment, group, first, size = self._groups[number]
-            batch = self._shards.read(segment, group, (first, size))
+            segment, span = self._groups[number]
+            batch = self._reader.read(segment, span)
+            if not self.by_row:
+                rows.append(_rows_of_units(batch, span))
             if batch is None:
-                place.append(np.full(size, -1, np.int64))
+                place.append(np.full(span.units, -1, np.int64))
                 continue
             if isinstance(batch, MultiAgentBatch):
                 for pid, own in step_numbers(batch)[0].items():
                     steps.setdefault(pid, []).append(own + found)
             parts.append(batch)
-            place.append(np.arange(found, found + size))
-            found += size
+            place.append(np.arange(found, found + span.units))
+            found += span.units
         whole = found == sum(len(numbers) for numbers in place)
         joined = concat_samples(parts) if len(parts) > 1 else parts[0] if parts else None
         numbers = {pid: np.concatenate(own) for pid, own in steps.items()}
-        return _Window(joined, None if whole else np.concatenate(place), numbers or None)
+        return _Window(
+            joined,
+            None if whole else np.concatenate(place),
+            numbers or None,
+            np.concatenate(rows) if rows else None,
+        )
 
     def _order_of(self, seed: int) -> WindowOrder:
-        return WindowOrder([size for *_, size in self._groups], seed=seed)
+        return WindowOrder([span.units for _, span in self._groups], seed=seed)
 
     def close(self) -> None:
         self._ahead.close()
-        self._window = _Window(None, None, None)
+        self._window = _NO_WINDOW
         self._current = None
 
 
-def open_groups(dataset: Dataset, options: GroupOptions, *, seed: int | None) -> GroupSource:
-    """The groups of a data set in recorded order, or shuffled by ``seed``."""
-    schemas = dataset.schemas.values()
-    joint = any(schema.multi_agent for schema in schemas)
-    sequences = any(
-        policy.has_sequences and (options.columns is None or Columns.SEQ_LENS in options.columns)
-        for schema in schemas
-        for policy in schema.policies.values()
-    )
-    _check_columns(dataset, options.columns)
-    unit: Unit = "sequences" if sequences and not joint else "steps"
-    by_row = not joint and not sequences
-    if seed is None:
-        return RecordedOrder(dataset, options, unit, by_row=by_row)
-    return WindowedOrder(dataset, options, unit, by_row=by_row, seed=seed)
-
-
-def _check_columns(dataset: Dataset, columns: list[str] | None) -> None:
-    """Refuse a choice of columns without those by which units are told apart."""
-    if columns is None:
-        return
-    states = [name for name in columns if is_per_sequence(name)]
-    if states and Columns.SEQ_LENS not in columns:
-        raise OptionError(
-            f"columns={columns}: {states[0]} has a row a sequence; add 'seq_lens', or leave it out"
-        )
-    for schema in dataset.schemas.values():
-        for policy in schema.policies.values() if schema.multi_agent else ():
-            for name in (Columns.EPS_ID, Columns.T):
-                if name in policy.columns and name not in columns:
-                    raise OptionError(
-                        f"columns={columns}: joint steps of several agents are told apart by eps_id and t; "
-                        f"add {name!r}"
-                    )
-
-
-def _split(batch: Batch | None, start: int, stop: int, unit: Unit) -> tuple[Batch | None, Batch | None]:
-    """Units ``start`` to ``stop - 1`` of a batch, and those after them, as views."""
+def _rows_of_units(batch: Batch | None, span: Span) -> NDArray[np.int64]:
+    """Rows of each sequence or joint step of a group; of a lost one, they are shared out."""
     if batch is None:
-        return None, None
-    if unit == "steps" and isinstance(batch, SampleBatch):
-        return (batch if start == 0 and stop == len(batch) else batch[start:stop]), batch[stop:]
-    rest = split_units(batch, start, unit)[1] if start else batch
-    return split_units(rest, stop - start, unit)
+        ends = len(span.rows) * np.arange(span.units + 1) // span.units
+        return np.diff(ends)
+    if isinstance(batch, MultiAgentBatch):
+        numbers = np.concatenate(list(step_numbers(batch)[0].values()))
+        return np.bincount(numbers, minlength=span.units)
+    return np.asarray(batch[Columns.SEQ_LENS], np.int64)
 
 
-def _cut(batch: Batch, start: int, stop: int, unit: Unit) -> Batch:
-    """Units ``start`` to ``stop - 1`` of a batch, as views."""
-    part = _split(batch, start, stop, unit)[0]
-    assert part is not None
-    return part
+def _digest(sizes: list[int]) -> str:
+    return hashlib.blake2b(np.array(sizes, "<i8").tobytes(), digest_size=8).hexdigest()
+
+
+def open_groups(
+    dataset: Dataset, options: GroupOptions, *, seed: int | None, given_up: set[str]
+) -> GroupSource:
+    """The groups of a data set in recorded order, or shuffled by ``seed``.
+
+    Raises:
+        ShardGone: A shard is not there any more: list again.
+    """
+    counting = counting_of(dataset, options.columns)
+    if seed is None:
+        return RecordedOrder(dataset, options, counting, given_up=given_up)
+    return WindowedOrder(dataset, options, counting, seed=seed, given_up=given_up)
 
 
 def _take(

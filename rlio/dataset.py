@@ -326,7 +326,8 @@ def _ranges_of(at: Snapshot) -> dict[str, range]:
 
 def _ends_first(segments: list[Segment]) -> Iterator[Segment]:
     """The first and last segment of each writer, where its schema is likely to differ, then the others."""
-    ends, others = [], []
+    ends: list[Segment] = []
+    others: list[Segment] = []
     for index, segment in enumerate(segments):
         around = (segments[index - 1] if index else None, *segments[index + 1 : index + 2])
         same = [other for other in around if other is not None and other.ref.writer == segment.ref.writer]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from rlio.readers.group_source import _Ahead
+from rlio.readers.segment_reader import Ahead
 
 
 def test_what_was_announced_is_finished_before_anything_else_is_loaded() -> None:
@@ -22,7 +22,7 @@ def test_what_was_announced_is_finished_before_anything_else_is_loaded() -> None
             busy.release()
         return key
 
-    ahead = _Ahead(load)
+    ahead = Ahead(load)
     ahead.announce(1)
     started.wait()
     assert ahead.get(2) == 2

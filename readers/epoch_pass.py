@@ -1,0 +1,386 @@
+"""Epochs over a data set as it was listed: recorded order or shuffled, shared out among ranks.
+
+This is what `DatasetReader` does unless it follows. A position is a unit (row, sequence or joint step) of an
+epoch, counted over all ranks, so that states are equal on all ranks after equal calls.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rlio.batch import concat_samples
+from rlio.dataset import Dataset
+from rlio.errors import CorruptData, DataNotFound, EndOfData, HoleError, LedgerError, StateError
+from rlio.interfaces import Batch, JsonState, ReadLedger, ReadOptions, Unit
+from rlio.readers.group_source import GroupSource, WindowedOrder, open_groups
+from rlio.readers.segment_reader import ShardGone, group_options, own_size
+from rlio.replay.order import ORDER_VERSION
+from rlio.schemas.schema import canonical_json
+from rlio.storage import listing
+
+__all__ = ["EpochPass"]
+
+logger = logging.getLogger("rlio")
+
+
+@dataclass(frozen=True)
+class _Span:
+    """Units [start, stop) of one epoch."""
+
+    epoch: int
+    start: int
+    stop: int
+
+
+class EpochPass:
+    """See the module.
+
+    Args:
+        dataset: What is read; another listing of the same rows takes its place where shards are gone.
+        options: How.
+        missing: The rule for columns that only some writers have.
+    """
+
+    def __init__(
+        self, dataset: Dataset, options: ReadOptions, missing: Literal["error", "drop", "fill"]
+    ) -> None:
+        self.dataset = dataset
+        self.options = options
+        self._missing: Literal["error", "drop", "fill"] = missing
+        self.seed = self._choose_seed()
+        # Paths of shards that are listed and not there, again and again.
+        self._given_up: set[str] = set()
+        self._source = self._open_first()
+        self._batch_size = options.batch_size or own_size(self.dataset)
+        #: Number of the epoch that the next batch begins in.
+        self.epoch = 0
+        # Units of this epoch that all ranks together have been dealt.
+        self._offset = 0
+        # Where the ledger began, and what it holds but for rows that have no position.
+        self._began = (0, 0)
+        self._tally = ReadLedger()
+        # Whether drop_last dropped the end of the last epoch.
+        self._cut_short = False
+
+    @property
+    def unit(self) -> Unit:
+        """What is counted."""
+        return self._source.unit
+
+    @property
+    def total(self) -> int:
+        """Units of one epoch, of all ranks together."""
+        return self._source.total
+
+    @property
+    def skipped(self) -> int:
+        """Rows lost to damage so far, each once."""
+        return self._source.skipped
+
+    @property
+    def ledger(self) -> ReadLedger:
+        """What became of the rows."""
+        if self.options.shard[0] != 0:  # Rows that no position stands for are counted by the first rank.
+            return self._tally
+        ended = self.epoch + self._cut_short - self._began[0] if self._source.total else 1
+        lost = ended * self._source.missing_rows
+        return self._tally.plus(expected=lost, skipped=lost, trimmed=self.dataset.trimmed_rows)
+
+    @property
+    def _reads_all(self) -> bool:
+        """Whether the ledger holds what one reader alone read, from the beginning."""
+        return self._began == (0, 0) and self.options.shard[1] == 1
+
+    # ---- batches ----
+
+    def take(self, n: int | None) -> Batch:
+        """The next ``n`` units; None: as many as the options say."""
+        if self._source.total == 0:
+            raise EndOfData("the data set has no rows")
+        before = self.epoch, self._offset, self._tally
+        attempts: Counter[str] = Counter()
+        while True:
+            try:
+                parts = self._gather(n or self._batch_size)
+                batch = parts[0] if len(parts) == 1 else concat_samples(parts)
+                self._tally = self._tally.plus(served=batch.agent_steps())
+                self._tally.check(self.dataset.uri)
+                return batch
+            except EndOfData:  # Of a rank that has no part in the last step; for the others it is served.
+                self._check_end()
+                raise
+            except ShardGone as gone:
+                self._go_back(before)
+                self._list_again(gone, attempts)
+            except BaseException:
+                # What was read and not served is read again: the error comes back until its cause is gone.
+                self._go_back(before)
+                raise
+
+    def _go_back(self, before: tuple[int, int, ReadLedger]) -> None:
+        self.epoch, self._offset, self._tally = before
+        self._source.rewind()
+
+    def _gather(self, n: int) -> list[Batch]:
+        """Batches of ``n`` units in all; at least one."""
+        parts: list[Batch] = []
+        found, began = 0, self.epoch
+        while found < n:
+            for span in self._deal(n - found, parts):
+                for dealt in self._source.units(span.epoch, span.start, span.stop):
+                    self._tally = self._tally.plus(expected=dealt.expected, skipped=dealt.lost)
+                    if dealt.batch is not None:
+                        parts.append(dealt.batch)
+                        found += dealt.units
+            # Only damage leaves a batch short of what was dealt. One reader alone can go on to fill it up;
+            # several must stay in step with each other.
+            if parts and (self.options.shard[1] > 1 or self._is_over()):
+                break
+            if not parts and self.epoch > began + 1:
+                raise CorruptData("every row of an epoch is damaged", uri=self.dataset.uri)
+        if self.options.drop_last and found < n and self._is_over():
+            self._drop(parts)
+            raise EndOfData(f"the last {found} {self.unit} are fewer than {n}, and drop_last drops them")
+        return parts
+
+    def _deal(self, n: int, parts: list[Batch]) -> list[_Span]:
+        """This rank's part of the next ``world * n`` units, and step over them; ``parts`` wait for them.
+
+        Raises:
+            EndOfData: The last epoch is over (or its rest is dropped).
+        """
+        rank, world = self.options.shard
+        total, epochs = self._source.total, self.options.epochs
+        covered = world * n
+        if epochs is not None:
+            left = (epochs - self.epoch) * total - self._offset
+            if left <= 0 or (self.options.drop_last and left < covered):
+                self._drop(parts)
+                self._drop_rest(left)
+                raise EndOfData(f"all {epochs} epochs of {total} {self.unit} have been read")
+            covered = min(covered, left)
+        first = self._offset + covered * rank // world
+        last = self._offset + covered * (rank + 1) // world
+        spans = list(_epochs_of(self.epoch, first, last, total))
+        crossed, self._offset = divmod(self._offset + covered, total)
+        self.epoch += crossed
+        return spans
+
+    def _drop(self, parts: list[Batch]) -> None:
+        self._tally = self._tally.plus(dropped=sum(part.agent_steps() for part in parts))
+
+    def _drop_rest(self, left: int) -> None:
+        """Count, once, the rows of the last ``left`` units, which are not read any more.
+
+        Rows of sequences and joint steps are known only where this reader has read all the others.
+        """
+        if left <= 0 or self._cut_short:
+            return
+        self._cut_short = True
+        rows = 0
+        if self._source.by_row:
+            rank, world = self.options.shard
+            rows = left * (rank + 1) // world - left * rank // world
+        elif self._reads_all:
+            rows = (self.options.epochs or 0) * self._named_rows() - self.ledger.expected
+        self._tally = self._tally.plus(expected=rows, dropped=rows)
+
+    def _named_rows(self) -> int:
+        """Rows of an epoch by the names of the shards, those that are missing included."""
+        return sum(rows for _, rows in self.dataset.lost_rows()) + len(self.dataset)
+
+    def _is_over(self) -> bool:
+        """Whether nothing is left."""
+        return self.options.epochs is not None and self.epoch >= self.options.epochs
+
+    def _check_end(self) -> None:
+        """Compare what one reader alone read, from beginning to end, with what the shards' names say.
+
+        Raises:
+            LedgerError: They differ.
+        """
+        ledger = self.ledger
+        ledger.check(self.dataset.uri)
+        if not self._reads_all or not (self._is_over() or self._cut_short):
+            return
+        named = (self.options.epochs or 0) * self._named_rows()
+        if ledger.expected != named:
+            raise LedgerError(
+                f"{self.options.epochs} epochs have {named} rows, as the shards' names say, but "
+                f"{ledger.expected} were come across: this is a bug of rlio, please report it",
+                uri=self.dataset.uri,
+            )
+
+    # ---- shards that are gone ----
+
+    def _open_first(self) -> GroupSource:
+        attempts: Counter[str] = Counter()
+        while True:
+            try:
+                return self._open(self.dataset)
+            except ShardGone as gone:
+                self.dataset = self.dataset.refresh(at=self.dataset.snapshot())
+                self._try_again(gone, attempts)
+
+    def _open(self, dataset: Dataset) -> GroupSource:
+        options = group_options(dataset, self.options, self._missing)
+        return open_groups(dataset, options, seed=self.seed, given_up=self._given_up)
+
+    def _list_again(self, gone: ShardGone, attempts: Counter[str]) -> None:
+        """Go on with the shards that hold the same rows now.
+
+        Raises:
+            DataNotFound: The order cannot go on over them.
+            HoleError: There are none.
+        """
+        fresh = self.dataset.refresh(at=self.dataset.snapshot())
+        lost = sum(rows for _, rows in fresh.lost_rows())
+        if lost > sum(rows for _, rows in self.dataset.lost_rows()):
+            # The rows are nowhere else: this is damage, raised or counted like any other.
+            if self.options.on_error == "raise":
+                fresh.check_complete()
+            self._given_up.add(gone.segment.ref.path)
+            return
+        self._try_again(gone, attempts)
+        if any(segment.ref.path == gone.segment.ref.path for segment in fresh.segments):
+            return
+        other = self._open(fresh)
+        if other.layout != self._source.layout:
+            other.close()
+            raise DataNotFound(
+                "the shard was compacted into a larger one and removed while it was being read: this order "
+                "goes by row groups, and cannot go on over others. Open the data again for a new epoch, and "
+                "let gc keep covered shards for longer than an epoch takes",
+                uri=self.dataset.storage.uri_of(gone.segment.ref.path),
+            ) from gone.error
+        self._source.close()
+        logger.info("%s: listed again, as %s is gone", self.dataset.uri, gone.segment.ref.path)
+        self.dataset, self._source = fresh, other
+
+    def _try_again(self, gone: ShardGone, attempts: Counter[str]) -> None:
+        """Wait a moment, or give up on a shard that is listed and is not there.
+
+        Raises:
+            HoleError: It was not there for long enough.
+        """
+        path = gone.segment.ref.path
+        attempts[path] += 1
+        if attempts[path] <= listing.PATIENCE.listings:
+            listing.PATIENCE.sleep(listing.PATIENCE.seconds)
+        elif self.options.on_error == "skip":
+            self._given_up.add(path)
+        else:
+            raise HoleError(
+                f"the shard is listed and is not there, in {attempts[path]} attempts: restore it, or read "
+                "with on_error='skip'",
+                uri=self.dataset.storage.uri_of(path),
+            ) from gone.error
+
+    # ---- state ----
+
+    def position(self) -> JsonState:
+        """What `seek` needs."""
+        return {"epoch": self.epoch, "position": self._offset, "seed": self.seed, **self._fingerprint()}
+
+    def seek(self, position: JsonState) -> None:
+        """Continue from a position; the ledger begins anew.
+
+        Raises:
+            StateError: It is one of other data, or of other options.
+        """
+        for key, value in self._fingerprint().items():
+            if key == "options":
+                check_options(position.get(key), value, uri=self.dataset.uri)
+            elif position.get(key) != value:
+                raise StateError(
+                    f"state['position'][{key!r}] is {position.get(key)!r} but this reader has {value!r}: "
+                    "open the same data with the same options",
+                    uri=self.dataset.uri,
+                )
+        if position["seed"] != self.seed and self.options.seed is not None:
+            raise StateError(
+                f"state['position']['seed'] is {position['seed']}; this reader has {self.options.seed}"
+            )
+        if position["seed"] != self.seed:  # Drawn from the OS by both: the saved one counts.
+            self.seed = position["seed"]
+            if isinstance(self._source, WindowedOrder):
+                self._source.reseed(position["seed"])
+        epoch, offset = int(position["epoch"]), int(position["position"])
+        last = self.options.epochs
+        if not 0 <= offset < max(self._source.total, 1) or epoch < 0 or (last is not None and epoch > last):
+            raise StateError(
+                f"state['position'] is unit {offset} of epoch {epoch}; an epoch has {self._source.total} and "
+                f"there are {'endless' if last is None else last} epochs"
+            )
+        self.epoch, self._offset = self._began = (epoch, offset)
+        self._tally, self._cut_short = ReadLedger(), False
+        self._source.rewind()
+
+    def _fingerprint(self) -> dict[str, Any]:
+        """What must be the same for a position to mean the same rows."""
+        options = {
+            "shuffle": self.options.shuffle,
+            "columns": columns_digest(self.options),
+            "epochs": self.options.epochs,
+            "on_error": self.options.on_error,
+            "missing": self._missing,
+        }
+        order = ("windows", ORDER_VERSION) if self.options.shuffle else ("recorded", 0)
+        return {
+            "order": list(order),
+            "snapshot": self.dataset.digest,
+            "layout": self._source.layout,
+            "options": options,
+        }
+
+    def _choose_seed(self) -> int | None:
+        """The seed of the order; None if recorded. One from the OS is logged and kept in the state."""
+        if not self.options.shuffle:
+            return None
+        if self.options.seed is not None:
+            return self.options.seed
+        drawn = secrets.randbits(63)
+        logger.info("shuffling %s with seed %d", self.dataset.uri, drawn)
+        return drawn
+
+    def close(self) -> None:
+        """End the background thread."""
+        self._source.close()
+
+
+def check_options(saved: Any, ours: dict[str, Any], *, uri: str) -> None:
+    """Compare the options in a saved state, which may be anything, with those of a reader.
+
+    Raises:
+        StateError: Some differ; the message names them.
+    """
+    saved = saved if isinstance(saved, dict) else {}
+    unlike = [name for name, value in ours.items() if saved.get(name) != value]
+    if unlike:
+        raise StateError(
+            f"the state was saved with another value of the options {', '.join(unlike)}: open the data "
+            "with the options of that time",
+            uri=uri,
+        )
+
+
+def columns_digest(options: ReadOptions) -> str | None:
+    """What a state holds of ``columns``: a digest, as there may be thousands."""
+    if options.columns is None:
+        return None
+    return hashlib.blake2b(canonical_json(list(options.columns)).encode(), digest_size=8).hexdigest()
+
+
+def _epochs_of(epoch: int, first: int, last: int, total: int) -> Iterator[_Span]:
+    """Cut positions counted from the beginning of ``epoch`` where epochs meet."""
+    while first < last:
+        crossed, start = divmod(first, total)
+        stop = min(start + last - first, total)
+        yield _Span(epoch + crossed, start, stop)
+        first += stop - start
