@@ -136,7 +136,7 @@ def _leaf_digests(values: NDArray[Any], spec: ColumnSpec) -> NDArray[np.uint64]:
         texts = (value if isinstance(value, str | bytes) else dump_value(value) for value in values.tolist())
         raw = (text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text for text in texts)
         return np.array([zlib.crc32(data) | len(data) << 32 for data in raw], np.uint64)
-    flat = np.ascontiguousarray(values).reshape(len(values), -1).view(np.uint8)
+    flat = np.ascontiguousarray(values).reshape(len(values), spec.size).view(np.uint8)
     spare = -flat.shape[1] % 8
     if spare:
         flat = np.concatenate([flat, np.zeros((len(flat), spare), np.uint8)], 1)

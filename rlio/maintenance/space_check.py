@@ -92,7 +92,7 @@ def _inside(space: Any, array: NDArray[Any]) -> NDArray[np.bool_]:
 
 def _any_value(inside: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Rows all of whose values are inside."""
-    return np.asarray(inside.reshape(len(inside), -1).all(1) if inside.ndim > 1 else inside)
+    return np.asarray(inside.all(axis=tuple(range(1, inside.ndim))))
 
 
 def _contains(space: gym.Space[Any], row: Any) -> bool:

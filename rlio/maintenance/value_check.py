@@ -126,9 +126,8 @@ class ValueCheck:
                 values = to_numpy(leaf)
                 if values.dtype.kind not in "fc" or np.isfinite(values).all():
                     continue
-                flat = values.reshape(len(values), -1)
-                nan = np.isnan(flat).any(1) | (False if nan is None else nan)
-                infinite = np.isinf(flat).any(1) | (False if infinite is None else infinite)
+                nan = _by_row(np.isnan(values)) | (False if nan is None else nan)
+                infinite = _by_row(np.isinf(values)) | (False if infinite is None else infinite)
             self._count("nan", column, nan, rows, part, live)
             self._count("infinite", column, infinite, rows, part, live)
 
@@ -195,6 +194,11 @@ _MESSAGES = {
 }
 
 
+def _by_row(found: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Rows with any such value."""
+    return np.asarray(found.any(axis=tuple(range(1, found.ndim))))
+
+
 def _undefined(value: Any) -> NDArray[np.bool_]:
     """Rows with a NaN, which are found as such."""
     found: NDArray[np.bool_] | None = None
@@ -202,7 +206,7 @@ def _undefined(value: Any) -> NDArray[np.bool_]:
         values = to_numpy(leaf)
         odd = np.zeros(len(values), bool)
         if values.dtype.kind in "fc":
-            odd = np.isnan(values.reshape(len(values), -1)).any(1)
+            odd = _by_row(np.isnan(values))
         found = odd if found is None else found | odd
     assert found is not None
     return found
