@@ -16,11 +16,12 @@ STAMP := .venv/.rlio-is-installed
 # Microsoft's emulator of Azure storage comes from npm; without npm, or a network, its tests are skipped.
 AZURITE := .node/azurite-3.35.0
 
-.PHONY: help setup demo test lint format
+.PHONY: help setup demo test soak lint format
 
 help:
 	@echo "make demo     set up, then record CartPole, train from the record, mix it with live experience"
 	@echo "make test     set up, then lint and all tests"
+	@echo "make soak     the tests that run for minutes or hours"
 	@echo "make lint     ruff and mypy"
 	@echo "make format   put the code into its one format"
 	@echo "make setup    only create .venv and install rlio into it, editable"
@@ -50,6 +51,9 @@ demo: $(STAMP)
 
 test: lint $(AZURITE)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+
+soak: $(STAMP) $(AZURITE)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m soak --timeout=7200 $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
