@@ -19,7 +19,9 @@ from __future__ import annotations
 import atexit
 import logging
 import operator
+import os
 import threading
+import time
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
@@ -332,6 +334,9 @@ class OutputWriter(ABC):
         self._closed = False
         #: Rows that `write` has accepted.
         self.rows_received = 0
+        # Set while the process is on its way out: a store that hangs must not hold it up.
+        self._deadline: float | None = None
+        self._gave_up = False
         _open_writers.add(self)
 
     # ---- hooks for authors: called under the lock ----
@@ -364,6 +369,7 @@ class OutputWriter(ABC):
         with self._lock:
             if self._closed:
                 raise ClosedError(f"{type(self).__name__} is closed: write before close(), or open a new one")
+            _written_writers.add(self)
             self._write(batch)
             self.rows_received += batch.agent_steps()
 
@@ -384,7 +390,23 @@ class OutputWriter(ABC):
             self._flush()
             self._closed = True
             _open_writers.discard(self)
+            _written_writers.discard(self)
             self._close()
+
+    def _seconds_left(self) -> float | None:
+        """Seconds that a `_flush` may take where rows are safe without it; None: as long as it takes."""
+        return None if self._deadline is None else max(self._deadline - time.monotonic(), 0.0)
+
+    def _close_by(self, deadline: float) -> None:
+        """`close`, with a limit for writers whose rows are logged."""
+        self._deadline = deadline
+        try:
+            self.close()
+        except Exception:
+            self._gave_up = True
+            raise
+        finally:
+            self._deadline = None
 
     def __enter__(self) -> Self:
         return self
@@ -393,7 +415,10 @@ class OutputWriter(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self.close()
+            if error is None:
+                self.close()
+            else:
+                self._close_by(time.monotonic() + _EXIT_SECONDS)
         except Exception as failure:
             if error is None:
                 raise
@@ -404,17 +429,36 @@ class OutputWriter(ABC):
 
 _open_writers: weakref.WeakSet[OutputWriter] = weakref.WeakSet()
 
+# Those with rows: kept alive, since whoever drops a writer without closing it still wants them stored.
+_written_writers: set[OutputWriter] = set()
+
+# How long a process on its way out, by an exception or at its end, waits for a store.
+_EXIT_SECONDS = 4.0
+
 
 def _close_open_writers() -> None:
     """Publish what is still buffered when the interpreter exits, the log being the only place for errors."""
+    deadline = time.monotonic() + _EXIT_SECONDS
     for writer in list(_open_writers):
+        if writer.durable and writer._gave_up:
+            continue  # It has had its time; its rows are in the log.
         try:
-            writer.close()
+            writer._close_by(deadline)
         except Exception:
             logger.exception("closing %s at exit failed", type(writer).__name__)
 
 
+def _disown_writers() -> None:
+    """A forked child has none of its parent's threads: the writers stay the parent's, to close too."""
+    for writer in list(_open_writers):
+        writer._lock = threading.RLock()  # Another thread may have held it.
+    _open_writers.clear()
+    _written_writers.clear()
+
+
 atexit.register(_close_open_writers)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_disown_writers)
 
 
 @runtime_checkable

@@ -135,6 +135,7 @@ class ShardEncoder:
             that does not fit fails: ask `has_room` before each group. Memory that has been used before saves
             page faults, and pyarrow calls back into Python for no page.
         submit: Runs a function in another thread, one after the other: checksums are made there.
+        tee: Given the file's bytes, piece by piece and in order, in that thread and by `finish`.
     """
 
     def __init__(
@@ -145,13 +146,17 @@ class ShardEncoder:
         provenance: str,
         memory: NDArray[np.uint8],
         submit: Callable[[Callable[[], int]], Future[int]],
+        tee: Callable[[memoryview], object] | None = None,
     ) -> None:
         self.schema = schema
         self.rows = 0
         self._groups: list[GroupInfo] = []
         self._provenance = provenance
+        #: The memory that was given.
+        self.memory = memory
         self._memory = memoryview(memory)  # type: ignore[arg-type]  # NumPy's stubs hide the buffer protocol
         self._submit = submit
+        self._tee = tee
         self._crc32 = 0
         self._checksums: list[Future[int]] = []
         self._sink = pa.FixedSizeBufferWriter(pa.py_buffer(memory))
@@ -198,7 +203,10 @@ class ShardEncoder:
         """CRC-32 of a byte range, which also goes into the file's; runs in the order of the file."""
         data = self._memory[start:stop]
         self._crc32 = zlib.crc32(data, self._crc32)
-        return zlib.crc32(data)
+        crc32 = zlib.crc32(data)
+        if self._tee is not None:
+            self._tee(data)
+        return crc32
 
     def finish(self) -> EncodedShard:
         """Write the footer and give the file's bytes."""

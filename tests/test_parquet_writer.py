@@ -329,8 +329,7 @@ def test_rows_that_could_not_be_encoded_are_an_error_of_every_later_call(
         patch.setattr(ShardEncoder, "add", fail)
         with pytest.raises(MemoryError, match="no room"):
             writer.flush()
-    writer.write(numbered(3, first=3))
-    for act in (writer.flush, writer.close):
+    for act in (lambda: writer.write(numbered(3, first=3)), writer.flush, writer.close):
         with pytest.raises(MemoryError, match="no room"):
             act()
     assert not files(root)

@@ -8,7 +8,7 @@ import pytest
 import rlio
 from rlio.schemas.schema import Schema
 from rlio.storage.filesystem import Storage
-from rlio.storage.shard_log import ShardLog
+from rlio.storage.shard_log import NewShard, ShardLog
 
 
 @pytest.mark.parametrize(("header", "error"), [('{"format": 9}', rlio.OptionError), ("[", rlio.CorruptData)])
@@ -64,13 +64,13 @@ def test_shards_that_cannot_be_stored_wait_in_order_and_are_counted(
     def fail(*args: object, **options: object) -> None:
         raise rlio.PublishError("the store is full")
 
-    log.append(b"first", rows=2, suffix="jsonl", footer_crc32=0, schema=schema)
-    log.append(b"second", rows=3, suffix="jsonl", footer_crc32=0, schema=schema)
     with monkeypatch.context() as patch:
         patch.setattr(Storage, "put", fail)
-        log.try_publish()
-        with pytest.raises(rlio.PublishError, match="full"):
-            log.publish()
+        for data, rows in ((b"first", 2), (b"second", 3)):
+            log.append(NewShard(data=data, rows=rows, suffix="jsonl", footer_crc32=0, schema=schema))
+        for _ in range(2):
+            with pytest.raises(rlio.PublishError, match="full"):
+                log.publish()
     assert (log.next_row, log.rows_published, log.bytes_published, log.waiting_bytes) == (5, 0, 0, 11)
     assert not (tmp_path / "data").exists()
     log.publish()

@@ -18,21 +18,22 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-import zstandard
-
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.columns import Columns
-from rlio.errors import OptionError, SchemaConflict
+from rlio.errors import OptionError
 from rlio.interfaces import Batch, OutputWriter
-from rlio.schemas.json_lines import LineTooLarge, encode_line, encode_provenance
+from rlio.schemas.json_lines import LineTooLarge, encode_line
 from rlio.schemas.provenance import Provenance
 from rlio.schemas.row_groups import unpadded
 from rlio.schemas.schema import Schema
 from rlio.storage.json_shard import MAX_JSON_SHARD_BYTES
-from rlio.storage.names import Suffix
-from rlio.storage.shard_log import ShardLog
+from rlio.storage.shard_log import ShardLog, WriteLedger
+from rlio.storage.wal import Sync
 from rlio.writers.age_timer import AgeTimer
+from rlio.writers.line_collector import LineCollector
+from rlio.writers.recovery import json_header, recover_before_writing
 from rlio.writers.roll import Roll
+from rlio.writers.spooling import SpoolLike, parse_spool, schema_after
 
 __all__ = ["JsonWriter"]
 
@@ -44,9 +45,11 @@ _MAX_LEVEL: Final = 22
 class JsonWriter(OutputWriter):
     """Writes batches into a data set of JSON shards, on any filesystem, beside Parquet shards if there are.
 
-    Lines are collected and stored as a whole shard when `roll` says so, at `flush` and at `close`; until then
-    they are in memory only (``durable`` is False). A batch that makes no legal line (64 MiB) or has more than
-    ``roll.max_rows`` is cut into several; sequences, and batches of several policies, are not cut.
+    Lines are logged by `write` and collected, and stored as a whole shard, in the background, when `roll`
+    says so, at `flush` and at `close`. A batch that makes no legal line (64 MiB) or has more than
+    ``roll.max_rows`` is cut into several; sequences, and batches of several policies, are not cut. What a
+    dead writer of this machine has left in its log is published when the next writer opens the root, and by
+    `rlio recover`.
 
     Args:
         root: Folder of the data set: a path or any fsspec URL.
@@ -54,6 +57,9 @@ class JsonWriter(OutputWriter):
         compression: None, or ``"zstd"`` or ``"zstd:level"``: ``.jsonl.zst``, in which each line is a frame.
         compress_columns: Columns to write as compressed binary within the line, as RLlib's
             ``output_compress_columns``; those that a batch lacks do not matter.
+        spool: The write-ahead log: "auto", a folder, a `Spool`, or None: rows are safe once published.
+        sync: When logged rows become safe against power failure: "interval", "always" or "never"; see
+            `Spool`. None: as the `Spool` says.
         writer_id: For jobs and tests that want fixed names; it must have no rows yet. None draws one.
         worker_index: Goes into a drawn id.
         spaces: Policy id -> (observation space, action space), stored with the schema.
@@ -63,6 +69,7 @@ class JsonWriter(OutputWriter):
     Raises:
         OptionError: An option is illegal, or ``writer_id`` has rows.
         UnknownName: No filesystem has the URL's scheme.
+        PublishError: Nothing can be stored, or logged, there.
     """
 
     def __init__(
@@ -72,31 +79,35 @@ class JsonWriter(OutputWriter):
         roll: Roll | None = None,
         compression: str | None = None,
         compress_columns: Iterable[str] = (),
+        spool: SpoolLike = "auto",
+        sync: Sync | None = None,
         writer_id: str | None = None,
         worker_index: int = 0,
         spaces: Mapping[str, tuple[Any, Any]] | None = None,
         provenance: Provenance | None = None,
         storage_options: dict[str, object] | None = None,
     ) -> None:
-        super().__init__()
         self._roll = _checked_roll(roll or Roll())
-        level = _parse_level(compression)
-        self._suffix: Suffix = "jsonl" if level is None else "jsonl.zst"
-        self._compressor = (
-            None if level is None else zstandard.ZstdCompressor(level=level, write_checksum=True)
-        )
+        self._level = _parse_level(compression)
         self._compress_columns = _checked_columns(compress_columns)
-        self._log = ShardLog(
-            root, writer_id=writer_id, worker_index=worker_index, storage_options=storage_options
-        )
         self._provenance = provenance or Provenance()
         self._spaces = self._provenance.spaces_to_json(spaces)
-        self._schema: Schema | None = None
-        #: Lines of the open shard, each encoded, and what they hold.
-        self._lines: list[bytes] = []
-        self._shard_rows = 0
-        self._shard_bytes = 0
+        kept = parse_spool(spool, sync)
+        recover_before_writing(root, kept, storage_options=storage_options)
+        self._log = ShardLog(
+            root,
+            writer_id=writer_id,
+            worker_index=worker_index,
+            storage_options=storage_options,
+            spool=kept,
+            about=json_header(self._level, roll=self._roll, provenance=self._provenance.text),
+        )
+        self.durable = self._log.is_durable
+        self._lines = LineCollector(
+            self._log, roll=self._roll, level=self._level, provenance=self._provenance.text
+        )
         self._timer = AgeTimer(self._roll.max_seconds, self._on_timer)
+        super().__init__()  # Last: from here on the writer is closed at exit, which needs all of it.
 
     @property
     def writer_id(self) -> str:
@@ -113,41 +124,52 @@ class JsonWriter(OutputWriter):
         """Bytes of the shards that every reader can see."""
         return self._log.bytes_published
 
+    @property
+    def ledger(self) -> WriteLedger:
+        """Where the rows are that this writer was given."""
+        return self._log.ledger(self.rows_received)
+
     def _write(self, batch: Batch) -> None:
-        # Rows of earlier calls that could not be stored are tried again here, before anything new is taken.
-        if self._log.waiting_bytes >= self._roll.max_bytes:
-            self._log.publish()
+        self._log.check_process()
+        self._make_room()
         if batch.agent_steps() == 0:
             return
         # Until all of the batch is encoded nothing is kept: one that is refused leaves no trace.
-        schema = self._schema_for(batch)
+        schema = schema_after(self._lines.schema, batch, spaces=self._spaces, stored=self._provenance.stored)
         encoded = list(self._encode(batch, schema))
-        if schema is not self._schema:
+        if schema is not self._lines.schema:
             self._log.check_schema(schema)
-            self._hand_over()
-            self._schema = schema
+            self._finish()
+            self._lines.use(schema)
+        self._log.log([([line], rows) for line, rows in encoded], schema)
+        self._log.start()
+        ended = self._lines.ended
         for line, rows in encoded:
-            self._append(line, rows)
-        if self._lines:
-            self._timer.start()
-        if self._log.waiting_bytes:
-            self._log.try_publish()
+            self._lines.append(line, rows)
+        if self._lines.ended > ended:
+            self._log.cut(begins_shard=False)
+        self._timer.start()
 
-    def _schema_for(self, batch: Batch) -> Schema:
-        """The schema of a first batch; later, the same one, with policies that are new added."""
-        if self._schema is None:
-            return Schema.of(batch, spaces=self._spaces, stored=self._provenance.stored)
-        if self._schema.multi_agent != isinstance(batch, MultiAgentBatch):
-            raise SchemaConflict(
-                f"a {type(batch).__name__} after batches of the other kind: wrap SampleBatches with "
-                "as_multi_agent(), or open another writer"
-            )
-        return self._schema.extended(batch, spaces=self._spaces)
+    def _make_room(self) -> None:
+        """Publish first what can be neither logged nor held in memory any longer.
+
+        Raises:
+            PublishError: It cannot be published; nothing new is taken.
+        """
+        journal = self._log.journal
+        if journal is None:
+            if self._log.waiting_bytes >= self._roll.max_bytes:
+                self._log.publish()
+        elif journal.failure is not None:  # A sync has failed: the log no longer protects what is in it.
+            self._flush()
+        elif not journal.has_room():
+            self._finish()
+            journal.wait_for_room()
 
     def _encode(self, batch: Batch, schema: Schema) -> Iterator[tuple[bytes, int]]:
         """Lines, as they will lie in the file, and the rows of each."""
         if isinstance(batch, MultiAgentBatch):
-            yield self._packed(self._line(batch, schema)), batch.agent_steps()
+            yield self._lines.packed(self._line(batch, schema)), batch.agent_steps()
             return
         plain = unpadded(batch)
         waiting = [plain] if Columns.SEQ_LENS in plain else list(_pieces(plain, self._roll.max_rows))
@@ -155,7 +177,7 @@ class JsonWriter(OutputWriter):
         while waiting:
             part = waiting.pop()
             try:
-                yield self._packed(self._line(part, schema)), len(part)
+                yield self._lines.packed(self._line(part, schema)), len(part)
             except LineTooLarge:
                 halves = _halves(part)
                 if halves is None:
@@ -165,55 +187,26 @@ class JsonWriter(OutputWriter):
     def _line(self, batch: Batch, schema: Schema) -> bytes:
         return encode_line(batch, schema, compress_columns=self._compress_columns)
 
-    def _packed(self, line: bytes) -> bytes:
-        """A line as it lies in the file: with its end, and in a frame of its own if compressed."""
-        ended = line + b"\n"
-        return ended if self._compressor is None else self._compressor.compress(ended)
-
-    def _append(self, line: bytes, rows: int) -> None:
-        """Add a line to the open shard, ending it before and after as needed."""
-        roll = self._roll
-        has_no_room = self._shard_bytes + len(line) > roll.max_bytes or (
-            roll.max_rows is not None and self._shard_rows + rows > roll.max_rows
-        )
-        if self._lines and has_no_room:
-            self._hand_over()
-        self._lines.append(line)
-        self._shard_rows += rows
-        self._shard_bytes += len(line)
-        is_full = self._shard_bytes >= roll.max_bytes or (
-            roll.max_rows is not None and self._shard_rows >= roll.max_rows
-        )
-        if is_full:
-            self._hand_over()
-
-    def _hand_over(self) -> None:
-        """End the open shard, if it has lines: the log queues it to be stored."""
+    def _finish(self) -> None:
+        """End the open shard, if it has lines; it is stored in the background."""
         self._timer.stop()
-        if not self._lines or self._schema is None:
-            return
-        provenance = self._packed(encode_provenance(self._provenance.text, self._schema))
-        self._log.append(
-            b"".join([provenance, *self._lines]),
-            rows=self._shard_rows,
-            suffix=self._suffix,
-            footer_crc32=0,
-            schema=self._schema,
-        )
-        self._lines, self._shard_rows, self._shard_bytes = [], 0, 0
+        self._lines.finish()
+        self._log.cut(begins_shard=True)
 
     def _flush(self) -> None:
-        self._hand_over()
-        self._log.publish()
+        self._log.check_process()
+        self._finish()
+        self._log.publish(self._seconds_left() if self.durable else None)
 
     def _close(self) -> None:
         self._timer.stop()
+        self.ledger.check(uri=self._log.storage.uri)
+        self._log.close(seal_at=self.rows_received)
 
     def _on_timer(self) -> None:
         with self._lock:
             if not self._closed:
-                self._hand_over()
-                self._log.try_publish()
+                self._finish()
 
 
 def _checked_roll(roll: Roll) -> Roll:

@@ -11,20 +11,22 @@ Example:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from rlio.batch import MultiAgentBatch
-from rlio.errors import SchemaConflict
 from rlio.interfaces import Batch, OutputWriter
+from rlio.schemas.log_frames import LogFrames
 from rlio.schemas.parquet import Compression
 from rlio.schemas.provenance import Provenance
-from rlio.schemas.row_groups import GroupBuffer, Piece, pieces_of
 from rlio.schemas.schema import Schema
-from rlio.storage.shard_log import ShardLog
+from rlio.storage.shard_log import ShardLog, WriteLedger
+from rlio.storage.wal import Sync
 from rlio.writers.age_timer import AgeTimer
+from rlio.writers.recovery import parquet_header, recover_before_writing
 from rlio.writers.roll import Roll
+from rlio.writers.row_collector import RowCollector
 from rlio.writers.shard_builder import ShardBuilder
+from rlio.writers.spooling import SpoolLike, parse_spool, schema_after
 
 __all__ = ["ParquetWriter"]
 
@@ -32,14 +34,18 @@ __all__ = ["ParquetWriter"]
 class ParquetWriter(OutputWriter):
     """Writes batches into a data set of Parquet shards, on any filesystem.
 
-    Any number of writers share a root without knowing of each other. Rows are collected, encoded a row group
-    at a time, and stored as a whole shard when `roll` says so, at `flush` and at `close`; until then they are
-    in memory only (``durable`` is False).
+    Any number of writers share a root without knowing of each other. Rows are logged by `write` and
+    collected; in the background they are encoded a row group at a time, and stored as a whole shard when
+    `roll` says so, at `flush` and at `close`. What a dead writer of this machine has left in its log is
+    published when the next writer opens the root, and by `rlio recover`.
 
     Args:
         root: Folder of the data set: a path or any fsspec URL.
         roll: When to store a shard.
         compression: ``"codec:level"`` (zstd, lz4, snappy, gzip, brotli, none), or a `Compression`.
+        spool: The write-ahead log: "auto", a folder, a `Spool`, or None: rows are safe once published.
+        sync: When logged rows become safe against power failure: "interval", "always" or "never"; see
+            `Spool`. None: as the `Spool` says.
         writer_id: For jobs and tests that want fixed names; it must have no rows yet. None draws one.
         worker_index: Goes into a drawn id.
         spaces: Policy id -> (observation space, action space), stored with the schema.
@@ -49,6 +55,7 @@ class ParquetWriter(OutputWriter):
     Raises:
         OptionError: An option is illegal, or ``writer_id`` has rows.
         UnknownName: No filesystem has the URL's scheme.
+        PublishError: Nothing can be stored, or logged, there.
     """
 
     def __init__(
@@ -57,6 +64,8 @@ class ParquetWriter(OutputWriter):
         *,
         roll: Roll | None = None,
         compression: str | Compression = "zstd:1",
+        spool: SpoolLike = "auto",
+        sync: Sync | None = None,
         writer_id: str | None = None,
         worker_index: int = 0,
         spaces: Mapping[str, tuple[Any, Any]] | None = None,
@@ -64,21 +73,29 @@ class ParquetWriter(OutputWriter):
         storage_options: dict[str, object] | None = None,
     ) -> None:
         self._roll = roll or Roll()
-        self._log = ShardLog(
-            root, writer_id=writer_id, worker_index=worker_index, storage_options=storage_options
-        )
+        codec = Compression.parse(compression)
         self._provenance = provenance or Provenance()
+        self._spaces = self._provenance.spaces_to_json(spaces)
+        kept = parse_spool(spool, sync)
+        recover_before_writing(root, kept, storage_options=storage_options)
+        self._log = ShardLog(
+            root,
+            writer_id=writer_id,
+            worker_index=worker_index,
+            storage_options=storage_options,
+            spool=kept,
+            about=parquet_header(codec, roll=self._roll, provenance=self._provenance.text),
+        )
+        self.durable = self._log.is_durable
         self._builder = ShardBuilder(
             self._log,
             roll=self._roll,
-            compression=Compression.parse(compression),
+            compression=codec,
             provenance=self._provenance.text,
+            on_end=lambda: self._log.cut(begins_shard=False),
         )
-        self._spaces = self._provenance.spaces_to_json(spaces)
-        self._schema: Schema | None = None
-        self._buffer: GroupBuffer | None = None
-        #: Rows since a shard was ended here; the builder may have ended it earlier, at ``max_bytes``.
-        self._shard_rows = 0
+        self._rows = RowCollector(self._builder, roll=self._roll)
+        self._frames: LogFrames | None = None
         self._timer = AgeTimer(self._roll.max_seconds, self._on_timer)
         super().__init__()  # Last: from here on the writer is closed at exit, which needs all of it.
 
@@ -97,89 +114,77 @@ class ParquetWriter(OutputWriter):
         """Bytes of the shards that every reader can see."""
         return self._log.bytes_published
 
+    @property
+    def ledger(self) -> WriteLedger:
+        """Where the rows are that this writer was given."""
+        return self._log.ledger(self.rows_received)
+
     def _write(self, batch: Batch) -> None:
-        # Rows of earlier calls that could not be stored are tried again here, before anything new is taken.
-        if self._log.waiting_bytes >= self._roll.max_bytes:
-            self._builder.store()
-        schema = self._schema_for(batch)
+        self._log.check_process()
+        self._builder.check()
+        self._make_room()
+        schema = schema_after(self._rows.schema, batch, spaces=self._spaces, stored=self._provenance.stored)
         if not schema.policies:
             return
         # Everything that can be wrong with the batch is found here, before anything changes.
-        limit = min(schema.group_rows, self._roll.max_rows or schema.group_rows)
-        parts = (
-            pieces_of(batch, schema, rooms=self._rooms(schema), limit=limit) if batch.agent_steps() else []
-        )
-        if schema is not self._schema:
-            self._log.check_schema(schema)
-            self._finish()
-            self._schema, self._buffer = schema, GroupBuffer(schema)
+        parts = self._rows.cut(batch, schema) if batch.agent_steps() else []
+        if schema is not self._rows.schema:
+            self._use(schema)
+        if not parts:
+            return
+        if self._frames is not None:
+            frames = [(self._frames.encode(pieces), sum(piece.rows for piece in pieces)) for pieces in parts]
+            self._log.log(frames, schema)
+        self._builder.start()
+        ended = self._rows.ended
         for pieces in parts:
-            self._append(pieces)
-        if parts:
-            self._timer.start()
+            self._rows.append(pieces)
+        if self._rows.ended > ended:
+            self._log.cut(begins_shard=False)
+        self._timer.start()
 
-    def _schema_for(self, batch: Batch) -> Schema:
-        """The schema after ``batch``: from the first batch, and with new policies from later ones."""
-        if self._schema is None:
-            return Schema.of(batch, spaces=self._spaces, stored=self._provenance.stored)
-        if self._schema.multi_agent != isinstance(batch, MultiAgentBatch):
-            raise SchemaConflict(
-                f"a {type(batch).__name__} after batches of the other kind: wrap SampleBatches with "
-                "as_multi_agent(), or open another writer"
-            )
-        return self._schema.extended(batch, spaces=self._spaces)
+    def _make_room(self) -> None:
+        """Publish first what can be neither logged nor held in memory any longer.
 
-    def _rooms(self, schema: Schema) -> Iterator[int]:
-        """Rows that still fit the open row group and shard, then those that fit the groups after it."""
-        goes_on = schema is self._schema and self._buffer is not None
-        group = self._buffer.room if goes_on and self._buffer is not None else schema.group_rows
-        most = self._roll.max_rows
-        shard = None if most is None else most - (self._shard_rows if goes_on else 0)
-        while True:
-            room = group if shard is None else min(group, shard)
-            yield room
-            group = group - room or schema.group_rows
-            if most is not None and shard is not None:
-                shard -= room
-                if not shard:
-                    group, shard = schema.group_rows, most
-
-    def _append(self, pieces: list[Piece]) -> None:
-        """Add the pieces of one row group, ending the group or shard before and after as needed."""
-        assert self._buffer is not None
-        rows = sum(piece.rows for piece in pieces)
-        max_rows = self._roll.max_rows
-        if max_rows is not None and self._shard_rows and self._shard_rows + rows > max_rows:
+        Raises:
+            PublishError: It cannot be published; nothing new is taken.
+        """
+        journal = self._log.journal
+        if journal is None:
+            if self._log.waiting_bytes >= self._roll.max_bytes:
+                self._builder.store()
+        elif journal.failure is not None:  # A sync has failed: the log no longer protects what is in it.
+            self._flush()
+        elif not journal.has_room():
             self._finish()
-        elif self._buffer.rows and rows > self._buffer.room:
-            self._buffer = self._builder.add(self._buffer)
-        for piece in pieces:
-            self._buffer.append(piece)
-        self._shard_rows += rows
-        if max_rows is not None and self._shard_rows >= max_rows:
-            self._finish()
-        elif self._buffer.is_full:
-            self._buffer = self._builder.add(self._buffer)
+            journal.wait_for_room()
 
-    def _hand_over(self) -> None:
-        """Give the collected rows to the background."""
+    def _use(self, schema: Schema) -> None:
+        """Go on with a new schema."""
+        self._log.check_schema(schema)
         self._timer.stop()
-        self._shard_rows = 0
-        if self._buffer is not None and self._buffer.rows:
-            self._buffer = self._builder.add(self._buffer)
+        self._rows.use(schema)
+        self._log.cut(begins_shard=True)
+        self._frames = LogFrames(schema) if self._log.is_durable else None
 
     def _finish(self) -> None:
-        """End the open shard; it is stored in the background, or stays queued where it cannot be."""
-        self._hand_over()
-        self._builder.finish()
+        """End the open shard; it is stored in the background, or waits where it cannot be."""
+        self._timer.stop()
+        self._rows.finish()
+        self._log.cut(begins_shard=True)
 
     def _flush(self) -> None:
-        self._hand_over()
-        self._builder.store()
+        self._log.check_process()
+        self._timer.stop()
+        self._rows.hand_over()
+        self._log.cut(begins_shard=True)
+        self._builder.store(self._seconds_left() if self.durable else None)
 
     def _close(self) -> None:
         self._timer.stop()
         self._builder.close()
+        self.ledger.check(uri=self._log.storage.uri)
+        self._log.close(seal_at=self.rows_received)
 
     def _on_timer(self) -> None:
         with self._lock:

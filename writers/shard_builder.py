@@ -2,7 +2,7 @@
 
 One thread a writer encodes row groups and stores shards, in the order in which they were handed over: what is
 written depends on the rows alone, never on timing. At most two row groups of rows and one encoded shard are
-in memory, unless a shard cannot be stored.
+in memory; a second shard where the store is slow, and more only where it fails and there is no log.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import concurrent.futures.thread  # noqa: F401
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -24,13 +25,18 @@ from rlio.schemas.group_arrays import ReadyGroup, ready_group
 from rlio.schemas.parquet import Compression, ShardEncoder
 from rlio.schemas.row_groups import GroupBuffer
 from rlio.schemas.schema import Schema
-from rlio.storage.shard_log import ShardLog
+from rlio.storage.local import PendingFile
+from rlio.storage.shard_log import NewShard, ShardLog
 from rlio.writers.roll import Roll
 
 __all__ = ["ShardBuilder"]
 
 T = TypeVar("T")
 
+# How long the encoding of a shard waits for the memory of the one before it, in seconds.
+_SHORTLY = 0.2
+# More than this is given back to the system: a shard of few, very large rows may need any amount.
+_MOST_KEPT = 256 << 20
 # Room for the row group that fills a shard and for the footer. Memory that is not written to costs nothing.
 _SPARE_BYTES = 96 << 20
 
@@ -43,21 +49,37 @@ class ShardBuilder:
         roll: Its ``max_bytes`` ends a shard here; rows and age are the writer's to watch.
         compression: Of the pages.
         provenance: JSON text for every footer.
+        on_end: Called, in the background, when ``max_bytes`` has ended a shard.
     """
 
-    def __init__(self, log: ShardLog, *, roll: Roll, compression: Compression, provenance: str) -> None:
+    def __init__(
+        self,
+        log: ShardLog,
+        *,
+        roll: Roll,
+        compression: Compression,
+        provenance: str,
+        on_end: Callable[[], object] = lambda: None,
+    ) -> None:
         self._log = log
         self._roll = roll
         self._compression = compression
         self._provenance = provenance
+        self._on_end = on_end
         self._encoder: ShardEncoder | None = None
         self._worker = _Worker("rlio-encode")
-        # Of its own, so that encoding need not wait for it: it takes a tenth of the time that encoding does.
+        # Of its own, so that encoding need not wait: it checksums, and writes what is encoded to the disk.
         self._checksummer = _Worker("rlio-checksum")
         self._busy: Future[None] | None = None
         self._spare: GroupBuffer | None = None
         self._failure: BaseException | None = None
-        self._memory: NDArray[np.uint8] | None = None
+        self._pending: PendingFile | None = None
+
+    def start(self) -> None:
+        """Start the threads, unless they run: too late once the interpreter has begun to exit."""
+        self._worker.start()
+        self._checksummer.start()
+        self._log.start()
 
     def add(self, buffer: GroupBuffer) -> GroupBuffer:
         """Encode the rows of a buffer, and give an empty buffer of the same schema to go on with."""
@@ -69,42 +91,52 @@ class ShardBuilder:
         return spare if spare is not None and spare.schema is buffer.schema else GroupBuffer(buffer.schema)
 
     def finish(self) -> None:
-        """End the open shard; storing it is tried, and tried again by `store` if it fails."""
+        """End the open shard, which is then stored in the background."""
         self._wait()
-        self._busy = self._worker.submit(self._finish)
+        self._busy = self._worker.submit(self._end_shard)
 
-    def store(self) -> None:
+    def store(self, timeout: float | None = None) -> None:
         """End the open shard and return once everything handed over is stored.
 
         Raises:
-            PublishError: Something could not be stored; it is kept.
+            PublishError: Something could not be stored, or not within ``timeout`` seconds; it is kept.
         """
-        self._wait()
-        self._busy = self._worker.submit(self._store)
-        self._wait()
+        until = None if timeout is None else time.monotonic() + timeout
+        self.finish()
+        self._wait(timeout)
+        self._log.publish(None if until is None else max(until - time.monotonic(), 0.0))
 
     def close(self) -> None:
-        """End the thread; what is not stored by then is lost, so `store` comes first."""
+        """End the threads; what is handed over must be stored."""
+        self._wait()
         self._worker.stop()
         self._checksummer.stop()
 
-    def _wait(self) -> None:
-        """Wait for the job before, so that its error surfaces and no third buffer is needed.
-
-        Rows that could not be encoded are gone, so that such an error is raised by every later call; rows
-        that could not be stored are kept, and `store` tries again.
-        """
+    def check(self) -> None:
+        """Raise the error of an earlier encoding, so that no row is taken after it."""
         if self._failure is not None:
             raise self._failure
-        busy, self._busy = self._busy, None
-        if busy is not None:
-            try:
-                busy.result()
-            except PublishError:
-                raise
-            except BaseException as error:
-                self._failure = error
-                raise
+
+    def _wait(self, timeout: float | None = None) -> None:
+        """Wait for the job handed over last, so that no third buffer is needed.
+
+        Rows that could not be encoded are gone from memory, so that such an error is raised by every later
+        call; where there is a log they are still in it.
+        """
+        self.check()
+        if self._busy is None:
+            return
+        try:
+            self._busy.result(timeout)
+        except TimeoutError as error:
+            raise PublishError(
+                f"rows were not encoded within {timeout} s, since an earlier shard is still being stored",
+                uri=self._log.storage.uri,
+            ) from error
+        except BaseException as error:
+            self._failure = error
+            raise
+        self._busy = None
 
     # ---- in the thread ----
 
@@ -112,59 +144,78 @@ class ShardBuilder:
         if self._encoder is not None and (
             self._encoder.schema is not schema or not self._encoder.has_room(ready)
         ):
-            self._finish()
+            self._end_shard()
+            self._on_end()
         if self._encoder is None:
             self._encoder = self._new_encoder(ready, schema)
         self._encoder.add(ready)
         if self._encoder.encoded_bytes >= self._roll.max_bytes:
-            self._finish()
+            self._end_shard()
+            self._on_end()
 
     def _new_encoder(self, ready: ReadyGroup, schema: Schema) -> ShardEncoder:
-        """An encoder whose memory has room for the group; the same memory shard after shard, where it has."""
+        """An encoder whose memory has room for the group."""
+        # The shard before still has the memory that has been used already; a local disk soon takes it.
+        self._log.wait(_SHORTLY)
+        self._pending = self._log.pending_file()
         size = self._roll.max_bytes + _SPARE_BYTES
         while True:
-            if self._memory is None or len(self._memory) < size:
-                self._memory = np.empty(size, np.uint8)
             encoder = ShardEncoder(
                 schema,
                 compression=self._compression,
                 provenance=self._provenance,
-                memory=self._memory,
+                memory=_memory.take(size),
                 submit=self._checksummer.submit,
+                tee=None if self._pending is None else self._pending.write,
             )
             if encoder.has_room(ready):
                 return encoder
-            size = 2 * len(self._memory)
-
-    def _finish(self) -> None:
-        self._end_shard()
-        self._log.try_publish()
-        self._release()
-
-    def _store(self) -> None:
-        self._end_shard()
-        try:
-            self._log.publish()
-        finally:
-            self._release()
-
-    def _release(self) -> None:
-        """Leave the memory to a shard that waits in it to be stored."""
-        if self._log.waiting_bytes:
-            self._memory = None
+            size = 2 * len(encoder.memory)
 
     def _end_shard(self) -> None:
         encoder, self._encoder = self._encoder, None
-        if encoder is not None:
-            shard = encoder.finish()
-            self._log.append(
-                shard.data,
+        pending, self._pending = self._pending, None
+        if encoder is None:
+            return
+        shard = encoder.finish()
+        self._log.append(
+            NewShard(
+                data=shard.data,
                 rows=shard.rows,
                 suffix="parquet",
                 footer_crc32=shard.footer_crc32,
                 crc32=shard.crc32,
                 schema=encoder.schema,
+                pending=pending,
+                release=lambda: _memory.give_back(encoder.memory),
             )
+        )
+
+
+class _Memory:
+    """Memory in which shards are encoded, kept for the next: fresh memory costs a page fault every 4 KiB.
+
+    At most one piece is kept for all writers of the process.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: NDArray[np.uint8] | None = None
+
+    def take(self, size: int) -> NDArray[np.uint8]:
+        """At least ``size`` bytes that nobody else has."""
+        with self._lock:
+            kept, self._kept = self._kept, None
+        return kept if kept is not None and len(kept) >= size else np.empty(size, np.uint8)
+
+    def give_back(self, memory: NDArray[np.uint8]) -> None:
+        """Keep ``memory`` for the next shard, if nothing as large is kept."""
+        with self._lock:
+            if self._kept is None or len(self._kept) < len(memory) <= _MOST_KEPT:
+                self._kept = memory
+
+
+_memory = _Memory()
 
 
 class _Worker:
@@ -180,11 +231,15 @@ class _Worker:
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def submit(self, job: Callable[[], T]) -> Future[T]:
-        """Queue a job; its error is in the future."""
+    def start(self) -> None:
+        """Start the thread, unless it runs."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
+
+    def submit(self, job: Callable[[], T]) -> Future[T]:
+        """Queue a job; its error is in the future."""
+        self.start()
         future: Future[T] = Future()
         self._jobs.put((job, future))
         return future

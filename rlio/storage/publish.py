@@ -26,7 +26,7 @@ from rlio.storage.filesystem import Storage
 from rlio.storage.listing import ShardRef
 from rlio.storage.names import DATA_DIR, HEADER, ShardName, Suffix, shard_path
 
-__all__ = ["FORMAT", "HEADER_BYTES", "publish_shard", "put_header", "read_header"]
+__all__ = ["FORMAT", "HEADER_BYTES", "publish_shard", "put_header", "put_shard", "read_header"]
 
 #: Version of the written format that this library writes, and the only one that it reads.
 FORMAT: Final = 0
@@ -72,8 +72,13 @@ def publish_shard(
         footer_crc32=footer_crc32,
         suffix=suffix,
     )
+    return put_shard(storage, writer_id, name, view)
+
+
+def put_shard(storage: Storage, writer_id: str, name: ShardName, data: memoryview) -> ShardRef:
+    """`publish_shard` for a shard that has its name."""
     path = shard_path(writer_id, name)
-    storage.put(path, view)
+    storage.put(path, data)
     return ShardRef(writer_id, name, path)
 
 

@@ -1,83 +1,189 @@
-"""One writer's side of the commit: its id, its row numbers, and the shards that wait to be stored.
+"""One writer's side of the commit: its id, its row numbers, its log, and its shards on their way.
 
-What encodes rows (`rlio.writers`) hands whole shards over; a shard that cannot be stored is kept and tried
-again, so that no row is lost or numbered twice.
+What encodes rows (`rlio.writers`) logs them here and hands whole shards over.
 """
 
 from __future__ import annotations
 
-import logging
 import os
-from collections import deque
-from dataclasses import dataclass
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from rlio.errors import OptionError, PublishError
+from rlio.errors import LedgerError, OptionError, PublishError
 from rlio.schemas.schema import Schema
 from rlio.storage.filesystem import Storage
-from rlio.storage.names import Suffix, check_writer_id, make_writer_id, schema_path, writer_dir
-from rlio.storage.publish import publish_shard, put_header
+from rlio.storage.journal import Journal
+from rlio.storage.local import PendingFile
+from rlio.storage.markers import seal
+from rlio.storage.names import ShardName, Suffix, check_writer_id, make_writer_id, writer_dir
+from rlio.storage.publish import put_header
+from rlio.storage.publisher import Publisher, WaitingShard
 from rlio.storage.schema_files import check_agreement, read_schemas
+from rlio.storage.spool import LogFolder, Spool, spool_of
+from rlio.storage.wal import Buffer
 
-__all__ = ["ShardLog"]
-
-logger = logging.getLogger("rlio")
+__all__ = ["NewShard", "ShardLog", "WriteLedger"]
 
 
-@dataclass(frozen=True)
-class _Waiting:
-    """An encoded shard that is not stored yet."""
+@dataclass(frozen=True, kw_only=True)
+class WriteLedger:
+    """Where the rows are that a writer was given.
+
+    Attributes:
+        received: Rows that `write()` accepted.
+        logged: Rows that went through the write-ahead log; None without one.
+        published: Rows that every reader can see.
+        waited: Seconds that `write()` has waited for room in the log.
+    """
+
+    received: int
+    logged: int | None
+    published: int
+    waited: float = 0.0
+
+    @property
+    def waiting(self) -> int:
+        """Rows that are not published yet."""
+        return self.received - self.published
+
+    def check(self, *, uri: str) -> None:
+        """Raise unless every row received was logged and published.
+
+        Raises:
+            LedgerError: One was not.
+        """
+        if self.published != self.received or self.logged not in (None, self.received):
+            raise LedgerError(
+                f"the writer's ledger does not add up: {self}; do not trust this data set before "
+                "`rlio verify` has seen it, and report this",
+                uri=uri,
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewShard:
+    """An encoded shard.
+
+    Attributes:
+        data: Its bytes, to be left unchanged until ``release`` is called.
+        rows: Rows in it.
+        suffix: What the bytes are.
+        footer_crc32: See `ShardName`.
+        schema: Of the rows.
+        crc32: Of ``data``, where known.
+        pending: A file at the root that holds ``data`` already.
+        release: Called once ``data`` is not needed any more.
+    """
 
     data: bytes | memoryview
-    first: int
     rows: int
     suffix: Suffix
     footer_crc32: int
     schema: Schema
-    crc32: int | None
+    crc32: int | None = None
+    pending: PendingFile | None = None
+    release: Callable[[], object] = field(default=lambda: None)
 
 
 class ShardLog:
-    """Numbers a writer's rows and stores its shards in order.
+    """Numbers a writer's rows, logs them, and stores its shards in order.
 
     Args:
         root: Folder of the data set, on any filesystem.
         writer_id: None draws a fresh one; a given one must have no rows there yet.
         worker_index: Goes into a drawn id.
         storage_options: For fsspec.
+        spool: How rows are logged; None: not at all.
+        about: What recovery must know to make the same shards again.
+        resume_at: Go on with the given writer, which is dead, at this row.
 
     Raises:
         OptionError: The given id is illegal, or has rows; or the root is in another format version.
         CorruptData: The root's header is damaged.
-        PublishError: Nothing can be stored there.
+        PublishError: Nothing can be stored, or logged, there.
+        UnsafeData: The spool belongs to another user.
     """
 
     def __init__(
         self,
-        root: str | os.PathLike[str],
+        root: str | os.PathLike[str] | Storage,
         *,
         writer_id: str | None = None,
         worker_index: int = 0,
         storage_options: dict[str, object] | None = None,
+        spool: Spool | None = None,
+        about: Mapping[str, Any] | None = None,
+        resume_at: int | None = None,
     ) -> None:
-        self.storage = Storage.open(root, storage_options=storage_options)
+        self.storage = (
+            root if isinstance(root, Storage) else Storage.open(root, storage_options=storage_options)
+        )
         self.writer_id = make_writer_id(worker_index) if writer_id is None else check_writer_id(writer_id)
-        if writer_id is not None and self.storage.list(writer_dir(writer_id)):
+        if writer_id is not None and resume_at is None and self.storage.list(writer_dir(writer_id)):
             raise OptionError(
                 f"writer {writer_id!r} has rows there already: take another writer_id, or None for a new one",
                 uri=self.storage.uri,
             )
         # A root that cannot be written, or is in another format, is found out before rows are taken.
         put_header(self.storage)
-        #: Rows handed over so far: the number of the next row.
-        self.next_row = 0
-        #: Rows that are stored.
-        self.rows_published = 0
-        #: Bytes of the shards that are stored.
-        self.bytes_published = 0
-        #: Bytes of encoded shards that are not stored yet.
-        self.waiting_bytes = 0
-        self._waiting: deque[_Waiting] = deque()
-        self._schemas: set[str] = set()
+        self._pid = os.getpid()
+        self.journal = self._open_journal(spool, about or {})
+        self._publisher = Publisher(self.storage, self.writer_id, self.journal)
+        #: Number of the first row of the next shard.
+        self.next_row = resume_at or 0
+
+    def _open_journal(self, spool: Spool | None, about: Mapping[str, Any]) -> Journal | None:
+        where = None if spool is None else spool_of(self.storage, spool)
+        if spool is None or where is None:
+            return None
+        path = os.path.join(where, self.writer_id)
+        folder = LogFolder.create(path, root=self.storage.uri, writer=self.writer_id)
+        return Journal(folder, spool=spool, about=about)
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether rows are logged."""
+        return self.journal is not None
+
+    @property
+    def rows_published(self) -> int:
+        """Rows that are stored."""
+        return self._publisher.rows_published
+
+    @property
+    def bytes_published(self) -> int:
+        """Bytes of the shards that are stored."""
+        return self._publisher.bytes_published
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of the shards in memory that are not stored yet."""
+        return self._publisher.waiting_bytes
+
+    def ledger(self, received: int) -> WriteLedger:
+        """The ledger of a writer that has received as many rows."""
+        journal = self.journal
+        return WriteLedger(
+            received=received,
+            logged=None if journal is None else journal.end,
+            published=self.rows_published,
+            waited=0.0 if journal is None else journal.waited,
+        )
+
+    def check_process(self) -> None:
+        """Raise in a forked child, which has none of the threads.
+
+        Raises:
+            PublishError: This is not the process that opened the writer.
+        """
+        if self._pid != os.getpid():
+            raise PublishError(
+                f"this writer was opened by process {self._pid}, of which this one is a fork: "
+                "open a writer of your own in each process",
+                uri=self.storage.uri,
+            )
 
     def check_schema(self, schema: Schema) -> None:
         """Refuse a schema that gives a column another type than the root's other writers do.
@@ -89,55 +195,64 @@ class ShardLog:
         """
         check_agreement({**read_schemas(self.storage), schema.hash: schema}, uri=self.storage.uri)
 
-    def append(
-        self,
-        data: bytes | memoryview,
-        *,
-        rows: int,
-        suffix: Suffix,
-        footer_crc32: int,
-        schema: Schema,
-        crc32: int | None = None,
-    ) -> None:
-        """Number a shard's rows and queue it; `publish` stores it. ``crc32`` is of ``data``, where known."""
-        self._waiting.append(_Waiting(data, self.next_row, rows, suffix, footer_crc32, schema, crc32))
-        self.next_row += rows
-        self.waiting_bytes += len(data)
+    def log(self, frames: Sequence[tuple[Sequence[Buffer], int]], schema: Schema) -> None:
+        """Log the rows of one `write()`, all or none of them; see `Journal.append`."""
+        if self.journal is not None and frames:
+            self.journal.append(frames, schema={"schema": schema.text})
 
-    def publish(self) -> None:
-        """Store every queued shard, the oldest first.
+    def cut(self, *, begins_shard: bool) -> None:
+        """Begin a new segment of the log; see `Journal.cut`."""
+        if self.journal is not None:
+            self.journal.cut(begins_shard=begins_shard)
+
+    def start(self) -> None:
+        """Start the thread that stores shards."""
+        self._publisher.start()
+
+    def pending_file(self) -> PendingFile | None:
+        """A file at a local root to which a shard's bytes may go while they are made; None elsewhere."""
+        if not self.storage.is_local:
+            return None
+        try:
+            return PendingFile(self.storage.root)
+        except OSError:
+            return None  # Then storing the whole shard will say what is wrong.
+
+    def append(self, shard: NewShard) -> None:
+        """Number a shard's rows and queue it to be stored in the background."""
+        data = memoryview(shard.data).cast("B")
+        name = ShardName(
+            first=self.next_row,
+            rows=shard.rows,
+            size=len(data),
+            crc32=zlib.crc32(data) if shard.crc32 is None else shard.crc32,
+            footer_crc32=shard.footer_crc32,
+            suffix=shard.suffix,
+        )
+        self.next_row += shard.rows
+        self._publisher.submit(WaitingShard(name, shard.schema, data, shard.pending, shard.release))
+
+    def wait(self, timeout: float) -> None:
+        """Wait until all queued shards are stored, but not longer than ``timeout`` seconds."""
+        self._publisher.wait(timeout)
+
+    def publish(self, timeout: float | None = None) -> None:
+        """Return once every queued shard is stored.
 
         Raises:
-            PublishError: One could not be stored; it and those after it stay queued.
+            PublishError: One could not be stored, or not in time; it and those after it stay queued.
         """
-        while self._waiting:
-            shard = self._waiting[0]
-            self._put_schema(shard.schema)
-            ref = publish_shard(
-                self.storage,
-                self.writer_id,
-                shard.data,
-                first=shard.first,
-                rows=shard.rows,
-                suffix=shard.suffix,
-                footer_crc32=shard.footer_crc32,
-                crc32=shard.crc32,
-            )
-            self._waiting.popleft()
-            self.waiting_bytes -= len(shard.data)
-            self.rows_published += shard.rows
-            self.bytes_published += len(shard.data)
-            logger.info("stored %s: %d rows", self.storage.uri_of(ref.path), shard.rows)
+        self._publisher.flush(timeout)
 
-    def try_publish(self) -> None:
-        """`publish` for a caller whose rows are safe in the queue: a failure is logged and tried again."""
-        try:
-            self.publish()
-        except PublishError as error:
-            logger.warning("%d bytes wait to be stored: %s", self.waiting_bytes, error)
+    def close(self, *, seal_at: int | None) -> None:
+        """Release everything.
 
-    def _put_schema(self, schema: Schema) -> None:
-        """A schema comes before the first shard that needs it."""
-        if schema.hash not in self._schemas:
-            self.storage.put(schema_path(schema.hash), schema.text.encode())
-            self._schemas.add(schema.hash)
+        Args:
+            seal_at: Say that the writer is closed for good after as many rows, all of them stored, and
+                remove its log; None leaves the log to recovery.
+        """
+        self._publisher.stop()
+        if seal_at:
+            seal(self.storage, self.writer_id, seal_at)
+        if self.journal is not None:
+            self.journal.close(keep=seal_at is None)

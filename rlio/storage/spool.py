@@ -48,6 +48,8 @@ logger = logging.getLogger("rlio")
 
 _OWNER: Final = "owner"
 _SEGMENT: Final = re.compile(r"([0-9]{1,19})\.wal")
+_SCHEMA: Final = re.compile(r"schema-[0-9a-f]{8,64}\.json")
+_LEFTOVER: Final = re.compile(r"[^/]*\.tmp")
 _MAX_OWNER_BYTES: Final = 1 << 20
 
 # Where flock may be a fiction, or files may vanish with the network: logs lie elsewhere.
@@ -211,6 +213,16 @@ class LogFolder:
             (name, os.path.join(self.path, text)) for name, text in sorted(found, key=lambda x: x[0].first)
         ]
 
+    def schemas(self) -> list[str]:
+        """Paths of the schemas of the encoded shards."""
+        return sorted(
+            os.path.join(self.path, name) for name in os.listdir(self.path) if _SCHEMA.fullmatch(name)
+        )
+
+    def schema_path(self, schema_hash: str) -> str:
+        """Where the schema of an encoded shard goes."""
+        return os.path.join(self.path, f"schema-{schema_hash}.json")
+
     def segment_path(self, first: int) -> str:
         """Where the segment that begins with row ``first`` goes."""
         return os.path.join(self.path, f"{first:012d}.wal")
@@ -235,7 +247,8 @@ class LogFolder:
 
         What is neither ours nor empty is left there, and said.
         """
-        for path in self.segments():
+        leftovers = [os.path.join(self.path, x) for x in os.listdir(self.path) if _LEFTOVER.fullmatch(x)]
+        for path in [*self.segments(), *self.schemas(), *leftovers]:
             os.unlink(path)
         # Last, so that a crash leaves a log that can be claimed, and then removed, again.
         with contextlib.suppress(FileNotFoundError):
@@ -408,8 +421,9 @@ def _user_spool() -> str:
 
 
 def _is_memory(storage: Storage) -> bool:
-    protocol = getattr(storage.fs, "protocol", ())
-    return "memory" in ((protocol,) if isinstance(protocol, str) else tuple(protocol))
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    return isinstance(storage.fs, MemoryFileSystem)
 
 
 def _on_network(path: str) -> bool:

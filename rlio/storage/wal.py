@@ -27,6 +27,7 @@ import os
 import stat
 import struct
 import sys
+import threading
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +39,16 @@ from rlio.errors import CorruptData, PublishError, UnsafeData
 from rlio.storage.local import sync_descriptor
 from rlio.storage.names import MAX_ROW
 
-__all__ = ["Damage", "Frame", "SegmentReader", "SegmentWriter", "Sync", "read_segment"]
+__all__ = [
+    "Buffer",
+    "Damage",
+    "Frame",
+    "SegmentReader",
+    "SegmentWriter",
+    "Sync",
+    "count_whole_rows",
+    "read_segment",
+]
 
 Sync: TypeAlias = Literal["interval", "always", "never"]
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
@@ -65,7 +75,7 @@ _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getatt
 
 
 class SegmentWriter:
-    """Appends frames to a new file. Not thread-safe, but for `sync`, which any thread may call.
+    """Appends frames to a new file. Not thread-safe, but for `sync` and `close`.
 
     Args:
         path: Must not exist.
@@ -84,6 +94,9 @@ class SegmentWriter:
         self.bytes = 0
         self._synced = 0
         self._broken: str | None = None
+        #: Whether the file ends with its last frame, or with a part of another.
+        self._whole = True
+        self._closing = threading.Lock()
         self._frames = 0
         self._pays = True
         self._compressor = zstandard.ZstdCompressor(level=_LEVEL)
@@ -122,28 +135,43 @@ class SegmentWriter:
             raise PublishError(f"the log is broken: {self._broken}", uri=self.path)
         self._put(payload, rows=rows, flags=0)
 
+    def take_back(self, size: int, end: int) -> None:
+        """Cut the file back to an earlier ``bytes`` and `end`; the segment is broken where that fails."""
+        if size == self.bytes and self._whole:
+            return
+        try:
+            os.ftruncate(self._fd, size)
+            os.lseek(self._fd, size, os.SEEK_SET)
+        except OSError as error:
+            self._broken = f"a frame could not be taken back: {error}"
+            return
+        self.bytes, self.end, self._whole = size, end, True
+        self._synced = min(self._synced, size)
+
     def sync(self) -> None:
-        """Return once every frame logged so far survives a power failure.
+        """Return once every frame logged so far survives a power failure. May be called from any thread.
 
         Raises:
             PublishError: The sync failed. The kernel may then have dropped the data and will report success
                 the next time: the segment takes no more frames, and its rows must be published.
         """
-        size = self.bytes
-        if self._broken is not None or size == self._synced:
-            return
-        try:
-            _fdatasync(self._fd)
-        except OSError as error:
-            self._broken = f"a sync failed: {error}"
-            raise PublishError(f"the log could not be synced: {error}", uri=self.path) from error
-        self._synced = size
+        with self._closing:
+            size = self.bytes
+            if self._broken is not None or size <= self._synced or self._fd < 0:
+                return
+            try:
+                _fdatasync(self._fd)
+            except OSError as error:
+                self._broken = f"a sync failed: {error}"
+                raise PublishError(f"the log could not be synced: {error}", uri=self.path) from error
+            self._synced = size
 
     def close(self) -> None:
-        """Close the file. May be called again."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        """Close the file. May be called again, and from any thread."""
+        with self._closing:
+            fd, self._fd = self._fd, -1
+            if fd >= 0:
+                os.close(fd)
 
     def _put(self, payload: Sequence[Buffer], *, rows: int, flags: int) -> None:
         plain = sum(len(part) for part in payload)
@@ -157,11 +185,13 @@ class SegmentWriter:
         crc32 = zlib.crc32(fields)
         for part in payload:
             crc32 = zlib.crc32(part, crc32)
-        start = self.bytes
+        start, end = self.bytes, self.end
         try:
+            self._whole = False
             _write_all(self._fd, [fields + struct.pack("<I", crc32), *payload])
+            self._whole = True
         except OSError as error:
-            self._take_back(start, error)
+            self.take_back(start, end)
             raise PublishError(
                 f"{stored} bytes could not be logged: {error}; nothing of this write() was taken: "
                 "make room or repair the disk, then write again",
@@ -178,14 +208,6 @@ class SegmentWriter:
         packed = self._compressor.compress(payload[0] if len(payload) == 1 else b"".join(payload))
         self._pays = len(packed) < _WORTHWHILE * plain
         return packed if self._pays else None
-
-    def _take_back(self, start: int, cause: OSError) -> None:
-        """Cut off what was written of a frame, so that the next one is not hidden behind it."""
-        try:
-            os.ftruncate(self._fd, start)
-            os.lseek(self._fd, start, os.SEEK_SET)
-        except OSError:
-            self._broken = f"a write failed ({cause}) and could not be taken back"
 
 
 class Frame(NamedTuple):
@@ -285,6 +307,18 @@ def read_segment(path: str) -> SegmentReader:
         os.close(fd)
 
 
+def count_whole_rows(path: str) -> int:
+    """Rows of the whole frames of a file, wherever they lie: what a damaged header leaves without a home."""
+    with open(path, "rb") as file:
+        data = file.read()
+    rows, position = 0, data.find(_MAGIC)
+    while position >= 0:
+        raw = _parse(data, position)
+        rows += 0 if raw is None else raw.rows
+        position = data.find(_MAGIC, position + 1 if raw is None else raw.stop)
+    return rows
+
+
 # ---- frames ----
 
 
@@ -330,12 +364,11 @@ def _inflated(stored: bytes, raw: _Raw, path: str) -> bytes:
 def _damage(data: bytes | mmap.mmap, start: int, row: int) -> Damage:
     """Describe what follows the valid prefix, looking for whole frames behind the damage."""
     torn = _is_torn(data, start, row)
-    rows, position = 0, start
-    while (position := data.find(_MAGIC, position + 1)) >= 0:
+    rows, position = 0, data.find(_MAGIC, start + 1)
+    while position >= 0:
         raw = _parse(data, position)
-        if raw is not None and raw.rows and raw.first >= row:
-            rows += raw.rows
-            position = raw.stop - 1
+        rows += raw.rows if raw is not None and raw.first >= row else 0
+        position = data.find(_MAGIC, position + 1 if raw is None else raw.stop)
     reason = f"the frame of row {row} " + ("is not all there" if torn else "is damaged")
     return Damage(start, len(data) - start, reason, torn and not rows, rows)
 

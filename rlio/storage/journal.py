@@ -1,0 +1,241 @@
+"""A live writer's log: rows are in it from `write()` until they are published.
+
+It cuts the log into segments, syncs them, drops those that are published, and keeps the whole within its
+bound. Encoded shards that cannot be stored wait here too, as the files that they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlio.errors import PublishError
+from rlio.schemas.schema import Schema
+from rlio.storage.local import sync_descriptor
+from rlio.storage.names import ShardName
+from rlio.storage.spool import LogFolder, Spool, sync_folder
+from rlio.storage.wal import Buffer, SegmentWriter
+
+__all__ = ["Journal"]
+
+logger = logging.getLogger("rlio")
+
+
+class Journal:
+    """The log of one writer. Thread-safe.
+
+    Args:
+        folder: Where it lies; locked by this process.
+        spool: How it is kept.
+        about: What the header of every segment says, beside the schema.
+    """
+
+    def __init__(self, folder: LogFolder, *, spool: Spool, about: Mapping[str, Any]) -> None:
+        self._folder = folder
+        self._spool = spool
+        self._about = {**folder.owner, **about}
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        #: Segments with rows that are not published yet, the oldest first.
+        self._segments: list[SegmentWriter] = []
+        self._open: SegmentWriter | None = None
+        self._begins_shard = True
+        self._spilled: dict[str, int] = {}
+        self._failure: PublishError | None = None
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        #: The row after the last one logged.
+        self.end = 0
+        #: Seconds that `write()` has waited for room.
+        self.waited = 0.0
+
+    @property
+    def path(self) -> str:
+        """The log's folder."""
+        return self._folder.path
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the log, shards that wait here included."""
+        with self._lock:
+            return self._bytes()
+
+    @property
+    def failure(self) -> PublishError | None:
+        """Why the log protects its rows no longer; it does again once they are published."""
+        return self._failure
+
+    def append(self, frames: Sequence[tuple[Sequence[Buffer], int]], *, schema: Mapping[str, Any]) -> None:
+        """Log the frames of one `write()`, all or none.
+
+        Args:
+            frames: Buffers and rows of each.
+            schema: Goes into the header of a new segment; call `cut` when it changes.
+
+        Raises:
+            PublishError: They could not be logged, or this is a forked child.
+        """
+        self._folder.check_owned()
+        with self._lock:
+            if self._open is not None and self._open.is_broken:
+                self._abandon(self._open)
+            segment = self._open or self._begin(schema)
+            size, end = segment.bytes, segment.end
+            try:
+                for payload, rows in frames:
+                    segment.append(payload, rows=rows)
+                if self._spool.sync == "always":
+                    segment.sync()
+            except PublishError:
+                segment.take_back(size, end)
+                raise
+            self.end = segment.end
+
+    def has_room(self) -> bool:
+        """Whether the log is within its bound."""
+        with self._lock:
+            return self._bytes() < self._spool.max_bytes
+
+    def wait_for_room(self) -> None:
+        """Wait until something was published and the log is within its bound again.
+
+        Raises:
+            PublishError: It is not, after ``block_seconds``.
+        """
+        begun = time.monotonic()
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._bytes() < self._spool.max_bytes, timeout=self._spool.block_seconds
+            )
+            self.waited += time.monotonic() - begun
+            if self._bytes() >= self._spool.max_bytes:
+                raise PublishError(
+                    f"the log holds {self._bytes()} bytes that cannot be stored, of {self._spool.max_bytes} "
+                    f"allowed, and {self._spool.block_seconds} s brought no room: nothing of this write() "
+                    "was taken, all before it is safe; repair access to the store, then write again",
+                    uri=self.path,
+                )
+
+    def cut(self, *, begins_shard: bool) -> None:
+        """Let the next frame begin a new segment, and, if so, a new shard when it is recovered."""
+        with self._lock:
+            self._cut(begins_shard=begins_shard)
+
+    def release(self, row: int) -> None:
+        """Drop the segments of which every row is below ``row``: they are stored elsewhere."""
+        with self._changed:
+            while self._segments and self._segments[0].end <= row:
+                segment = self._segments.pop(0)
+                if segment is self._open:
+                    self._open = None
+                segment.close()
+                os.unlink(segment.path)
+            if not any(segment.is_broken for segment in self._segments):
+                self._failure = None
+            self._changed.notify_all()
+
+    def spill(self, name: ShardName, data: memoryview, *, schema: Schema) -> str:
+        """Keep an encoded shard here, durably, until it can be stored; and its schema, which comes first.
+
+        Raises:
+            OSError: It could not be written; nothing of it is left.
+        """
+        described = self._folder.schema_path(schema.hash)
+        if not os.path.exists(described):
+            _write_durably(described, memoryview(schema.text.encode()))
+        path = os.path.join(self.path, name.format())
+        _write_durably(path, data)
+        sync_folder(self.path)
+        with self._lock:
+            self._spilled[path] = len(data)
+        return path
+
+    def unspill(self, path: str) -> None:
+        """Drop a shard that is stored now."""
+        with self._changed:
+            os.unlink(path)
+            self._spilled.pop(path, None)
+            self._changed.notify_all()
+
+    def close(self, *, keep: bool) -> None:
+        """Stop; remove the log if nothing in it is needed any more, else leave it to recovery."""
+        self._stop.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        with self._lock:
+            for segment in self._segments:
+                segment.close()
+            self._segments, self._open = [], None
+        if keep:
+            self._folder.release()
+        else:
+            self._folder.remove()
+
+    # ---- under the lock ----
+
+    def _bytes(self) -> int:
+        return sum(segment.bytes for segment in self._segments) + sum(self._spilled.values())
+
+    def _begin(self, schema: Mapping[str, Any]) -> SegmentWriter:
+        header = {**self._about, "begins_shard": self._begins_shard, **schema}
+        segment = SegmentWriter(self._folder.segment_path(self.end), header=header, first=self.end)
+        if self._spool.sync != "never":
+            sync_folder(self.path)
+        self._segments.append(segment)
+        self._open, self._begins_shard = segment, False
+        if self._spool.sync == "interval" and self._thread is None:
+            self._thread = threading.Thread(target=self._sync_loop, name="rlio-sync", daemon=True)
+            self._thread.start()
+        return segment
+
+    def _abandon(self, segment: SegmentWriter) -> None:
+        """Log what follows elsewhere; what the segment holds stays until it is published."""
+        self._cut(begins_shard=False)
+        if segment.end == segment.first:  # The next one will have its name.
+            self._segments.remove(segment)
+            segment.close()
+            os.unlink(segment.path)
+
+    def _cut(self, *, begins_shard: bool) -> None:
+        self._open = None
+        self._begins_shard |= begins_shard
+
+    # ---- in the thread ----
+
+    def _sync_loop(self) -> None:
+        """Bound what a power failure costs, also when no further write comes."""
+        while not self._stop.wait(self._spool.sync_interval):
+            with self._lock:
+                dirty = [segment for segment in self._segments if segment.is_dirty]
+            for segment in dirty:
+                try:
+                    segment.sync()
+                except PublishError as error:
+                    # Said to the writer, whose next write() publishes the rows instead.
+                    logger.error("%s", error)
+                    self._failure = error
+
+
+def _write_durably(path: str, data: memoryview) -> None:
+    """Write a file that is whole as soon as it has its name."""
+    temporary = f"{path}.tmp"
+    try:
+        with open(temporary, "wb", buffering=0, opener=_private) as file:
+            offset = 0
+            while offset < len(data):
+                offset += file.write(data[offset:])
+            sync_descriptor(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

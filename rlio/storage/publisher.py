@@ -1,0 +1,268 @@
+"""Storing a writer's shards in the background, the oldest first, again and again until they are stored.
+
+A shard that cannot be stored moves into the log's folder, where there is one, so that memory does not grow
+with a backlog.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rlio.errors import CorruptData, PublishError
+from rlio.schemas.schema import Schema
+from rlio.storage.filesystem import Storage
+from rlio.storage.journal import Journal
+from rlio.storage.local import PendingFile
+from rlio.storage.names import ShardName, schema_path, shard_path
+from rlio.storage.publish import put_shard
+
+__all__ = ["Publisher", "WaitingShard"]
+
+logger = logging.getLogger("rlio")
+
+# Seconds between attempts to store the oldest shard; `Storage` has tried several times in each.
+_FIRST_DELAY = 0.5
+_MAX_DELAY = 30.0
+# How long a finished shard waits, in memory, for the one before it before it moves into the log.
+_PATIENCE = 1.0
+
+
+@dataclass
+class WaitingShard:
+    """An encoded shard on its way into the data set.
+
+    Attributes:
+        name: Says what it is.
+        schema: Of its rows; stored before it.
+        data: Its bytes; None once they are in the log.
+        pending: A file at the root that has these bytes already and only lacks its name.
+        release: Called once ``data`` is not needed any more.
+        path: Where it lies in the log; None while it does not.
+    """
+
+    name: ShardName
+    schema: Schema
+    data: memoryview | None
+    pending: PendingFile | None = None
+    release: Callable[[], object] = field(default=lambda: None)
+    path: str | None = None
+    #: Whether somebody reads ``data``, to store it or to move it into the log.
+    busy: bool = False
+
+
+class Publisher:
+    """Stores the shards of one writer, in order, from a thread of its own.
+
+    Args:
+        storage: The data set's root.
+        writer_id: Whose shards they are.
+        journal: The writer's log; None: what cannot be stored stays in memory.
+    """
+
+    def __init__(self, storage: Storage, writer_id: str, journal: Journal | None) -> None:
+        self._storage = storage
+        self._writer_id = writer_id
+        self._journal = journal
+        self._changed = threading.Condition()
+        self._queue: deque[WaitingShard] = deque()
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+        self._schemas: set[str] = set()
+        #: Attempts begun so far, the last one that failed, and why.
+        self._attempts = 0
+        self._failed = 0
+        self._error: Exception | None = None
+        self._delay = 0.0
+        self._retry_at = 0.0
+        self._urgent = 0
+        #: Rows and bytes that are stored.
+        self.rows_published = 0
+        self.bytes_published = 0
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of the shards in memory that are not stored yet."""
+        with self._changed:
+            return sum(len(shard.data) for shard in self._queue if shard.data is not None)
+
+    def start(self) -> None:
+        """Start the thread, unless it runs: too late once the interpreter has begun to exit."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="rlio-publish", daemon=True)
+            self._thread.start()
+
+    def submit(self, shard: WaitingShard) -> None:
+        """Queue a shard. Where those before it are slow or cannot be stored, it moves into the log."""
+        self.start()
+        with self._changed:
+            self._queue.append(shard)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: len(self._queue) <= 1 or self._error is not None, _PATIENCE)
+        if len(self._queue) > 1 or self._error is not None:
+            self._spill(shard)
+
+    def wait(self, timeout: float) -> None:
+        """Wait until everything is stored, but not longer than ``timeout`` seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._queue or self._error is not None, timeout)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Return once every queued shard is stored.
+
+        Raises:
+            PublishError: An attempt that began after this call failed, or ``timeout`` seconds have passed;
+                what is queued stays so.
+        """
+        with self._changed:
+            if not self._queue:
+                return
+            self._urgent += 1
+            first = self._attempts + 1
+            self._changed.notify_all()
+            try:
+                self._changed.wait_for(lambda: not self._queue or self._failed >= first, timeout)
+            finally:
+                self._urgent -= 1
+            if not self._queue:
+                return
+            rows = sum(shard.name.rows for shard in self._queue)
+            if self._failed >= first and self._error is not None:
+                raise self._error
+        raise PublishError(
+            f"the store did not take {rows} rows within {timeout} s: {self._safe()}", uri=self._storage.uri
+        )
+
+    def stop(self) -> None:
+        """End the thread, which does not wait for a store that hangs."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+            idle = not self._queue
+        if idle and self._thread is not None:
+            self._thread.join()
+
+    def _safe(self) -> str:
+        if self._journal is None:
+            return "they are in memory, and lost when this process ends; close() tries again"
+        return f"they are safe in {self._journal.path}; close() tries again, and so does `rlio recover`"
+
+    # ---- in the thread ----
+
+    def _run(self) -> None:
+        while (shard := self._next()) is not None:
+            try:
+                self._store(shard)
+            except Exception as error:
+                # Told to whoever flushes; until then it is tried again.
+                self._note_failure(shard, error)
+                for waiting in list(self._queue):
+                    self._spill(waiting)
+            else:
+                self._note_success(shard)
+
+    def _next(self) -> WaitingShard | None:
+        """Wait for a shard and the time to store it; None: stop."""
+        with self._changed:
+            while not self._stopped:
+                if self._queue and not self._queue[0].busy:
+                    delay = self._retry_at - time.monotonic()
+                    if self._urgent or delay <= 0:
+                        self._attempts += 1
+                        self._queue[0].busy = True
+                        return self._queue[0]
+                    self._changed.wait(delay)
+                else:
+                    self._changed.wait()
+            return None
+
+    def _store(self, shard: WaitingShard) -> None:
+        if shard.schema.hash not in self._schemas:
+            self._storage.put(schema_path(shard.schema.hash), shard.schema.text.encode())
+            self._schemas.add(shard.schema.hash)
+        pending, shard.pending = shard.pending, None
+        if pending is not None:
+            try:
+                pending.commit(shard_path(self._writer_id, shard.name))
+                return
+            except OSError as error:
+                logger.warning("a shard must be written anew: %s", error)
+        put_shard(self._storage, self._writer_id, shard.name, self._data_of(shard))
+
+    def _data_of(self, shard: WaitingShard) -> memoryview:
+        if shard.data is not None:
+            return shard.data
+        assert shard.path is not None
+        with open(shard.path, "rb", opener=_no_follow) as file:
+            data = memoryview(file.read())
+        if zlib.crc32(data) != shard.name.crc32:
+            raise CorruptData("a shard that waited in the log is damaged", uri=shard.path)
+        return data
+
+    def _note_failure(self, shard: WaitingShard, error: Exception) -> None:
+        with self._changed:
+            shard.busy = False
+            self._failed, self._error = self._attempts, error
+            self._delay = min(2 * self._delay or _FIRST_DELAY, _MAX_DELAY)
+            self._retry_at = time.monotonic() + self._delay
+            self._changed.notify_all()
+        logger.warning("%d rows wait to be stored: %s", shard.name.rows, error)
+
+    def _note_success(self, shard: WaitingShard) -> None:
+        shard.release()
+        if self._journal is not None:
+            self._journal.release(self._safe_end(shard.name.end))
+            if shard.path is not None:
+                self._journal.unspill(shard.path)
+        with self._changed:
+            self._queue.popleft()
+            self.rows_published += shard.name.rows
+            self.bytes_published += shard.name.size
+            self._error, self._delay, self._retry_at = None, 0.0, 0.0
+            self._changed.notify_all()
+        logger.info("stored %s: %d rows", shard_path(self._writer_id, shard.name), shard.name.rows)
+
+    def _spill(self, shard: WaitingShard) -> None:
+        """Move a shard from memory into the log, unless somebody has it in hand or there is no log."""
+        if self._journal is None:
+            return
+        with self._changed:
+            if shard.busy or shard.data is None or shard not in self._queue:
+                return
+            shard.busy = True
+        path = None
+        try:
+            path = self._journal.spill(shard.name, shard.data, schema=shard.schema)
+        except OSError as error:
+            logger.warning("a shard that cannot be stored stays in memory: %s", error)
+        finally:
+            with self._changed:
+                shard.busy = False
+                if path is not None:
+                    shard.path, shard.data = path, None
+                self._changed.notify_all()
+        if path is not None:
+            if shard.pending is not None:
+                shard.pending.discard()
+                shard.pending = None
+            shard.release()
+            self._journal.release(self._safe_end(0))
+
+    def _safe_end(self, stored: int) -> int:
+        """The row below which every row is stored, or in the log as part of an encoded shard."""
+        with self._changed:
+            for shard in self._queue:
+                if shard.path is None and shard.name.end > stored:
+                    return shard.name.first
+                stored = max(stored, shard.name.end)
+        return stored
+
+
+def _no_follow(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -1,0 +1,421 @@
+"""Recovery: what a dead writer left in its log becomes the shards that it would have made.
+
+The same bytes under the same names, however often it is done and wherever it is interrupted: a log says all
+that the writer knew, and goes only once every row in it is published.
+
+Example:
+    >>> import tempfile
+    >>> recover(tempfile.mkdtemp()).rows
+    0
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal, Protocol
+
+from rlio.errors import CorruptData, RlioError, excerpt
+from rlio.schemas.log_frames import LogFrames
+from rlio.schemas.parquet import Compression
+from rlio.schemas.schema import Schema
+from rlio.storage.filesystem import Storage
+from rlio.storage.listing import list_shards
+from rlio.storage.markers import seal
+from rlio.storage.names import check_writer_id, schema_path
+from rlio.storage.publish import put_shard
+from rlio.storage.shard_log import ShardLog
+from rlio.storage.spool import AbandonedLog, LogFolder, Spool, find_logs, spool_of
+from rlio.storage.wal import Damage, Frame, SegmentReader, count_whole_rows, read_segment
+from rlio.writers.line_collector import LineCollector
+from rlio.writers.roll import Roll
+from rlio.writers.row_collector import RowCollector
+from rlio.writers.shard_builder import ShardBuilder
+from rlio.writers.spooling import SpoolLike, parse_spool
+
+__all__ = [
+    "RecoveredLog",
+    "RecoveryReport",
+    "json_header",
+    "parquet_header",
+    "recover",
+    "recover_before_writing",
+]
+
+logger = logging.getLogger("rlio")
+
+#: Where files go that cannot be used; no writer id begins with an underscore.
+_ASIDE: Final = "_damaged"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecoveredLog:
+    """What became of one writer's log.
+
+    Attributes:
+        writer: The writer's id.
+        outcome: "recovered"; "alive" (or of another host, or user); "failed", and will be tried again.
+        rows: Rows published that were not before.
+        lost_rows: Rows of whole frames that lie behind damage; they are set aside, not deleted.
+        set_aside: Files that hold what could not be read.
+        error: Why it failed, or what is damaged.
+    """
+
+    writer: str
+    outcome: Literal["recovered", "alive", "failed"]
+    rows: int = 0
+    lost_rows: int = 0
+    set_aside: tuple[str, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecoveryReport:
+    """What `recover` did.
+
+    Attributes:
+        root: The data set.
+        spool: Where its logs lie; None where there can be none.
+        logs: One entry a log.
+    """
+
+    root: str
+    spool: str | None
+    logs: tuple[RecoveredLog, ...] = field(default=())
+
+    @property
+    def rows(self) -> int:
+        """Rows published that were not before."""
+        return sum(log.rows for log in self.logs)
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing failed, and nothing was damaged."""
+        return all(log.error is None for log in self.logs)
+
+    def to_json(self) -> dict[str, Any]:
+        """As `rlio recover --json` prints it."""
+        return {**asdict(self), "logs": [asdict(log) for log in self.logs], "rows": self.rows}
+
+
+def parquet_header(compression: Compression, *, roll: Roll, provenance: str) -> dict[str, Any]:
+    """What the log of a `ParquetWriter` must say for its shards to be made again."""
+    return {
+        "kind": "parquet",
+        "compression": [compression.codec, compression.level],
+        "roll": [roll.max_rows, roll.max_bytes],
+        "provenance": provenance,
+    }
+
+
+def json_header(level: int | None, *, roll: Roll, provenance: str) -> dict[str, Any]:
+    """What the log of a `JsonWriter` must say for its shards to be made again."""
+    return {
+        "kind": "json",
+        "compression": level,
+        "roll": [roll.max_rows, roll.max_bytes],
+        "provenance": provenance,
+    }
+
+
+def recover(
+    uri: str | os.PathLike[str],
+    *,
+    spool: SpoolLike = "auto",
+    all_hosts: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> RecoveryReport:
+    """Publish what dead writers left in their logs. Safe at any time, in any number of processes.
+
+    Args:
+        uri: Root of the data set.
+        spool: As the writers were given it.
+        all_hosts: Also logs of other hosts, and copies of logs: only where their writers are surely dead.
+        storage_options: For fsspec.
+
+    Returns:
+        One entry a log; what failed is in it, and logged, and stays to be tried again.
+
+    Raises:
+        OptionError: ``spool`` is None, or illegal.
+        UnknownName: No filesystem has the URL's scheme.
+    """
+    storage = Storage.open(uri, storage_options=storage_options)
+    kept = parse_spool(spool, None)
+    where = None if kept is None else spool_of(storage, kept)
+    logs = [] if where is None else find_logs(where)
+    return RecoveryReport(
+        root=storage.uri,
+        spool=where,
+        logs=tuple(_try_log(storage, log, all_hosts=all_hosts) for log in logs),
+    )
+
+
+def recover_before_writing(
+    root: str | os.PathLike[str], spool: Spool | None, *, storage_options: Mapping[str, Any] | None
+) -> None:
+    """`recover` for a writer that is about to open: what fails is logged and does not stop it."""
+    if spool is None:
+        return
+    report = recover(root, spool=spool, storage_options=storage_options)
+    if report.rows:
+        logger.warning("%s: %d rows of writers that had died are recovered", report.root, report.rows)
+
+
+def _try_log(storage: Storage, log: AbandonedLog, *, all_hosts: bool) -> RecoveredLog:
+    """Recover one log, whatever may be wrong with it: it must not stand in the way of the others."""
+    try:
+        folder = log.claim(all_hosts=all_hosts)
+    except (RlioError, OSError) as error:
+        logger.error("the log %s could not be claimed: %s", log.path, error)
+        return RecoveredLog(writer=log.writer, outcome="failed", error=str(error))
+    if folder is None:
+        return RecoveredLog(writer=log.writer, outcome="alive")
+    try:
+        return _Recovery(storage, folder).run()
+    except (RlioError, OSError) as error:
+        logger.error("the log %s could not be recovered, and stays: %s", log.path, error)
+        return RecoveredLog(writer=log.writer, outcome="failed", error=str(error))
+    finally:
+        folder.release()
+
+
+class _Recovery:
+    """The recovery of one claimed log."""
+
+    def __init__(self, storage: Storage, folder: LogFolder) -> None:
+        self._storage = storage
+        self._folder = folder
+        self._writer = check_writer_id(os.path.basename(folder.path))
+        self._unusable: list[str] = []
+        self._set_aside: list[str] = []
+        self._lost = 0
+        self._errors: list[str] = []
+
+    def run(self) -> RecoveredLog:
+        """Publish the rows of the log, say that its writer is done, and remove it."""
+        before = self._stored()
+        self._publish_shards()
+        end = self._publish_frames(self._stored())
+        self._move_aside()
+        if end:
+            seal(self._storage, self._writer, end)
+        for _, path in self._folder.shards():
+            os.unlink(path)
+        self._folder.remove()
+        return RecoveredLog(
+            writer=self._writer,
+            outcome="recovered",
+            rows=max(end - before, 0),
+            lost_rows=self._lost,
+            set_aside=tuple(self._set_aside),
+            error="; ".join(self._errors) or None,
+        )
+
+    def _stored(self) -> int:
+        """The row up to which the writer's rows are stored, or trimmed."""
+        listing = list_shards(self._storage)
+        coverage = listing.cover(self._writer)
+        first_hole = min((hole.start for hole in coverage.holes), default=None)
+        end = coverage.segments[-1].end if coverage.segments else 0
+        end = max(end, listing.trimmed.get(self._writer, 0))
+        return end if first_hole is None else first_hole
+
+    def _publish_shards(self) -> None:
+        """Store the encoded shards that wait in the log, and before them their schemas."""
+        for path in self._folder.schemas():
+            schema = Schema.from_text(Path(path).read_bytes(), uri=path)
+            self._storage.put(schema_path(schema.hash), schema.text.encode())
+        for name, path in self._folder.shards():
+            data = Path(path).read_bytes()
+            if len(data) != name.size or zlib.crc32(data) != name.crc32:
+                self._put_aside(path, f"the shard {name.format()} that waited in the log is damaged")
+                self._lost += name.rows
+                continue
+            put_shard(self._storage, self._writer, name, memoryview(data))
+
+    def _publish_frames(self, stored: int) -> int:
+        """Make shards of the logged rows from ``stored`` on; gives the row after the last that is stored."""
+        maker: _ShardMaker | None = None
+        schema = None
+        for segment, frame, begins_shard in self._frames(stored):
+            if maker is None:
+                log = ShardLog(self._storage, writer_id=self._writer, resume_at=frame.first)
+                maker = _maker(segment, log)
+            elif begins_shard:
+                maker.finish()
+            if segment.header.get("schema") != schema:
+                schema = segment.header.get("schema")
+                maker.use(Schema.from_text(str(schema), uri=segment.path))
+            maker.add(frame)
+            stored = frame.first + frame.rows
+        if maker is not None:
+            maker.publish()
+        return stored
+
+    def _frames(self, stored: int) -> Iterator[tuple[SegmentReader, Frame, bool]]:
+        """Frames with rows that are not stored yet, each row once, and whether one begins a shard."""
+        segments = [segment for path in self._folder.segments() if (segment := self._read(path)) is not None]
+        # A segment goes once its rows are stored: those before the first one are, whatever a listing shows.
+        position, whole = max([stored, *(segment.first for segment in segments[:1])]), True
+        for index, segment in enumerate(segments):
+            # Where a segment broke, the next one begins with the rows that were never acknowledged in it.
+            limit = segments[index + 1].first if index + 1 < len(segments) else segment.end
+            begins = bool(segment.header.get("begins_shard"))
+            if not whole or segment.first > position:
+                whole = False
+                self._put_aside(segment.path, f"the rows before {segment.first} are missing")
+                self._lost += segment.end - segment.first
+                continue
+            for frame in segment.frames:
+                end = frame.first + frame.rows
+                if end > position and frame.first < limit:
+                    yield segment, frame, begins
+                    begins, position = False, end
+            if segment.damage is not None:
+                whole = self._take_damage(segment, segment.damage) or limit <= segment.end
+
+    def _read(self, path: str) -> SegmentReader | None:
+        try:
+            return read_segment(path)
+        except CorruptData as error:
+            rows = count_whole_rows(path)
+            if rows:  # Else its writer died while it made the segment, which has no rows.
+                self._lost += rows
+                self._put_aside(path, str(error))
+            return None
+
+    def _take_damage(self, segment: SegmentReader, damage: Damage) -> bool:
+        """Keep what lies behind the valid prefix; whether nothing that was acknowledged is missing."""
+        if damage.torn:
+            logger.info("%s: %s: its write() never returned", segment.path, damage.reason)
+            return True
+        self._lost += damage.rows
+        self._put_aside(segment.path, f"{damage.reason}; {damage.rows} whole rows lie behind it")
+        return False
+
+    def _put_aside(self, path: str, reason: str) -> None:
+        """Keep a file that cannot be used; it is moved once what could be used of it is stored."""
+        self._unusable.append(path)
+        self._errors.append(f"{reason} [in {path}]")
+
+    def _move_aside(self) -> None:
+        """Move what cannot be used to where it is never touched again."""
+        folder = os.path.join(os.path.dirname(self._folder.path), _ASIDE)
+        for path, reason in zip(self._unusable, self._errors, strict=True):
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            target = os.path.join(folder, f"{self._writer}-{os.path.basename(path)}")
+            os.replace(path, target)
+            self._set_aside.append(target)
+            logger.error("%s: set aside as %s", reason, target)
+
+
+class _ShardMaker(Protocol):
+    """Makes the shards that a dead writer would have made."""
+
+    def use(self, schema: Schema) -> None:
+        """Go on with another schema, in another shard."""
+
+    def add(self, frame: Frame) -> None:
+        """Take the rows of a frame."""
+
+    def finish(self) -> None:
+        """End the open shard."""
+
+    def publish(self) -> None:
+        """Store everything and release the threads."""
+
+
+class _ParquetShards:
+    """Of a `ParquetWriter`'s log."""
+
+    def __init__(self, log: ShardLog, roll: Roll, header: Mapping[str, Any]) -> None:
+        codec, level = header["compression"]
+        self._log = log
+        self._builder = ShardBuilder(
+            log, roll=roll, compression=Compression(codec, level), provenance=str(header["provenance"])
+        )
+        self._rows = RowCollector(self._builder, roll=roll)
+        self._frames: LogFrames | None = None
+
+    def use(self, schema: Schema) -> None:
+        """See `_ShardMaker`."""
+        self._rows.use(schema)
+        self._frames = LogFrames(schema)
+
+    def add(self, frame: Frame) -> None:
+        """See `_ShardMaker`."""
+        assert self._frames is not None
+        self._rows.append(self._frames.decode(frame.payload))
+
+    def finish(self) -> None:
+        """See `_ShardMaker`."""
+        self._rows.finish()
+
+    def publish(self) -> None:
+        """See `_ShardMaker`."""
+        self._rows.hand_over()
+        self._builder.store()
+        self._builder.close()
+        self._log.close(seal_at=None)
+
+
+class _JsonShards:
+    """Of a `JsonWriter`'s log, whose frames are the lines themselves."""
+
+    def __init__(self, log: ShardLog, roll: Roll, header: Mapping[str, Any]) -> None:
+        self._log = log
+        self._lines = LineCollector(
+            log, roll=roll, level=header["compression"], provenance=str(header["provenance"])
+        )
+
+    def use(self, schema: Schema) -> None:
+        """See `_ShardMaker`."""
+        self._lines.use(schema)
+
+    def add(self, frame: Frame) -> None:
+        """See `_ShardMaker`."""
+        self._lines.append(frame.payload, frame.rows)
+
+    def finish(self) -> None:
+        """See `_ShardMaker`."""
+        self._lines.finish()
+
+    def publish(self) -> None:
+        """See `_ShardMaker`."""
+        self._lines.finish()
+        self._log.publish()
+        self._log.close(seal_at=None)
+
+
+_MAKERS: Final[Mapping[str, Callable[[ShardLog, Roll, Mapping[str, Any]], _ShardMaker]]] = {
+    "parquet": _ParquetShards,
+    "json": _JsonShards,
+}
+
+
+def _maker(segment: SegmentReader, log: ShardLog) -> _ShardMaker:
+    """What makes shards as the segment's header says.
+
+    Raises:
+        CorruptData: The header lacks something, or is of a later format.
+    """
+    header = segment.header
+    try:
+        if header["format"] != 0 or header["kind"] not in _MAKERS:
+            raise CorruptData(
+                f"a log of format {excerpt(header['format'])} and kind {excerpt(header['kind'])}: recover it "
+                "with the rlio that wrote it",
+                uri=segment.path,
+            )
+        max_rows, max_bytes = header["roll"]
+        roll = Roll(max_rows=max_rows, max_bytes=max_bytes, max_seconds=None)
+        return _MAKERS[header["kind"]](log, roll, header)
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, RlioError):
+            raise
+        raise CorruptData(f"the log's header lacks something: {error!r}", uri=segment.path) from error

@@ -1,0 +1,101 @@
+"""Rows on their way into row groups and shards, for writing and for recovery alike.
+
+Where a group or a shard ends depends on the rows alone, so that recovery makes what the writer would have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlio.interfaces import Batch
+from rlio.schemas.row_groups import GroupBuffer, Piece, pieces_of
+from rlio.schemas.schema import Schema
+from rlio.writers.roll import Roll
+from rlio.writers.shard_builder import ShardBuilder
+
+__all__ = ["RowCollector"]
+
+
+class RowCollector:
+    """Collects checked rows and hands full row groups to the builder.
+
+    Args:
+        builder: Encodes and stores.
+        roll: Its ``max_rows`` ends shards here, its ``max_bytes`` in the builder.
+    """
+
+    def __init__(self, builder: ShardBuilder, *, roll: Roll) -> None:
+        self._builder = builder
+        self._roll = roll
+        self._buffer: GroupBuffer | None = None
+        #: Rows since a shard was ended here; the builder may have ended it since, at ``max_bytes``.
+        self._shard_rows = 0
+        #: Shards that were ended here because of ``max_rows``.
+        self.ended = 0
+
+    @property
+    def schema(self) -> Schema | None:
+        """Of the rows; None before the first."""
+        return None if self._buffer is None else self._buffer.schema
+
+    def use(self, schema: Schema) -> None:
+        """Go on with another schema: a shard has one."""
+        if schema is not self.schema:
+            self.finish()
+            self._buffer = GroupBuffer(schema)
+
+    def cut(self, batch: Batch, schema: Schema) -> list[list[Piece]]:
+        """Check a batch and cut it into lists of pieces, each of which goes into one row group.
+
+        Raises:
+            SchemaError: It does not fit the schema; nothing has changed.
+        """
+        limit = min(schema.group_rows, self._roll.max_rows or schema.group_rows)
+        return pieces_of(batch, schema, rooms=self._rooms(schema), limit=limit)
+
+    def append(self, pieces: list[Piece]) -> None:
+        """Take the pieces of one row group, ending the group or shard before and after as needed."""
+        assert self._buffer is not None
+        rows = sum(piece.rows for piece in pieces)
+        max_rows = self._roll.max_rows
+        if max_rows is not None and self._shard_rows and self._shard_rows + rows > max_rows:
+            self._end()
+        elif self._buffer.rows and rows > self._buffer.room:
+            self._buffer = self._builder.add(self._buffer)
+        for piece in pieces:
+            self._buffer.append(piece)
+        self._shard_rows += rows
+        if max_rows is not None and self._shard_rows >= max_rows:
+            self._end()
+        elif self._buffer.is_full:
+            self._buffer = self._builder.add(self._buffer)
+
+    def hand_over(self) -> None:
+        """Give the collected rows to the builder, as a shorter group."""
+        self._shard_rows = 0
+        if self._buffer is not None and self._buffer.rows:
+            self._buffer = self._builder.add(self._buffer)
+
+    def finish(self) -> None:
+        """End the open shard; it is stored in the background."""
+        self.hand_over()
+        self._builder.finish()
+
+    def _end(self) -> None:
+        self.ended += 1
+        self.finish()
+
+    def _rooms(self, schema: Schema) -> Iterator[int]:
+        """Rows that still fit the open row group and shard, then those that fit the groups after it."""
+        goes_on = schema is self.schema and self._buffer is not None
+        group = self._buffer.room if goes_on and self._buffer is not None else schema.group_rows
+        most = self._roll.max_rows
+        shard = None if most is None else most - (self._shard_rows if goes_on else 0)
+        while True:
+            room = group if shard is None else min(group, shard)
+            yield room
+            group = group - room or schema.group_rows
+            if most is not None and shard is not None:
+                shard -= room
+                if not shard:
+                    group, shard = schema.group_rows, most

@@ -1,0 +1,63 @@
+"""What the writers of this package share: their log's options, and how a schema grows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal, TypeAlias
+
+from rlio.batch import MultiAgentBatch
+from rlio.errors import OptionError, SchemaConflict, excerpt
+from rlio.interfaces import Batch
+from rlio.schemas.schema import Schema
+from rlio.storage.spool import Spool
+from rlio.storage.wal import Sync
+
+__all__ = ["SpoolLike", "parse_spool", "schema_after"]
+
+SpoolLike: TypeAlias = "Literal['auto'] | str | os.PathLike[str] | Spool | None"
+
+
+def parse_spool(spool: SpoolLike, sync: Sync | None) -> Spool | None:
+    """The writers' arguments ``spool`` and ``sync`` as a `Spool`; None: no log.
+
+    Raises:
+        OptionError: They contradict each other, or one is illegal.
+    """
+    if spool is None:
+        if sync is not None:
+            raise OptionError(f"sync={excerpt(sync)} with spool=None: without a log there is nothing to sync")
+        return None
+    if isinstance(spool, Spool):
+        found = spool
+    elif spool == "auto":
+        found = Spool()
+    elif isinstance(spool, (str, os.PathLike)):
+        found = Spool(folder=spool)
+    else:
+        raise OptionError(f"spool={excerpt(spool)}: 'auto', a folder, a Spool, or None for no log")
+    return found if sync is None else replace(found, sync=sync)
+
+
+def schema_after(
+    schema: Schema | None,
+    batch: Batch,
+    *,
+    spaces: Mapping[str, Mapping[str, Any]] | None,
+    stored: Mapping[str, str],
+) -> Schema:
+    """The schema after ``batch``: from the first batch, and with new policies from later ones.
+
+    Raises:
+        SchemaError: The batch cannot be stored.
+        SchemaConflict: It is of the other kind than those before.
+    """
+    if schema is None:
+        return Schema.of(batch, spaces=spaces, stored=stored)
+    if schema.multi_agent != isinstance(batch, MultiAgentBatch):
+        raise SchemaConflict(
+            f"a {type(batch).__name__} after batches of the other kind: wrap SampleBatches with "
+            "as_multi_agent(), or open another writer"
+        )
+    return schema.extended(batch, spaces=spaces)
