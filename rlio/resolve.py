@@ -366,6 +366,8 @@ def _stored(values: list[str | os.PathLike[str]], context: IOContext) -> InputRe
         options.setdefault("seed", context.seed)
     storage_options = options.get("storage_options")
     alone = len(values) == 1
+    if alone and options.get("follow"):  # The data set may not be there yet.
+        return _class(_DATASET_READER)(values[0], **options)  # type: ignore[no-any-return]  # found by name
     roots = [value for value in values if _is_dataset(value, storage_options, alone=alone)]
     if roots and len(values) > 1:
         raise OptionError(
