@@ -36,6 +36,9 @@ def verify(
     repair: Annotated[
         bool, typer.Option("--repair", help="Put right what can be, lose nothing, then verify again.")
     ] = False,
+    spool: Annotated[
+        str | None, typer.Option(help="Folder of the writers' logs, where they were given one.")
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 also for warnings.")] = False,
     limit: Annotated[int, typer.Option(min=1, help="Findings to show; the others are counted.")] = 1000,
 ) -> None:
@@ -49,12 +52,12 @@ def verify(
         if repair:
             from rlio.maintenance.repair import repair as run_repair
 
-            done = run_repair(uri, level=_level(level), progress=_bar, limit=limit)
+            done = run_repair(uri, level=_level(level), spool=spool, progress=_bar, limit=limit)
             report = done.after
         else:
             from rlio.maintenance.verify import verify as run_verify
 
-            report = run_verify(uri, level=_level(level), progress=_bar, limit=limit)
+            report = run_verify(uri, level=_level(level), spool=spool, progress=_bar, limit=limit)
     except (RlioError, OSError, ImportError) as error:
         typer.echo(f"rlio: {type(error).__name__}: {error}", err=True)
         raise typer.Exit(EXIT_FAILED) from error

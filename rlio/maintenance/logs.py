@@ -17,7 +17,11 @@ __all__ = ["waiting_rows"]
 
 
 def waiting_rows(
-    storage: Storage, stored: Mapping[str, list[range]], findings: Findings, *, spool: str | None = None
+    storage: Storage,
+    stored: Mapping[str, list[range]],
+    findings: Findings,
+    *,
+    spool: str | os.PathLike[str] | None = None,
 ) -> dict[str, int]:
     """Writer id -> rows in its log that no shard holds. Logs are read, and left as they are.
 

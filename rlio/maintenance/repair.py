@@ -39,7 +39,7 @@ from rlio.schemas.shard_file import ShardFile
 from rlio.storage.filesystem import Storage
 from rlio.storage.json_shard import JsonShard, schema_lookup
 from rlio.storage.listing import ShardRef
-from rlio.storage.names import HEADER, schema_path
+from rlio.storage.names import HEADER, schema_path, writer_dir
 from rlio.storage.publish import HEADER_BYTES, publish_shard
 
 __all__ = ["Action", "RepairReport", "repair"]
@@ -100,6 +100,7 @@ def repair(
     *,
     level: Level = "full",
     storage_options: Mapping[str, Any] | None = None,
+    spool: str | os.PathLike[str] | None = None,
     progress: Progress = silent,
     limit: int = 10_000,
 ) -> RepairReport:
@@ -113,6 +114,7 @@ def repair(
         uri: A path or any fsspec URL.
         level: As for `rlio.verify`: "quick" finds less, and so repairs less.
         storage_options: For fsspec.
+        spool: Folder of the writers' logs, where they were given one.
         progress: Shows how far each pass is.
         limit: Findings that the reports keep.
 
@@ -125,16 +127,47 @@ def repair(
         PublishError: Something could not be stored; what was done so far is right, and may be repeated.
     """
     storage = Storage.open(uri, storage_options=storage_options)
-    found = before = inspect(storage, level=level, progress=progress, limit=limit)
-    actions: list[Action] = []
+
+    def look() -> Inspection:
+        return inspect(storage, level=level, spool=spool, progress=progress, limit=limit)
+
+    found = before = look()
+    actions = _recover_logs(uri, found, storage_options=storage_options, spool=spool)
+    if actions:
+        found = look()
     for _ in range(_PASSES):
         run = _Repair(found)
         run.repair()
         if not run.actions:
             break
         actions += run.actions
-        found = inspect(storage, level=level, progress=progress, limit=limit)
+        found = look()
     return RepairReport(actions=tuple(actions), before=before.report, after=found.report)
+
+
+def _recover_logs(
+    uri: str | os.PathLike[str],
+    found: Inspection,
+    *,
+    storage_options: Mapping[str, Any] | None,
+    spool: str | os.PathLike[str] | None,
+) -> list[Action]:
+    """Store what dead writers left in their logs; those of living ones are theirs."""
+    if not any(entry.waiting for entry in found.report.ledger):
+        return []
+    from rlio.writers.recovery import recover
+
+    report = recover(uri, spool="auto" if spool is None else spool, storage_options=storage_options)
+    return [
+        Action(
+            kind="log-recovered",
+            uri=found.storage.uri_of(writer_dir(log.writer)),
+            message=f"{log.rows} rows from the log of the dead writer {log.writer!r} were stored",
+            rows=log.rows,
+        )
+        for log in report.logs
+        if log.outcome == "recovered" and log.rows
+    ]
 
 
 @dataclass
@@ -151,7 +184,6 @@ class _Repair:
 
     def repair(self) -> None:
         """Do what can be done; the header last, so that what makes readers trust a root comes last."""
-        self._recover_logs()
         self._write_schemas()
         clean = self._clean_rows()
         for shard in self.found.damaged:
@@ -164,12 +196,7 @@ class _Repair:
         logger.info("%s: %s", uri, message)
         self.actions.append(Action(kind=kind, uri=uri, message=message, rows=rows))
 
-    # ---- logs, schemas and the header ----
-
-    def _recover_logs(self) -> None:
-        """Store what dead writers left in their logs."""
-        if any(entry.waiting for entry in self.found.report.ledger):
-            recover_logs(self)
+    # ---- schemas and the header ----
 
     def _write_schemas(self) -> None:
         for name, schema in sorted(self.found.found_schemas.items()):
@@ -392,7 +419,3 @@ class _JsonRewrite(_Rewrite):
 
     def _publish_encoded(self, shard: EncodedJson) -> None:
         self.publish(shard.data, shard.rows)
-
-
-def recover_logs(run: _Repair) -> None:
-    """Not there yet."""

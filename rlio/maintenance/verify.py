@@ -96,6 +96,7 @@ def verify(
     *,
     level: Level = "full",
     storage_options: Mapping[str, Any] | None = None,
+    spool: str | os.PathLike[str] | None = None,
     progress: Progress = silent,
     limit: int = 10_000,
 ) -> VerifyReport:
@@ -106,6 +107,7 @@ def verify(
         level: "full" reads every byte. "quick" reads names, footers and small files: it finds what is missing
             or torn, not flipped bits in rows.
         storage_options: For fsspec.
+        spool: Folder of the writers' logs, where they were given one.
         progress: Shows how many bytes of shards are done; see `rlio.maintenance.progress`.
         limit: Findings that the report keeps; of those beyond it keeps the number.
 
@@ -117,16 +119,21 @@ def verify(
         OptionError: It is in another format version, or an option is illegal.
     """
     storage = Storage.open(uri, storage_options=storage_options)
-    return inspect(storage, level=level, progress=progress, limit=limit).report
+    return inspect(storage, level=level, spool=spool, progress=progress, limit=limit).report
 
 
 def inspect(
-    storage: Storage, *, level: Level = "full", progress: Progress = silent, limit: int = 10_000
+    storage: Storage,
+    *,
+    level: Level = "full",
+    spool: str | os.PathLike[str] | None = None,
+    progress: Progress = silent,
+    limit: int = 10_000,
 ) -> Inspection:
     """`verify` for a root that is open, with what `repair` needs."""
     if level not in get_args(Level):
         raise OptionError(f"level={level!r}: expected one of {', '.join(get_args(Level))}")
-    return _Inspector(storage, level, progress, Findings(limit=limit)).run()
+    return _Inspector(storage, level, spool, progress, Findings(limit=limit)).run()
 
 
 def _lacks(listing: Listing) -> bool:
@@ -139,6 +146,7 @@ class _Inspector:
 
     storage: Storage
     level: Level
+    spool: str | os.PathLike[str] | None
     progress: Progress
     findings: Findings
     listing: Listing = field(default_factory=Listing)
@@ -365,7 +373,7 @@ class _Inspector:
             ]
             for writer in ledger
         }
-        for writer, rows in waiting_rows(self.storage, stored, self.findings).items():
+        for writer, rows in waiting_rows(self.storage, stored, self.findings, spool=self.spool).items():
             ledger[writer] = replace(ledger.get(writer, WriterLedger(writer=writer)), waiting=rows)
 
 

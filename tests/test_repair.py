@@ -1,0 +1,293 @@
+"""rlio.repair: what can be put right is, once; no intact row and no byte that was there is ever lost by it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from stored_batches import assert_identical, files, fresh_root, group_bytes, put, remove, store
+from test_verify import (
+    DAMAGE,
+    SOUND,
+    WRITER,
+    bad,
+    cover,
+    episodes,
+    flip,
+    mount,
+    recorded,
+    served,
+    shards,
+    torn,
+    unseal,
+)
+
+import rlio
+from rlio import DatasetReader, JsonWriter, ParquetWriter, concat_samples
+from rlio.errors import DataNotFound, OptionError, PublishError
+from rlio.storage import Storage
+from rlio.storage.listing import Patience
+from rlio.storage.markers import seal
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No waiting between listings: memory shows at once what was put."""
+    monkeypatch.setattr("rlio.storage.listing.PATIENCE", Patience(seconds=0))
+
+
+def rows_of(root: str) -> Any:
+    """All rows that can be read, as one batch."""
+    with DatasetReader(root, epochs=1, on_error="skip") as reader:
+        return concat_samples(list(reader))
+
+
+def everything(root: str) -> Counter[bytes]:
+    return Counter(files(root, "").values())
+
+
+# What is planted -> kinds of what is done about it, and what is found afterwards.
+DONE: dict[str, tuple[list[str], list[str]]] = {
+    "nothing": ([], []),
+    "no header": (["header-written"], []),
+    "a header of nonsense": (["quarantined", "header-written"], []),
+    "a header with other spaces": (["quarantined", "header-written"], []),
+    "no schema file": (["schema-written"], []),
+    "a flipped schema file": (["quarantined", "schema-written"], []),
+    "no schema file of JSON shards": ([], ["schema-file-missing"]),
+    "a flipped footer": (["quarantined"], ["hole"]),
+    "a flipped row group": (["shard-rewritten", "shard-rewritten", "quarantined"], ["hole"]),
+    "a forged page": (["shard-rewritten", "shard-rewritten", "quarantined"], ["hole"]),
+    "forged streams": (["shard-rewritten", "quarantined"] * 3, []),
+    "another CRC in the name": (["shard-rewritten", "quarantined"], []),
+    "another number of rows in the name": ([], ["shard-rows"]),
+    "a torn shard between others": ([], ["torn"]),
+    "a torn last shard": ([], ["uploading"]),
+    "a shard that is gone": ([], ["hole"]),
+    "a seal before the end": ([], ["past-the-seal"]),
+    "an unlike shard of the same rows": ([], ["overlap-differs"]),
+    "a stray file beside shards": ([], ["stray"]),
+    "a damaged line": (["shard-rewritten", "quarantined"], ["hole"]),
+    "a damaged frame": (["shard-rewritten", "shard-rewritten", "quarantined"], ["hole"]),
+    "a malformed line": (["shard-rewritten", "shard-rewritten", "quarantined"], ["hole"]),
+    "a damaged provenance": (["shard-rewritten", "quarantined"], []),
+    "a renamed JSON shard": (["shard-rewritten", "quarantined"], []),
+}
+
+
+@pytest.mark.parametrize("name", DONE)
+def test_damage_of_each_kind_is_repaired_as_far_as_it_can_be_and_only_once(name: str) -> None:
+    kind, plant, _, live = DAMAGE[name]
+    actions, left = DONE[name]
+    root = fresh_root() if name == "forged streams" else recorded(kind)
+    plant(root)
+    before = everything(root)
+    report = rlio.repair(root)
+    assert [action.kind for action in report.actions] == actions
+    assert bad(report.after) == left
+    assert report.after.total.live == live
+    after = everything(root)
+    assert all(after[data] >= count for data, count in before.items()), "bytes that were there are gone"
+    again = rlio.repair(root)
+    assert again.actions == ()
+    assert everything(root) == after
+
+
+@pytest.mark.parametrize(
+    "name", ["a flipped footer", "a flipped row group", "a damaged line", "a damaged frame"]
+)
+def test_a_repaired_data_set_serves_the_rows_that_it_served_before_and_says_what_is_lost(name: str) -> None:
+    kind, plant, _, live = DAMAGE[name]
+    root = recorded(kind)
+    plant(root)
+    before = rows_of(root)
+    report = rlio.repair(root)
+    assert_identical(rows_of(root), before)
+    assert len(before) == live
+    assert report.after.total.missing == 300 - live
+    with pytest.raises(rlio.CorruptData, match="rows 1"):
+        list(DatasetReader(root, epochs=1))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "json"])
+def test_what_a_damaged_shard_lacks_and_others_have_is_whole_again(kind: str) -> None:
+    """The larger cover is what readers choose: it is what is damaged here."""
+    root = recorded(kind)
+    whole = rows_of(root)
+    small = set(shards(root))
+    if kind == "parquet":
+        cover(root, episodes(300))
+    else:
+        large = recorded("json", step=1000)
+        put(
+            shards(large)[0].replace(large.removeprefix("memory:/"), root.removeprefix("memory:/")),
+            files(large)[shards(large)[0]],
+        )
+    (added,) = set(shards(root)) - small
+    flip(added, 5000)
+    assert served(root) < 300
+    report = rlio.repair(root)
+    assert [action.kind for action in report.actions] == ["quarantined"]
+    assert bad(report.after) == []
+    assert_identical(rows_of(root), whole)
+
+
+def test_the_last_shard_of_a_writer_that_may_go_on_stays_so_that_its_loss_shows() -> None:
+    root = recorded()
+    flip(shards(root)[2], -60)
+    report = rlio.repair(root)
+    assert report.actions == ()
+    assert bad(report.after) == ["footer-crc"]
+    with pytest.raises(rlio.CorruptData):
+        list(DatasetReader(root, epochs=1))
+    seal(Storage.open(root), WRITER, 300)
+    report = rlio.repair(root)
+    assert [action.kind for action in report.actions] == ["quarantined"]
+    assert bad(report.after) == ["hole"]
+
+
+def test_a_torn_object_whose_rows_are_elsewhere_is_moved_aside() -> None:
+    root = recorded()
+    path = shards(root)[1].replace("-100-", "-40-", 1)
+    put(path, b"torn")
+    report = rlio.repair(root)
+    assert [action.kind for action in report.actions] == ["quarantined"]
+    assert report.after.findings[0].code == "quarantined"
+    assert files(root, "_quarantine/data") == {
+        mount(root, f"_quarantine/data/{WRITER}/{path.rsplit('/', 1)[1]}"): b"torn"
+    }
+    torn(root, 0)
+    assert rlio.repair(root).actions == ()
+
+
+def test_a_second_object_of_the_same_name_goes_beside_the_first() -> None:
+    root = recorded()
+    path = shards(root)[1].replace("-100-", "-40-", 1)
+    for data in (b"torn", b"again", b"torn"):
+        put(path, data)
+        assert len(rlio.repair(root).actions) == 1
+    assert sorted(files(root, "_quarantine/data").values()) == [b"again", b"torn"]
+
+
+@pytest.mark.parametrize(
+    "name", ["several agents", "frame stacks", "sequences", "objects, text and odd types"]
+)
+def test_rows_of_every_kind_survive_being_rewritten(name: str) -> None:
+    root, batch = fresh_root(), SOUND[name]()
+    with group_bytes(1500), ParquetWriter(root, writer_id=WRITER) as writer:
+        for _ in range(3):
+            writer.write(batch)
+    whole = rows_of(root)
+    (path,) = shards(root)
+    put(path.replace(path.split("-")[-2], "00000001"), files(root)[path])
+    remove(path)
+    report = rlio.repair(root)
+    assert {action.kind for action in report.actions} == {"shard-rewritten", "quarantined"}
+    assert bad(report.after) == [code for code in bad(report.before) if code != "file-crc"]
+    assert_identical(rows_of(root), whole)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "json", "zstd"])
+@pytest.mark.parametrize("seed", range(10))
+def test_random_damage_is_repaired_once_and_no_readable_row_is_lost(kind: str, seed: int) -> None:
+    rng = np.random.default_rng([seed, len(kind)])
+    root = recorded(kind, rows=200, step=40)
+    if kind == "parquet" and rng.integers(2):
+        cover(root, episodes(100))
+    if rng.integers(2):
+        seal(Storage.open(root), WRITER, 200)
+    for path in shards(root):
+        for _ in range(rng.integers(3)):
+            flip(path, int(rng.integers(len(files(root)[path]))), int(rng.integers(8)))
+    before, readable = everything(root), served(root)
+    report = rlio.repair(root)
+    after = everything(root)
+    assert all(after[data] >= count for data, count in before.items())
+    assert report.after.total.live == served(root) >= readable
+    assert rlio.repair(root).actions == ()
+    rows = rows_of(root)
+    assert rows["rewards"].tolist() == [float(row % 7) for row in _numbers(rows)]
+
+
+def _numbers(rows: Any) -> Any:
+    """Which row each one is: `episodes` numbers them in ``obs``."""
+    return rows["obs"][:, 0].astype(int)
+
+
+@pytest.mark.parametrize(
+    "name", ["a flipped row group", "a damaged line", "a header of nonsense", "forged streams"]
+)
+def test_a_repair_that_is_interrupted_anywhere_is_finished_by_the_next(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, plant, _, live = DAMAGE[name]
+
+    def damaged() -> str:
+        root = fresh_root() if name == "forged streams" else recorded(kind)
+        plant(root)
+        return root
+
+    def names(root: str) -> set[str]:
+        return {path.removeprefix(root.removeprefix("memory:/")) for path in files(root, "")}
+
+    undisturbed = damaged()
+    rlio.repair(undisturbed)
+    for at in range(50):
+        root = damaged()
+        before = everything(root)
+        with monkeypatch.context() as patch:
+            pull_the_plug(patch, after=at)
+            try:
+                rlio.repair(root)
+            except PublishError:
+                assert all(everything(root)[data] >= count for data, count in before.items())
+            else:
+                assert at > 1
+                return
+        report = rlio.repair(root)
+        assert report.after.total.live == live
+        assert names(root) == names(undisturbed)
+    raise AssertionError("it never ended")
+
+
+def test_what_is_no_data_set_of_this_format_is_not_touched() -> None:
+    with pytest.raises(DataNotFound):
+        rlio.repair(fresh_root())
+    root = recorded()
+    put(mount(root, "_rlio.json"), b'{"format": 7}')
+    before = everything(root)
+    with pytest.raises(OptionError):
+        rlio.repair(root)
+    assert everything(root) == before
+
+
+def test_a_header_is_not_written_where_nothing_says_of_which_format_the_shards_are() -> None:
+    root = recorded("json")
+    remove(mount(root, "_rlio.json"))
+    (schema,) = files(root, "_schema")
+    remove(schema)
+    assert rlio.repair(root).actions == ()
+
+
+def test_a_schema_comes_back_from_a_parquet_shard_for_json_shards_too() -> None:
+    root = store(episodes(20), writer_id="w1")
+    with JsonWriter(root, writer_id="w2") as writer:
+        writer.write(episodes(20))
+    unseal(root)
+    (schema,) = files(root, "_schema")
+    remove(schema)
+    report = rlio.repair(root)
+    assert [action.kind for action in report.actions] == ["schema-written"]
+    assert report.after.ok
+    assert served(root) == 40
+
+
+def test_quick_repairs_what_quick_finds() -> None:
+    root = recorded()
+    flip(shards(root)[1], -60)
+    remove(mount(root, "_rlio.json"))
+    report = rlio.repair(root, level="quick")
+    assert [action.kind for action in report.actions] == ["quarantined", "header-written"]
