@@ -57,6 +57,7 @@ __all__ = [
     "SchemaConflict",
     "SchemaError",
     "ShuffledInput",
+    "Spool",
     "StateError",
     "TeeWriter",
     "TorchPolicy",
@@ -68,6 +69,7 @@ __all__ = [
     "gc",
     "open_dataset",
     "read",
+    "recover",
     "register_input",
     "register_output",
     "repair",
@@ -124,10 +126,12 @@ if TYPE_CHECKING:
     from rlio.resolve import read, register_input, register_output
     from rlio.rollout.config import RolloutConfig
     from rlio.rollout.env_runner import EnvRunner
+    from rlio.storage.spool import Spool
     from rlio.worker import RolloutWorker
     from rlio.writers.json_writer import JsonWriter
     from rlio.writers.noop_output import NoopOutput
     from rlio.writers.parquet_writer import ParquetWriter
+    from rlio.writers.recovery import recover
     from rlio.writers.roll import Roll
     from rlio.writers.tee_writer import TeeWriter
 else:
@@ -177,6 +181,7 @@ else:
             "SchemaConflict": "rlio.errors",
             "SchemaError": "rlio.errors",
             "ShuffledInput": "rlio.readers.shuffled_input",
+            "Spool": "rlio.storage.spool",
             "StateError": "rlio.errors",
             "TeeWriter": "rlio.writers.tee_writer",
             "TorchPolicy": "rlio.policies.torch_policy",
@@ -187,6 +192,7 @@ else:
             "gc": "rlio.maintenance.gc",
             "open_dataset": "rlio.dataset",
             "read": "rlio.resolve",
+            "recover": "rlio.writers.recovery",
             "register_input": "rlio.resolve",
             "register_output": "rlio.resolve",
             "repair": "rlio.maintenance.repair",

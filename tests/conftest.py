@@ -16,6 +16,14 @@ def checkout() -> Path:
     return ROOT
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _own_spool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Logs of writers to remote roots lie in the test run's folder, not in the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RLIO_SPOOL", str(tmp_path_factory.mktemp("spool")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def recordings() -> Path:
     """Folder of real RLlib recordings beside the checkout; tests that need it are skipped without it."""

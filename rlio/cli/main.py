@@ -17,6 +17,7 @@ import typer
 import rlio
 from rlio.cli.demo import demo
 from rlio.cli.maintenance import compact, gc, trim
+from rlio.cli.recover import recover
 from rlio.cli.verify import verify
 from rlio.errors import RlioError
 
@@ -61,6 +62,7 @@ def show_version(
 app.command("compact")(compact)
 app.command("demo")(demo)
 app.command("gc")(gc)
+app.command("recover")(recover)
 app.command("trim")(trim)
 app.command("verify")(verify)
 
