@@ -5,8 +5,11 @@ Readers take the schemas of all writers together, so that a column must have one
 
 from __future__ import annotations
 
+import json
+import logging
 import re
 from collections.abc import Collection, Mapping
+from typing import Literal
 
 from rlio.errors import CorruptData, SchemaConflict
 from rlio.schemas.column import ColumnSpec
@@ -16,11 +19,18 @@ from rlio.storage.names import SCHEMA_DIR
 
 __all__ = ["check_agreement", "read_schemas"]
 
+logger = logging.getLogger("rlio")
+
 _SCHEMA_PATH = re.compile(rf"{SCHEMA_DIR}/[0-9a-f]{{16}}\.json")
 
 
-def read_schemas(storage: Storage) -> dict[str, Schema]:
+def read_schemas(storage: Storage, *, torn: Literal["raise", "skip"] = "raise") -> dict[str, Schema]:
     """Hash -> schema, of every schema file under a root.
+
+    Args:
+        storage: The root.
+        torn: What to do with a file that ends too early: where puts are not atomic it is being uploaded, or
+            was when its writer died. "skip" is for writers, whom no other writer's accident may stop.
 
     Raises:
         CorruptData: A file does not hold the schema of its name.
@@ -33,11 +43,26 @@ def read_schemas(storage: Storage) -> dict[str, Schema]:
         # The bound is that of all of them together: a folder of a thousand large ones is none of ours.
         text = storage.read(entry.path, limit=left)
         left -= len(text)
+        if torn == "skip" and _ends_early(text):
+            logger.warning("%s ends after %d bytes: torn, or not uploaded yet", uri, len(text))
+            continue
         schema = Schema.from_text(text, uri=uri, limits=storage.limits)
         if not entry.path.endswith(f"/{schema.hash}.json"):
             raise CorruptData(f"the schema's hash is {schema.hash}: the file is damaged", uri=uri)
         found[schema.hash] = schema
     return found
+
+
+def _ends_early(text: bytes) -> bool:
+    """Whether ``text`` is the beginning of a JSON text, and not all of it."""
+    try:
+        json.loads(text.decode("utf-8", "ignore"))
+    except json.JSONDecodeError as error:
+        # The last token may be cut too: a literal, or a string.
+        return error.pos >= len(error.doc) - len("false") or error.msg.startswith("Unterminated string")
+    except (ValueError, RecursionError):
+        return False
+    return False
 
 
 def check_agreement(

@@ -193,7 +193,8 @@ class ShardLog:
         Raises:
             SchemaConflict: It does; the message names both schemas.
         """
-        check_agreement({**read_schemas(self.storage), schema.hash: schema}, uri=self.storage.uri)
+        known = read_schemas(self.storage, torn="skip")
+        check_agreement({**known, schema.hash: schema}, uri=self.storage.uri)
 
     def log(self, frames: Sequence[tuple[Sequence[Buffer], int]], schema: Schema) -> None:
         """Log the rows of one `write()`, all or none of them; see `Journal.append`."""
