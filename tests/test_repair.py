@@ -217,6 +217,22 @@ def _numbers(rows: Any) -> Any:
     return rows["obs"][:, 0].astype(int)
 
 
+def pull_the_plug(patch: pytest.MonkeyPatch, *, after: int) -> None:
+    """Let every change of a store fail, but for the first ones."""
+    calls = iter(range(after))
+    for operation in ("put", "remove"):
+        patch.setattr(Storage, operation, _failing(getattr(Storage, operation), calls))
+
+
+def _failing(call: Any, calls: Iterator[int]) -> Any:
+    def operation(self: Storage, *args: Any) -> Any:
+        if next(calls, None) is None:
+            raise PublishError("the plug was pulled")
+        return call(self, *args)
+
+    return operation
+
+
 @pytest.mark.parametrize(
     "name", ["a flipped row group", "a damaged line", "a header of nonsense", "forged streams"]
 )
