@@ -1,4 +1,4 @@
-"""rlio.repair: what can be put right is, once; no intact row and no byte that was there is ever lost by it."""
+"""rlio.repair: what can be put right is, once; no intact row and no byte that was there is lost by it."""
 
 from __future__ import annotations
 
