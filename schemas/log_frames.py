@@ -67,28 +67,41 @@ class LogFrames:
 
 
 class _Policy:
-    """The record batches of one policy's pieces."""
+    """The record batches of one policy's pieces.
+
+    Rows of fixed size are logged as the bytes that they are in memory, whatever they are in shards: making
+    Arrow's lists of them takes longer than logging them.
+    """
 
     def __init__(self, policy: PolicySchema) -> None:
         self._policy = policy
         self._leaves = [leaf for leaf in policy.leaves if leaf.spec.kind != "none"]
         self._per_sequence = {leaf.physical for leaf in policy.per_sequence}
+        self._plain = {
+            leaf.physical: pa.binary(leaf.spec.row_bytes)
+            for leaf in self._leaves
+            if leaf.spec.kind in ("scalar", "list", "bytes") and leaf.physical not in self._per_sequence
+        }
         self._fields = pa.schema([self._field(leaf) for leaf in self._leaves])
 
     def _field(self, leaf: Leaf) -> pa.Field:
+        if leaf.physical in self._plain:
+            return pa.field(leaf.physical, self._plain[leaf.physical], nullable=False)
         nullable = leaf.physical in self._per_sequence
         return pa.field(leaf.physical, arrow_type(leaf.spec, nullable=nullable), nullable=nullable)
 
     def encode(self, piece: Piece) -> memoryview:
         firsts = self._firsts(piece) if self._per_sequence else None
-        arrays = [
-            to_arrow(
-                piece.arrays[leaf.physical],
-                firsts if leaf.physical in self._per_sequence else None,
-                leaf.spec,
-            )
-            for leaf in self._leaves
-        ]
+        arrays = []
+        for leaf in self._leaves:
+            values = piece.arrays[leaf.physical]
+            kind = self._plain.get(leaf.physical)
+            if kind is not None:
+                data = pa.py_buffer(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+                arrays.append(pa.FixedSizeBinaryArray.from_buffers(kind, piece.rows, [None, data]))
+            else:
+                per_sequence = leaf.physical in self._per_sequence
+                arrays.append(to_arrow(values, firsts if per_sequence else None, leaf.spec))
         return memoryview(pa.RecordBatch.from_arrays(arrays, schema=self._fields).serialize())
 
     def decode(self, described: list[Any], stream: pa.BufferReader) -> Piece:
@@ -102,9 +115,14 @@ class _Policy:
             if leaf.spec.kind == "none":
                 arrays[leaf.physical] = np.empty((rows, *leaf.spec.shape), leaf.spec.numpy)
         for leaf, column in zip(self._leaves, batch.columns, strict=True):
-            values = _texts(column) if leaf.spec.kind == "json" else from_arrow(column, leaf.spec)[0]
-            arrays[leaf.physical] = values
+            arrays[leaf.physical] = self._values(column, leaf)
         return Piece(pid, arrays, rows, attributes, env_steps)
+
+    def _values(self, column: pa.Array, leaf: Leaf) -> NDArray[Any]:
+        if leaf.physical in self._plain:
+            data = np.frombuffer(column.buffers()[1], leaf.spec.numpy, len(column) * leaf.spec.size)
+            return data.reshape(len(column), *leaf.spec.shape)
+        return _texts(column) if leaf.spec.kind == "json" else from_arrow(column, leaf.spec)[0]
 
     def _firsts(self, piece: Piece) -> NDArray[np.bool_]:
         """The first row of each sequence, where the columns with one value a sequence have it."""
