@@ -1,7 +1,7 @@
 """The conformance suite of storage, and filesystems that fail on purpose.
 
 Subclass `FileSystemTests` with a factory to prove that data sets can live on a filesystem. `FaultyFileSystem`
-wraps one and makes chosen calls fail: before anything happened, after all did, or halfway.
+wraps one and makes chosen calls fail: before anything happened, after all did, halfway; or succeed badly.
 
 Example:
     >>> import fsspec
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
@@ -30,8 +31,10 @@ from rlio.storage.filesystem import Entry, Storage
 
 __all__ = ["Call", "Fault", "FaultyFileSystem", "FaultyRenamingFileSystem", "FileSystemTests"]
 
-#: How a call fails: nothing happened; all happened and the response was lost; half was stored.
-Fault: TypeAlias = Literal["before", "after", "torn"]
+#: How a call fails: nothing happened; all happened and the response was lost; half was stored. Or how it
+#: succeeds badly: late; with a listing that was true before, or is in another order.
+Fault: TypeAlias = Literal["before", "after", "torn", "slow", "stale", "unordered"]
+_SUCCEEDING = (None, "slow", "stale", "unordered")
 
 
 class Call(NamedTuple):
@@ -50,8 +53,11 @@ class FaultyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec ship
     Args:
         target: The fsspec filesystem that does the work.
         choose: Gives the fault of a call, or None to let it pass. ``"torn"`` stores half of a put and is
-            like ``"before"`` for other operations.
+            like ``"before"`` for other operations; ``"stale"`` and ``"unordered"`` concern listings alone.
         error: Makes the exception that is raised.
+        delay: Seconds that ``"slow"`` waits before the call.
+        history: Folder -> its listings so far, for ``"stale"``, which answers with the last of them;
+            clients that are given the same one see what others saw.
     """
 
     protocol = "faulty"
@@ -63,11 +69,16 @@ class FaultyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec ship
         target: Any,
         choose: Callable[[Call], Fault | None],
         error: Callable[[], Exception] = lambda: OSError(5, "injected fault"),
+        *,
+        delay: float = 0.01,
+        history: dict[str, list[Any]] | None = None,
     ) -> None:
         super().__init__()
         self.target = target
         self.choose = choose
         self.error = error
+        self.delay = delay
+        self.history = {} if history is None else history
         #: Every call so far, failed ones included.
         self.calls: list[Call] = []
         self._lock = threading.Lock()
@@ -77,12 +88,24 @@ class FaultyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec ship
             call = Call(len(self.calls), operation, path)
             self.calls.append(call)
         fault = self.choose(call)
+        if fault == "slow":
+            time.sleep(self.delay)
         if fault == "torn" and operation == "pipe_file":
             self.target.pipe_file(path, args[0][: len(args[0]) // 2])
-        result = getattr(self.target, operation)(path, *args, **kwargs) if fault in (None, "after") else None
-        if fault is not None:
+        runs = fault == "after" or fault in _SUCCEEDING
+        result = getattr(self.target, operation)(path, *args, **kwargs) if runs else None
+        if fault not in _SUCCEEDING:
             raise self.error()
-        return result
+        return self._bent(fault, path, result) if operation == "ls" else result
+
+    def _bent(self, fault: Fault | None, path: str, listing: list[Any]) -> list[Any]:
+        """A listing as a store may give it that is consistent only after a while."""
+        seen = self.history.setdefault(path, [[]])
+        if fault == "stale":
+            return list(seen[-1])
+        if listing != seen[-1]:
+            seen.append(list(listing))
+        return list(reversed(listing)) if fault == "unordered" else listing
 
     def ls(self, path: str, detail: bool = True, **kwargs: Any) -> Any:
         return self._pass_on("ls", path, detail=detail, **kwargs)
