@@ -28,10 +28,11 @@ import zstandard
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.columns import Columns, is_per_sequence
 from rlio.dataset import Dataset, dataset_on
-from rlio.errors import CorruptData, DataNotFound, OptionError
+from rlio.errors import CorruptData, DataNotFound, OptionError, UnsafeData
 from rlio.readers.line_files import Line, read_lines, too_long
 from rlio.schemas.json_lines import MAX_LINE_BYTES, SchemaLookup, decode_line, is_intact, is_provenance
 from rlio.schemas.schema import Schema
+from rlio.schemas.zstd_frames import inflate
 from rlio.storage import InputFile, Listing, Segment, ShardName, ShardRef, Storage, open_input, read_header
 from rlio.storage.json_shard import JsonShard, schema_lookup
 from rlio.storage.names import DATA_DIR, HEADER, SCHEMA_DIR, is_writer_id
@@ -143,16 +144,10 @@ class ShardLines:
         if not self._packed or line.data is None:
             return line.data
         try:
-            size = zstandard.frame_content_size(line.data)
-            if size > self._limit + 1:
-                return None
-            # A size of 0 or -1 (unknown) would make the next call take what the frame inflates to.
-            if size < 1:
-                return b""
-            return (
-                zstandard.ZstdDecompressor().decompress(line.data, max_output_size=size).removesuffix(b"\n")
-            )
-        except zstandard.ZstdError:
+            return inflate(line.data, most=self._limit + 1, limits=self._storage.limits).removesuffix(b"\n")
+        except UnsafeData:
+            return None
+        except CorruptData:
             return b""
 
     def _is_provenance(self, line: Line) -> bool:
