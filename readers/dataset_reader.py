@@ -24,6 +24,7 @@ from typing import Any, Literal, Protocol, Unpack
 from rlio.dataset import Dataset, Snapshot, open_dataset
 from rlio.errors import OptionError
 from rlio.interfaces import Batch, InputReader, JsonState, ReadKeywords, ReadLedger, ReadOptions, Unit
+from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.readers.epoch_pass import EpochPass
 from rlio.readers.follow import FollowPass
 from rlio.storage.filesystem import Storage
@@ -91,6 +92,7 @@ class DatasetReader(InputReader):
         missing: What to do with columns that only some writers have: "error", "drop" them, or "fill"
             them with zeros.
         storage_options: For fsspec.
+        limits: What the data may ask for: memory, names, depth.
 
     Raises:
         DataNotFound: There is no data set, or it is empty.
@@ -112,6 +114,7 @@ class DatasetReader(InputReader):
         cache: Literal["auto", "none"] = "auto",
         missing: Literal["error", "drop", "fill"] = "error",
         storage_options: Mapping[str, Any] | None = None,
+        limits: Limits = DEFAULT_LIMITS,
         **keywords: Unpack[ReadKeywords],
     ) -> None:
         if cache not in ("auto", "none"):
@@ -125,7 +128,7 @@ class DatasetReader(InputReader):
             self._pass = FollowPass(
                 root.storage
                 if isinstance(root, Dataset)
-                else Storage.open(root, storage_options=storage_options),
+                else Storage.open(root, storage_options=storage_options, limits=limits),
                 self.options,
                 missing,
                 idle_timeout=idle_timeout,
@@ -134,7 +137,9 @@ class DatasetReader(InputReader):
         else:
             if idle_timeout is not None or poll_seconds != 1.0:
                 raise OptionError("idle_timeout and poll_seconds are for follow=True: nothing else waits")
-            self._pass = EpochPass(_open(root, at, self.options, storage_options), self.options, missing)
+            self._pass = EpochPass(
+                _open(root, at, self.options, storage_options, limits), self.options, missing
+            )
 
     @property
     def dataset(self) -> Dataset:
@@ -198,10 +203,13 @@ def _open(
     at: Snapshot | None,
     options: ReadOptions,
     storage_options: Mapping[str, Any] | None,
+    limits: Limits,
 ) -> Dataset:
     """The data set of ``root``, at a snapshot if one is given."""
     if not isinstance(root, Dataset):
-        return open_dataset(root, at=at, on_error=options.on_error, storage_options=storage_options)
+        return open_dataset(
+            root, at=at, on_error=options.on_error, storage_options=storage_options, limits=limits
+        )
     if at is None:
         return root
     dataset = root.refresh(at=at)
