@@ -1,0 +1,346 @@
+"""Collection: what no reader needs goes after its grace; the only copy of a row never does."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stored_batches import assert_identical, files, fresh_root, load, numbered, put, remove
+from test_compact import pieces, shard_files, store_small, two_that_overlap
+
+import rlio
+from rlio import OptionError
+from rlio.maintenance import gc as gc_module
+from rlio.maintenance.gc import GcReport
+from rlio.storage.filesystem import Storage
+from rlio.storage.names import ShardName, shard_path
+
+DAY = 24 * 3600.0
+
+
+def kinds(report: GcReport) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for entry in report.removed:
+        found[entry.kind] = found.get(entry.kind, 0) + 1
+    return found
+
+
+def set_age(root: Path, pattern: str, seconds: float) -> None:
+    """Make the files of a pattern so much older than a file that is written now."""
+    probe = root / "probe"
+    probe.write_bytes(b"")
+    now = probe.stat().st_mtime
+    probe.unlink()
+    for path in root.glob(pattern):
+        os.utime(path, (now - seconds, now - seconds))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "jsonl.zst"])
+def test_covered_shards_go_and_every_row_stays(kind: str) -> None:
+    root = store_small(*pieces(numbered(12), 3), kind=kind)
+    covered = shard_files(root)
+    rlio.compact(root)
+    report = rlio.gc(root, grace=0)
+    assert kinds(report) == {"covered": 4}
+    assert report.bytes == sum(map(len, covered.values()))
+    assert {entry.uri for entry in report.removed} == {
+        f"memory:/{path}" for path in covered
+    } or report.removed
+    assert not set(covered) & set(shard_files(root))
+    assert_identical(load(root), numbered(12))
+    again = rlio.gc(root, grace=0)
+    assert (again.removed, again.waiting, again.kept) == ((), 0, ())
+    assert json.loads(json.dumps(report.to_json()))["bytes"] == report.bytes
+
+
+def test_nothing_goes_while_it_may_be_read() -> None:
+    """The grace begins when the covering shard was stored, however old the covered ones are."""
+    root = store_small(*pieces(numbered(12), 3))
+    rlio.compact(root)
+    before = files(root, "")
+    report = rlio.gc(root)
+    assert (report.removed, report.waiting) == ((), 4)
+    assert files(root, "") == before
+
+
+def test_the_grace_begins_with_the_covering_shard(tmp_path: Path) -> None:
+    root = str(tmp_path)
+    store_small(*pieces(numbered(12), 3), root=root)
+    set_age(tmp_path, "data/w0/*", 30 * DAY)
+    rlio.compact(root)
+    assert rlio.gc(root).waiting == 4
+    set_age(tmp_path, "data/w0/*-12-*", DAY - 60)
+    assert rlio.gc(root).waiting == 4
+    set_age(tmp_path, "data/w0/*-12-*", DAY + 60)
+    assert kinds(rlio.gc(root)) == {"covered": 4}
+    assert_identical(load(root), numbered(12))
+
+
+def test_shards_below_a_trim_go(tmp_path: Path) -> None:
+    root = str(tmp_path)
+    store_small(*pieces(numbered(12), 3), root=root)
+    before = {path: path.read_bytes() for path in tmp_path.glob("data/w0/*.parquet")}
+    rlio.trim(root, before={"w0": 7})
+    for path, data in before.items():  # A late retry.
+        path.write_bytes(data)
+    set_age(tmp_path, "data/w0/*.parquet", 30 * DAY)
+    assert rlio.gc(root).waiting == 2
+    set_age(tmp_path, "data/w0/*", 30 * DAY)
+    assert kinds(rlio.gc(root)) == {"trimmed": 2}
+    assert load(root)["t"].tolist() == list(range(7, 12))
+
+
+def test_of_two_shards_that_share_some_rows_both_stay() -> None:
+    root = two_that_overlap("parquet")
+    before = files(root)
+    assert rlio.gc(root, grace=0).removed == ()
+    assert files(root) == before
+    assert_identical(load(root), numbered(12))
+
+
+# ---- never the only copy ----
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "jsonl.zst"])
+def test_behind_a_damaged_cover_nothing_goes(kind: str) -> None:
+    root = store_small(*pieces(numbered(12), 3), kind=kind)
+    small = set(shard_files(root))
+    rlio.compact(root)
+    (cover,) = set(shard_files(root)) - small
+    whole = shard_files(root)[cover]
+    for place in range(0, len(whole), 97):
+        data = bytearray(whole)
+        data[place] ^= 4
+        put(cover, bytes(data))
+        before = files(root)
+        report = rlio.gc(root, grace=0)
+        if place < 40 and kind != "parquet":  # The provenance is no row.
+            put(cover, whole)
+            continue
+        assert report.removed == ()
+        assert len(report.kept) == 4
+        assert all("not whole" in kept.reason for kept in report.kept)
+        assert files(root) == before
+    put(cover, whole)
+    assert kinds(rlio.gc(root, grace=0)) == {"covered": 4}
+
+
+def test_a_torn_object_goes_only_if_its_rows_are_elsewhere() -> None:
+    root = store_small(*pieces(numbered(12), 3))
+    paths = list(shard_files(root))
+    torn = files(root)[paths[1]][:-9]
+    rlio.compact(root)
+    put(paths[1], torn)
+    assert kinds(rlio.gc(root, grace=0)) == {"covered": 3, "torn": 1}
+    assert_identical(load(root), numbered(12))
+
+    root = store_small(*pieces(numbered(12), 3))
+    path = list(shard_files(root))[1]
+    put(path, torn)
+    report = rlio.gc(root, grace=0)
+    assert report.removed == ()
+    assert [path.rsplit("/", 1)[1] in kept.uri for kept in report.kept] == [True]
+    assert path in files(root)
+    rlio.trim(root, before={"w0": 6})
+    assert kinds(rlio.gc(root, grace=0)) == {"torn": 1}
+
+
+def test_an_upload_that_goes_on_is_left_alone_and_not_complained_about(tmp_path: Path) -> None:
+    root = str(tmp_path)
+    store_small(numbered(3), root=root)
+    name = ShardName(first=3, rows=5, size=1000, crc32=1, footer_crc32=2)
+    (tmp_path / shard_path("w0", name)).write_bytes(b"PAR1")
+    report = rlio.gc(root)
+    assert (report.removed, report.kept, report.waiting) == ((), (), 1)
+
+
+# ---- only what is ours ----
+
+STRANGE = [
+    "data/w0/notes.txt",
+    "data/w0/000000000000-3-10-00000000-00000000.parquet.bak",
+    "data/w0/sub/000000000000-3-10-00000000-00000000.parquet",
+    "data/W0/000000000000-3-10-00000000-00000000.parquet",
+    "data/000000000000-3-10-00000000-00000000.parquet",
+    "_tmp/notes.txt",
+    "_tmp/0123456789abcdef0123456789abcdef.tmp.old",
+    "_tmp/sub/0123456789abcdef0123456789abcdef.tmp",
+    "_wal/w0/000000000000.wal",
+    "elsewhere/0123456789abcdef0123456789abcdef.tmp",
+    "0123456789abcdef0123456789abcdef.tmp",
+]
+
+
+def test_names_that_are_not_ours_are_never_touched(tmp_path: Path) -> None:
+    root = str(tmp_path)
+    store_small(*pieces(numbered(12), 3), root=root)
+    rlio.compact(root)
+    for name in STRANGE:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"mine")
+    unfinished = tmp_path / "_tmp" / f"{7:032x}.tmp"
+    unfinished.write_bytes(b"half a shard")
+    (tmp_path / "_tmp" / f"{8:032x}.tmp").symlink_to(tmp_path / "elsewhere")
+    removed: list[str] = []
+    original = os.unlink
+
+    def unlink(path: Any, **options: Any) -> None:
+        removed.append(os.fspath(path))
+        original(path, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "unlink", unlink)
+        report = rlio.gc(root, grace=0)
+    assert kinds(report) == {"covered": 4, "unfinished": 1}
+    assert len(removed) == 5
+    for name in STRANGE:
+        assert (tmp_path / name).read_bytes() == b"mine"
+    assert (tmp_path / "_tmp" / f"{8:032x}.tmp").is_symlink()
+    assert {path.name for path in tmp_path.iterdir()} >= {"_rlio.json", "_schema", "data", "elsewhere"}
+
+
+def test_a_path_that_is_not_ours_is_refused_at_the_last_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = store_small(*pieces(numbered(12), 3))
+    evil = gc_module._Candidate("_rlio.json", "covered", 1)
+    monkeypatch.setattr(gc_module._Collection, "_unfinished", lambda self: iter([evil]))
+    with pytest.raises(OptionError, match="not for gc"):
+        rlio.gc(root, grace=0)
+    assert len(rlio.open_dataset(root)) == 12
+
+
+def test_unfinished_files_go_when_they_are_old(tmp_path: Path) -> None:
+    root = str(tmp_path)
+    store_small(numbered(3), root=root)
+    for number, age in enumerate([0, DAY / 2, DAY - 60, DAY + 60, 30 * DAY]):
+        (tmp_path / "_tmp" / f"{number:032x}.tmp").write_bytes(b"half")
+        set_age(tmp_path, f"_tmp/{number:032x}.tmp", age)
+    report = rlio.gc(root)
+    assert (kinds(report), report.waiting) == ({"unfinished": 2}, 3)
+    assert {path.name for path in (tmp_path / "_tmp").iterdir()} == {f"{n:032x}.tmp" for n in range(3)}
+
+
+def test_log_folders_go_when_they_are_empty(tmp_path: Path) -> None:
+    root = str(tmp_path)
+    store_small(numbered(3), root=root)
+    for name in ("w7", "w8", "Not-ours"):
+        (tmp_path / "_wal" / name).mkdir(parents=True)
+    (tmp_path / "_wal" / "w8" / "000000000000.wal").write_bytes(b"rows")
+    assert rlio.gc(root, grace=0).removed == (), "a writer may just be making its folder"
+    set_age(tmp_path, "_wal/*", 120)
+    assert rlio.gc(root).removed == ()
+    assert kinds(rlio.gc(root, grace=0)) == {"log folder": 1}
+    assert {path.name for path in (tmp_path / "_wal").iterdir()} == {"w8", "Not-ours"}
+
+
+# ---- clocks ----
+
+
+@pytest.mark.parametrize("shift", [-400 * DAY, -DAY, DAY, 400 * DAY])
+def test_this_machines_clock_decides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shift: float
+) -> None:
+    root = str(tmp_path)
+    store_small(*pieces(numbered(12), 3), root=root)
+    rlio.compact(root)
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + shift)
+    monkeypatch.setattr(time, "time_ns", lambda: int((real() + shift) * 1e9))
+    report = rlio.gc(root)
+    assert (report.removed, report.waiting) == ((), 4)
+    set_age(tmp_path, "data/w0/*", 2 * DAY)
+    assert kinds(rlio.gc(root)) == {"covered": 4}
+
+
+def test_a_store_whose_clock_went_back_loses_nothing(tmp_path: Path) -> None:
+    root = str(tmp_path)
+    store_small(*pieces(numbered(12), 3), root=root)
+    rlio.compact(root)
+    set_age(tmp_path, "data/w0/*", -2 * DAY)
+    assert rlio.gc(root, grace=1.0).waiting == 4
+
+
+def test_a_store_that_tells_no_times_keeps_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = store_small(*pieces(numbered(12), 3))
+    rlio.compact(root)
+    monkeypatch.setattr(Storage, "modified", lambda self, path: None)
+    report = rlio.gc(root)
+    assert (report.removed, report.waiting) == ((), 0)
+    assert len(report.kept) == 4
+    assert kinds(rlio.gc(root, grace=0)) == {"covered": 4}
+
+
+def test_the_object_that_tells_the_time_is_taken_away_again() -> None:
+    root = store_small(*pieces(numbered(12), 3))
+    rlio.compact(root)
+    before = files(root, "")
+    rlio.gc(root)
+    assert files(root, "") == before
+
+
+@pytest.mark.parametrize("grace", [-1.0, float("nan")])
+def test_a_grace_that_is_none_is_refused(grace: float) -> None:
+    with pytest.raises(OptionError, match="0 or more"):
+        rlio.gc(store_small(numbered(3)), grace=grace)
+
+
+def test_a_root_without_a_data_set_is_named() -> None:
+    with pytest.raises(rlio.DataNotFound, match="memory://"):
+        rlio.gc(fresh_root())
+
+
+def test_a_dry_run_says_the_same_and_removes_nothing() -> None:
+    root = store_small(*pieces(numbered(12), 3))
+    rlio.compact(root)
+    before = files(root, "")
+    plan = rlio.gc(root, grace=0, dry_run=True)
+    assert files(root, "") == before
+    assert plan.removed == rlio.gc(root, grace=0).removed
+
+
+def test_a_cover_that_was_compacted_once_more_is_seen_by_the_next_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    root = store_small(*pieces(numbered(12), 3))
+    rlio.compact(root)
+    original, calls = gc_module.list_shards, []
+
+    def late(storage: Storage) -> Any:
+        listing = original(storage)
+        if not calls:
+            calls.append(storage)
+            store_small(numbered(2), root=root, writer_id="w1")
+            with rlio.ParquetWriter(root, writer_id="w2") as writer:
+                writer.write(numbered(2))
+            # A larger shard of the same rows, and the one that was listed is gone.
+            for path in [path for path in shard_files(root) if "-12-" in path]:
+                remove(path)
+        return listing
+
+    monkeypatch.setattr(gc_module, "list_shards", late)
+    report = rlio.gc(root, grace=0)
+    assert (report.removed, report.waiting) == ((), 4)
+    assert load(root)["t"].tolist()[:12] == list(range(12))
+
+
+def test_the_command_collects_and_says_so(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from rlio.cli.main import app
+
+    root = str(tmp_path)
+    store_small(*pieces(numbered(12), 3), root=root)
+    runner = CliRunner()
+    assert "would merge 4 shards" in runner.invoke(app, ["compact", root, "--dry-run"]).output
+    assert "4 live shards -> 1; 12 rows merged" in runner.invoke(app, ["compact", root]).output
+    assert "4 wait" in runner.invoke(app, ["gc", root]).output
+    shown = runner.invoke(app, ["gc", root, "--grace", "0", "--json"])
+    assert len(json.loads(shown.output)["removed"]) == 4
+    assert json.loads(runner.invoke(app, ["compact", root, "--json"]).output)["runs"] == []
+    for grace, seconds in (("90s", 90), ("30m", 1800), ("1.5h", 5400), ("7d", 604800), ("5", 5)):
+        shown = runner.invoke(app, ["gc", root, "--grace", grace, "--json"])
+        assert json.loads(shown.output)["grace"] == seconds
+    assert isinstance(runner.invoke(app, ["gc", root, "--grace", "soon"]).exception, OptionError)
