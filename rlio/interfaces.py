@@ -17,6 +17,7 @@ Example:
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import operator
 import os
@@ -26,6 +27,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType, TracebackType
 from typing import (
@@ -46,6 +48,7 @@ from rlio.errors import (
     EndOfData,
     LedgerError,
     OptionError,
+    PublishError,
     RlioError,
     SchemaError,
     StateError,
@@ -316,8 +319,11 @@ class InputReader(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # It may own a writer, as a worker does.
+        _close_after(self, error)
 
 
 class OutputWriter(ABC):
@@ -334,8 +340,7 @@ class OutputWriter(ABC):
         self._closed = False
         #: Rows that `write` has accepted.
         self.rows_received = 0
-        # Set while the process is on its way out: a store that hangs must not hold it up.
-        self._deadline: float | None = None
+        # Whether it had its time to close while the process was on its way out.
         self._gave_up = False
         _open_writers.add(self)
 
@@ -375,7 +380,7 @@ class OutputWriter(ABC):
 
     def flush(self) -> None:
         """Return once every row taken so far is visible to every reader."""
-        with self._lock:
+        with self._held():
             if not self._closed:
                 self._flush()
 
@@ -384,29 +389,41 @@ class OutputWriter(ABC):
 
         If the flush raises, the writer stays open and keeps its rows: calling again tries again.
         """
-        with self._lock:
-            if self._closed:
-                return
-            self._flush()
-            self._closed = True
-            _open_writers.discard(self)
-            _written_writers.discard(self)
-            self._close()
+        try:
+            with self._held():
+                if self._closed:
+                    return
+                self._flush()
+                self._closed = True
+                _open_writers.discard(self)
+                _written_writers.discard(self)
+                self._close()
+        except Exception:
+            self._gave_up = _exit_deadline.get() is not None
+            raise
 
     def _seconds_left(self) -> float | None:
-        """Seconds that a `_flush` may take where rows are safe without it; None: as long as it takes."""
-        return None if self._deadline is None else max(self._deadline - time.monotonic(), 0.0)
+        """Seconds that a `_flush` may take; None: as long as it takes.
 
-    def _close_by(self, deadline: float) -> None:
-        """`close`, with a limit for writers whose rows are logged."""
-        self._deadline = deadline
+        They are bounded where an exception, or the end of the interpreter, closes the writer, and the rows
+        are safe without it.
+        """
+        deadline = _exit_deadline.get() if self.durable else None
+        return None if deadline is None else max(deadline - time.monotonic(), 0.0)
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[None]:
+        """The lock, for which a process on its way out does not wait: a `write` may, for a full log."""
+        left = self._seconds_left()
+        if not self._lock.acquire(timeout=-1 if left is None else left):
+            raise PublishError(
+                f"{type(self).__name__} could not be closed, since another thread is still in a call of it: "
+                "rows are in its log; the next writer there, or `rlio recover`, publishes them"
+            )
         try:
-            self.close()
-        except Exception:
-            self._gave_up = True
-            raise
+            yield
         finally:
-            self._deadline = None
+            self._lock.release()
 
     def __enter__(self) -> Self:
         return self
@@ -414,17 +431,39 @@ class OutputWriter(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            if error is None:
-                self.close()
-            else:
-                self._close_by(time.monotonic() + _EXIT_SECONDS)
-        except Exception as failure:
-            if error is None:
-                raise
-            # The caller's exception is the cause that matters; ours travels with it as a note.
-            error.add_note(f"closing {type(self).__name__} failed too: {failure!r}")
-            logger.error("closing %s failed: %r", type(self).__name__, failure)
+        _close_after(self, error)
+
+
+# When a writer that is being closed gives up and leaves its rows to their log; None: it does not.
+_exit_deadline: ContextVar[float | None] = ContextVar("rlio_exit_deadline", default=None)
+
+# How long a process on its way out, by an exception or at its end, waits for a store.
+_EXIT_SECONDS = 4.0
+
+
+@contextlib.contextmanager
+def _leaving() -> Iterator[None]:
+    """Let whatever is closed in this thread be closed in `_EXIT_SECONDS`, counted from the outermost call."""
+    deadline = _exit_deadline.get()
+    token = _exit_deadline.set(time.monotonic() + _EXIT_SECONDS if deadline is None else deadline)
+    try:
+        yield
+    finally:
+        _exit_deadline.reset(token)
+
+
+def _close_after(thing: InputReader | OutputWriter, error: BaseException | None) -> None:
+    """Close what a ``with`` block is left by, with ``error`` if it raised."""
+    if error is None:
+        thing.close()
+        return
+    try:
+        with _leaving():
+            thing.close()
+    except Exception as failure:
+        # The caller's exception is the cause that matters; ours travels with it as a note.
+        error.add_note(f"closing {type(thing).__name__} failed too: {failure!r}")
+        logger.error("closing %s failed: %r", type(thing).__name__, failure)
 
 
 _open_writers: weakref.WeakSet[OutputWriter] = weakref.WeakSet()
@@ -432,20 +471,17 @@ _open_writers: weakref.WeakSet[OutputWriter] = weakref.WeakSet()
 # Those with rows: kept alive, since whoever drops a writer without closing it still wants them stored.
 _written_writers: set[OutputWriter] = set()
 
-# How long a process on its way out, by an exception or at its end, waits for a store.
-_EXIT_SECONDS = 4.0
-
 
 def _close_open_writers() -> None:
     """Publish what is still buffered when the interpreter exits, the log being the only place for errors."""
-    deadline = time.monotonic() + _EXIT_SECONDS
-    for writer in list(_open_writers):
-        if writer.durable and writer._gave_up:
-            continue  # It has had its time; its rows are in the log.
-        try:
-            writer._close_by(deadline)
-        except Exception:
-            logger.exception("closing %s at exit failed", type(writer).__name__)
+    with _leaving():
+        for writer in list(_open_writers):
+            if writer.durable and writer._gave_up:
+                continue  # It has had its time; its rows are in the log.
+            try:
+                writer.close()
+            except Exception:
+                logger.exception("closing %s at exit failed", type(writer).__name__)
 
 
 def _disown_writers() -> None:
