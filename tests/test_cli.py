@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -74,3 +76,32 @@ def test_an_error_that_is_not_ours_keeps_its_traceback(monkeypatch: pytest.Monke
     monkeypatch.setattr(cli, "app", fail)
     with pytest.raises(ZeroDivisionError):
         cli.main()
+
+
+def test_a_command_that_is_terminated_closes_its_writers(tmp_path: Path) -> None:
+    """SIGTERM in the middle of the demo's recording: what was recorded is published, and no log is left."""
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "from rlio.cli.main import main; main()",
+            "demo",
+            "--quick",
+            "--out",
+            str(tmp_path / "demo"),
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    logs = tmp_path / "demo"
+    deadline = time.monotonic() + 120
+    while not [*logs.glob("**/_wal/*/*.wal")]:
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM, errors
+    assert not [*logs.glob("**/_wal/*")]
+    (root,) = {path.parent for path in logs.glob("**/_rlio.json")}
+    assert len(rlio.open_dataset(root)) > 0

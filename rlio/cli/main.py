@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import platform
+import signal
 import sys
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated
+from types import FrameType
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -68,9 +70,18 @@ app.command("verify")(verify)
 
 
 def main() -> None:
-    """Run the command line; an `RlioError` becomes its message and exit code 1, not a traceback."""
+    """Run the command line; an `RlioError` becomes its message and exit code 1, not a traceback.
+
+    SIGTERM ends a command as Ctrl-C does: writers close and publish. The library itself installs no handlers.
+    """
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         app()
     except RlioError as error:
         typer.echo(f"rlio: {type(error).__name__}: {error}", err=True)
         sys.exit(1)
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    """Unwind the stack, so that every ``with`` on it closes what it opened."""
+    raise SystemExit(128 + number)

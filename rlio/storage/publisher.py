@@ -82,6 +82,8 @@ class Publisher:
         self._delay = 0.0
         self._retry_at = 0.0
         self._urgent = 0
+        #: Whether the store keeps shards waiting: then nobody waits for it a second time.
+        self._slow = False
         #: Rows and bytes that are stored.
         self.rows_published = 0
         self.bytes_published = 0
@@ -104,8 +106,10 @@ class Publisher:
         with self._changed:
             self._queue.append(shard)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: len(self._queue) <= 1 or self._error is not None, _PATIENCE)
-        if len(self._queue) > 1 or self._error is not None:
+            patience = 0.0 if self._slow else _PATIENCE
+            self._changed.wait_for(lambda: len(self._queue) <= 1 or self._error is not None, patience)
+            self._slow = len(self._queue) > 1 or self._error is not None
+        if self._slow:
             self._spill(shard)
 
     def wait(self, timeout: float) -> None:
@@ -224,7 +228,7 @@ class Publisher:
             self._queue.popleft()
             self.rows_published += shard.name.rows
             self.bytes_published += shard.name.size
-            self._error, self._delay, self._retry_at = None, 0.0, 0.0
+            self._error, self._delay, self._retry_at, self._slow = None, 0.0, 0.0, False
             self._changed.notify_all()
         logger.info("stored %s: %d rows", shard_path(self._writer_id, shard.name), shard.name.rows)
 
