@@ -194,11 +194,9 @@ class FollowPass:
         try:
             parts, found = self._gather(wanted)
             if parts and self._options.drop_last and wanted is not None and found < wanted:
-                dropped = sum(part.agent_steps() for part in parts)
-                self._go_back(mark)
-                self._over = True
-                self._tally = self._tally.plus(expected=dropped, dropped=dropped)
-                parts = []
+                tally = self._tally.plus(dropped=sum(part.agent_steps() for part in parts))
+                self._go_back(mark)  # So that the state leaves them to the next reader.
+                self._tally, self._over, parts = tally, True, []
             if not parts:
                 raise EndOfData(f"{self._storage.uri} was followed to its end")
             batch = parts[0] if len(parts) == 1 else concat_samples(parts)
