@@ -41,10 +41,6 @@ KINDS = {
     "sequences": lambda: [sequences()],
     "steps": lambda: joint().timeslices(3),
 }
-    "rows": lambda: [numbered(60)],
-    "sequences": lambda: [sequences()],
-    "steps": lambda: joint().timeslices(3),
-}
 
 
 @pytest.fixture(scope="module", params=KINDS)
