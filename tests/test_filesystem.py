@@ -409,7 +409,7 @@ def test_whatever_system_call_of_a_put_fails_the_object_is_old_or_whole(
         file = root / "data" / "a.bin"
         content = file.read_bytes() if file.exists() else None
         assert content == data if stored else content in (old, data)
-        assert len(os.listdir("/proc/self/fd")) == descriptors
+        assert len(os.listdir("/proc/self/fd")) <= descriptors
         storage.put("data/a.bin", data)
         assert storage.read("data/a.bin") == data
         if not sticky:
@@ -462,7 +462,7 @@ def test_whatever_system_call_of_a_read_fails_no_descriptor_leaks(tmp_path: Path
                 assert storage.read("data/w/a.bin") == b"content"
             except OSError as error:
                 assert error.errno == errno.EIO  # noqa: PT017
-        assert len(os.listdir("/proc/self/fd")) == descriptors
+        assert len(os.listdir("/proc/self/fd")) <= descriptors
         if n >= faults.count:
             break
     assert n >= 6

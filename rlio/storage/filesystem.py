@@ -15,6 +15,7 @@ Example:
 from __future__ import annotations
 
 import builtins
+import errno
 import logging
 import time
 import zlib
@@ -355,8 +356,14 @@ class Storage:
             except Exception as error:
                 attempt += 1
                 if self.is_local or attempt >= self._retry.attempts or is_permanent(error):
-                    if not isinstance(error, RlioError):
-                        error.add_note(f"after {attempt} attempts, in {self.uri_of(path)}")
+                    if isinstance(error, RlioError):
+                        raise
+                    note = f"after {attempt} attempts, in {self.uri_of(path)}"
+                    if not isinstance(error, OSError):
+                        # A client's own kind of error: nobody can be asked to know them all.
+                        text = f"the store failed {note}: {type(error).__name__}: {mask_secrets(str(error))}"
+                        raise OSError(errno.EIO, text) from error
+                    error.add_note(note)
                     raise
                 logger.warning("reading %s failed, trying again: %r", self.uri_of(path), error)
                 self._retry.wait(attempt - 1, path)

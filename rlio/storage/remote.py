@@ -72,6 +72,7 @@ class RemoteFolder:
         protocols = protocols_of(fs)
         self._atomic_put = not _ATOMIC_PUT.isdisjoint(protocols)
         self._over_http = not _HTTP.isdisjoint(protocols)
+        self._knows_ranges: bool | None = None
         self._over_sftp = not _SFTP.isdisjoint(protocols)
 
     @property
@@ -231,12 +232,14 @@ class RemoteFolder:
 
     def _cut(self, full: str, data: bytes, start: int, stop: int) -> bytes:
         """The range of what a web server sent: some do not know ranges, and send the whole file instead."""
-        if len(data) == stop - start or (start == 0 and len(data) < stop):
-            return data
-        length = self._info(full).get("size")
-        if length is None:  # not told, so sent in pieces: a range never is longer than was asked for
-            return data[start:stop] if len(data) > stop - start else data
-        return data[start:stop] if len(data) == length else data[: stop - start]
+        if start == 0:
+            return data[:stop]
+        if self._knows_ranges is None:
+            size = self._info(full).get("size")
+            if size is None:  # Not told. A range, at least, is never longer than was asked for.
+                return data[start:stop] if len(data) > stop - start else data
+            self._knows_ranges = len(data) == min(stop, size) - start
+        return data if self._knows_ranges else data[start:stop]
 
     def _make_parent(self, full: str) -> None:
         parent = full.rpartition("/")[0]
