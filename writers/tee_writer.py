@@ -61,7 +61,6 @@ class TeeWriter(OutputWriter):
         first: Exception | None = None
         for number, writer in enumerate(self.writers):
             try:
-                writer._deadline = self._deadline
                 call(writer)
             except Exception as failure:
                 place = f"writer {number} of {len(self.writers)}, {type(writer).__name__}"
@@ -70,7 +69,5 @@ class TeeWriter(OutputWriter):
                     first.add_note(f"raised by {place}")
                 else:
                     first.add_note(f"{place}, failed too: {failure!r}")
-            finally:
-                writer._deadline = None
         if first is not None:
             raise first
