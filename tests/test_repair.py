@@ -108,6 +108,8 @@ def test_a_repaired_data_set_serves_the_rows_that_it_served_before_and_says_what
     assert_identical(rows_of(root), before)
     assert len(before) == live
     assert report.after.total.missing == 300 - live
+    (hole,) = [finding for finding in report.after.findings if finding.code == "hole"]
+    assert f"_quarantine/data/{WRITER}/" in hole.message
     with pytest.raises(rlio.CorruptData, match="rows 1"):
         list(DatasetReader(root, epochs=1))
 

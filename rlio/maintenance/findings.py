@@ -73,6 +73,7 @@ CODES: Final[Mapping[str, Severity]] = MappingProxyType(
         # Logs.
         "log-damaged": "error",
         "log-unreadable": "warning",
+        "log-set-aside": "note",
         "log-waiting": "note",
     }
 )

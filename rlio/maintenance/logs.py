@@ -15,6 +15,9 @@ from rlio.storage.wal import read_segment
 
 __all__ = ["waiting_rows"]
 
+#: Where recovery puts what it cannot use, within a spool.
+SET_ASIDE = "_damaged"
+
 
 def waiting_rows(
     storage: Storage,
@@ -33,7 +36,15 @@ def waiting_rows(
     """
     folder = spool_of(storage, Spool(folder=spool))
     found: dict[str, int] = {}
-    for log in find_logs(folder) if folder is not None else ():
+    if folder is None:
+        return found
+    try:
+        logs = find_logs(folder)
+        _tell_set_aside(os.path.join(folder, SET_ASIDE), findings)
+    except OSError as error:
+        findings.add("log-unreadable", f"the folder of logs cannot be listed: {error}", uri=folder)
+        return found
+    for log in logs:
         logged = _logged_rows(log.path, findings)
         waiting = sum(len(rows) for rows in without(logged, stored.get(log.writer, [])))
         found[log.writer] = waiting
@@ -46,6 +57,17 @@ def waiting_rows(
                 rows=waiting,
             )
     return found
+
+
+def _tell_set_aside(folder: str, findings: Findings) -> None:
+    """Tell of what recovery could not use."""
+    if not os.path.islink(folder) and os.path.isdir(folder) and (names := os.listdir(folder)):
+        findings.add(
+            "log-set-aside",
+            f"{len(names)} files of damaged logs, set aside by recovery: remove them once nobody wants "
+            "to look into them",
+            uri=folder,
+        )
 
 
 def _logged_rows(path: str, findings: Findings) -> list[range]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import stat
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -108,16 +109,20 @@ def read_schema_files(storage: Storage, findings: Findings) -> SchemaFiles:
     return files
 
 
-def check_strays(storage: Storage, listing: Listing, findings: Findings) -> None:
-    """Find what does not belong to the format. Nothing of it is ever touched."""
+def check_strays(storage: Storage, listing: Listing, findings: Findings) -> list[str]:
+    """Find what does not belong to the format. Nothing of it is ever touched.
+
+    Returns:
+        Paths of what repair has set aside.
+    """
     for path, reason in listing.rejected:
         if (path, reason) not in {rejected for torn in listing.torn().values() for rejected, _ in torn}:
             findings.add("stray", f"{reason}: readers pass over it", uri=storage.uri_of(path))
-    counted = {TMP_DIR: 0, QUARANTINE_DIR: 0}
+    counted: dict[str, list[str]] = {TMP_DIR: [], QUARANTINE_DIR: []}
     for entry in storage.list():
         top = entry.path.split("/", 1)[0]
         if top in counted and "/" in entry.path:
-            counted[top] += 1
+            counted[top].append(entry.path)
         elif top == SCHEMA_DIR and not _SCHEMA_PATH.fullmatch(entry.path):
             findings.add("stray", "the name is that of no schema file", uri=storage.uri_of(entry.path))
         elif entry.path != HEADER and top not in (DATA_DIR, SCHEMA_DIR, WAL_DIR):
@@ -125,15 +130,15 @@ def check_strays(storage: Storage, listing: Listing, findings: Findings) -> None
     if counted[TMP_DIR]:
         findings.add(
             "unfinished",
-            f"{counted[TMP_DIR]} unfinished files, being written or left by writers that died: `rlio gc` "
-            "removes old ones",
+            f"{len(counted[TMP_DIR])} unfinished files, being written or left by writers that died: "
+            "`rlio gc` removes old ones",
             uri=storage.uri_of(TMP_DIR),
         )
     if counted[QUARANTINE_DIR]:
         findings.add(
             "quarantined",
-            f"{counted[QUARANTINE_DIR]} objects were set aside by repair: remove them once nobody wants to "
-            "look into them",
+            f"{len(counted[QUARANTINE_DIR])} objects were set aside by repair: remove them once nobody "
+            "wants to look into them",
             uri=storage.uri_of(QUARANTINE_DIR),
         )
     for path, kind in _odd_files(storage):
@@ -142,6 +147,7 @@ def check_strays(storage: Storage, listing: Listing, findings: Findings) -> None
             f"a {kind}: it is not followed, since it could lead out of the root; put the file itself there",
             uri=storage.uri_of(path),
         )
+    return counted[QUARANTINE_DIR]
 
 
 def _odd_files(storage: Storage) -> list[tuple[str, str]]:
@@ -151,12 +157,13 @@ def _odd_files(storage: Storage) -> list[tuple[str, str]]:
         for folder, folders, files in os.walk(storage.root, followlinks=False):
             for name in sorted(folders + files):
                 path = os.path.join(folder, name)
-                if os.path.islink(path):
-                    kind = "symbolic link"
-                elif name in folders or os.path.isfile(path):
+                try:
+                    mode = os.lstat(path).st_mode
+                except FileNotFoundError:
+                    continue  # Renamed or removed since it was listed.
+                if stat.S_ISDIR(mode) or stat.S_ISREG(mode):
                     continue
-                else:
-                    kind = "special file"
+                kind = "symbolic link" if stat.S_ISLNK(mode) else "special file"
                 found.append((os.path.relpath(path, storage.root), kind))
         return found
     from fsspec.asyn import AsyncFileSystem

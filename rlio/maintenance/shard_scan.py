@@ -7,7 +7,7 @@ once, and reaches pyarrow only after its CRC has matched (`rlio.schemas.shard_fi
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -186,9 +186,8 @@ class ShardScan:
 
     def _finish_parquet(self) -> None:
         """What only the whole file tells."""
-        if not self.is_clean:
+        if not self.is_clean or not self._reads(lambda: self._fetch(self._position, self.ref.name.size)):
             return
-        self._fetch(self._position, self.ref.name.size)
         if self._crc32 != self.ref.name.crc32:
             self._found(
                 "file-crc",
@@ -202,11 +201,14 @@ class ShardScan:
     def _code_of_footer(self) -> str:
         """Whether a footer that was refused is damaged, or was written so."""
         name = self.ref.name
-        tail = self.storage.read_range(self.ref.path, max(0, name.size - 8), name.size)
-        length = int.from_bytes(tail[:4], "little") + 8
-        if length > name.size or tail[4:] != b"PAR1":
+        try:
+            tail = self.storage.read_range(self.ref.path, max(0, name.size - 8), name.size)
+            length = int.from_bytes(tail[:4], "little") + 8
+            if length > name.size or tail[4:] != b"PAR1":
+                return "footer-crc"
+            footer = self.storage.read_range(self.ref.path, name.size - length, name.size)
+        except OSError:  # It went since: what was read before was damaged.
             return "footer-crc"
-        footer = self.storage.read_range(self.ref.path, name.size - length, name.size)
         return "footer-malformed" if zlib.crc32(footer) == name.footer_crc32 else "footer-crc"
 
     @staticmethod
@@ -227,6 +229,10 @@ class ShardScan:
                 self._keep(first, count)
                 yield rows
             first += count
+        self._reads(lambda: self._finish_json(shard))
+
+    def _finish_json(self, shard: JsonShard) -> None:
+        """What only the first line and the whole file tell."""
         try:
             _ = shard.provenance
         except CorruptData as error:
@@ -279,6 +285,17 @@ class ShardScan:
         return crc32
 
     # ---- both ----
+
+    def _reads(self, read: Callable[[], object]) -> bool:
+        """Read once more from a shard whose rows were all seen; whether it could be read."""
+        try:
+            read()
+        except DataNotFound:
+            return False  # Collected since: its rows are in a larger shard, and were intact here.
+        except OSError as error:
+            self._found("unreadable", f"the store does not give it: {error!r}", 0)
+            return False
+        return True
 
     def _keep(self, first: int, count: int) -> None:
         if not count:

@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from rlio.columns import Columns
 from rlio.maintenance.scanned import Part, flat_column
 from rlio.schemas.shard_file import DecodedGroup
-from rlio.schemas.streams import Streams
+from rlio.schemas.streams import WRITER, Streams
 
 __all__ = ["StreamCheck"]
 
-_KEYS = (Columns.EPS_ID, Columns.AGENT_INDEX, Columns.ENV_ID)
+# Column -> field of the table.
+_KEYS = {name: name for name in (Columns.EPS_ID, Columns.AGENT_INDEX, Columns.ENV_ID)} | {WRITER: "writer"}
 # Sums of rewards are compared as floats that were added in another order.
 _TOLERANCE = 1e-6
 
@@ -67,8 +68,8 @@ class StreamCheck:
             if flags is not None:
                 ends[flags.astype(bool)] = code
         self._end[present] = ends[last]
-        for column in _KEYS:
-            self._compare_keys(getattr(self._table, column), flat_column(schema, part, column), stream)
+        for column, name in _KEYS.items():
+            self._compare_keys(getattr(self._table, name), flat_column(schema, part, column), stream)
 
     def _compare_keys(
         self, listed: list[Any], values: NDArray[Any] | None, stream: NDArray[np.int64]

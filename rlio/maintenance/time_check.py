@@ -17,6 +17,7 @@ from rlio.columns import Columns
 from rlio.maintenance.findings import Findings
 from rlio.maintenance.scanned import Part, Rows, flat_column
 from rlio.schemas.schema import Schema
+from rlio.schemas.streams import WRITER
 
 __all__ = ["TimeCheck"]
 
@@ -243,8 +244,9 @@ def _keys(schema: Schema, part: Part) -> tuple[list[NDArray[Any]] | None, str | 
     agent = flat_column(schema, part, Columns.AGENT_INDEX)
     if schema.multi_agent and agent is None:
         return None, "there is no column 'agent_index' to tell its agents apart"
-    env = flat_column(schema, part, Columns.ENV_ID)
-    found: list[NDArray[Any]] = [eps_id, *(values for values in (agent, env) if values is not None)]
+    # Of writers that were merged, a column says whose each row was.
+    others = [agent, flat_column(schema, part, Columns.ENV_ID), flat_column(schema, part, WRITER)]
+    found: list[NDArray[Any]] = [eps_id, *(values for values in others if values is not None)]
     for values in found:
         if values.dtype.kind == "O" and not all(isinstance(value, str | int) for value in values):
             return None, "the ids of its episodes are objects"
