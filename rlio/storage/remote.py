@@ -190,6 +190,8 @@ class RemoteFolder:
         try:
             time = self._clients.call("modified", full)
         except (NotImplementedError, KeyError, TypeError):  # What clients raise whose answers have no time.
+            time = None
+        if time is None:  # As some say of what is not there; then this raises.
             info = self._info(full)
             time = next((info[key] for key in _TIMES if info.get(key) is not None), None)
         return _seconds(time)

@@ -303,6 +303,17 @@ class FileSystemTests(ABC):
         storage.remove("data/a.bin")
         assert [entry.path for entry in storage.list()] == ["data/a/x.bin", "data/ab.bin"]
 
+    def test_times_are_the_stores_own_and_do_not_run_backwards(self, storage: Storage) -> None:
+        """What collection goes by; a store that tells none loses nothing, and keeps everything."""
+        times = []
+        for name in ("first", "second"):
+            storage.put(f"data/{name}.bin", b"content")
+            times.append(storage.modified(f"data/{name}.bin"))
+        first, second = times
+        assert first is None or (second is not None and first <= second)
+        with pytest.raises(DataNotFound):
+            storage.modified("data/third.bin")
+
     def test_odd_names_are_names(self, storage: Storage) -> None:
         for name in self.odd_names:
             storage.put(f"data/{name}", name.encode())
