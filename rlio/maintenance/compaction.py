@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from rlio.errors import CorruptData
 from rlio.maintenance.merging import EncodedJson
+from rlio.maintenance.parallel import each
 from rlio.maintenance.progress import Progress
 from rlio.schemas.parquet import Compression, EncodedShard
 from rlio.schemas.schema import Schema, canonical_json
@@ -35,8 +36,7 @@ logger = logging.getLogger("rlio")
 
 T = TypeVar("T")
 
-# Requests at once where each takes a round trip; a whole shard each, so few of them.
-_FOOTERS_AHEAD: Final = 16
+# Whole shards that are fetched before they are needed, on remote stores: each takes its room in memory.
 _SHARDS_AHEAD: Final = 2
 
 
@@ -150,12 +150,8 @@ class Sources:
         return JsonShard(self.storage, segment.ref, self._schema_of)
 
     def identities(self, segments: list[Segment]) -> list[Identity]:
-        """`identity` of each, several at a time where each costs a round trip."""
-        if self.storage.is_local or len(segments) < 2:
-            return [self.identity(segment) for segment in segments]
-        self.identity(segments[0])  # Connections and schemas are made once, not by all threads at once.
-        with ThreadPoolExecutor(_FOOTERS_AHEAD, thread_name_prefix="rlio-compact") as pool:
-            return list(pool.map(self.identity, segments))
+        """`identity` of each."""
+        return list(each(self.storage, self.identity, segments))
 
     def loaded(
         self, segments: Iterable[Segment], load: Callable[[Segment], T]

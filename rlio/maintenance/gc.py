@@ -33,6 +33,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from rlio.errors import CorruptData, DataNotFound, OptionError, excerpt
 from rlio.maintenance.merging import open_whole
+from rlio.maintenance.parallel import each
 from rlio.maintenance.progress import Progress, silent
 from rlio.storage.filesystem import Storage
 from rlio.storage.json_shard import JsonShard, schema_lookup
@@ -178,10 +179,13 @@ class _Collection:
 
     def run(self, progress: Progress) -> GcReport:
         candidates = [*self._shards(list_shards(self.storage)), *self._unfinished()]
-        with progress("gc", len(candidates)) as advance:
-            for candidate in candidates:
-                self._collect(candidate)
+        self.ages.look_up([path for one in candidates for path in (one.path, *one.since)])
+        doomed = [candidate for candidate in candidates if self._may_go(candidate)]
+        with progress("gc", len(doomed)) as advance:
+            paths = [] if self.dry_run else [candidate.path for candidate in doomed]
+            for _ in each(self.storage, self._remove, paths):
                 advance(1)
+        self.removed += [Collected(self.storage.uri_of(one.path), one.kind, one.bytes) for one in doomed]
         self._collect_log_folders()
         return GcReport(
             uri=self.storage.uri,
@@ -240,28 +244,28 @@ class _Collection:
 
     # ---- what goes ----
 
-    def _collect(self, candidate: _Candidate) -> None:
+    def _may_go(self, candidate: _Candidate) -> bool:
+        """Whether an object is old enough, and what has its rows is whole; counted or reported if not."""
         age = self.ages.of(candidate.path, *candidate.since)
+        problem: str | None = None
         if age is None:
-            self._keep(candidate.path, "the store does not say how old it is; grace=0 asks no ages")
-            return
-        if age < self.ages.grace:
+            problem = "the store does not say how old it is; grace=0 asks no ages"
+        elif age < self.ages.grace:
             self.waiting += 1
-            return
-        if candidate.is_only_copy:
-            self._keep(candidate.path, "it is torn, and of some of its rows the only copy; run `rlio verify`")
-            return
-        if not self.dry_run:
+            return False
+        elif candidate.is_only_copy:
+            problem = "it is torn, and of some of its rows the only copy; run `rlio verify`"
+        elif not self.dry_run:
             try:
-                problem = next(filter(None, map(self._problem_of, candidate.covers)), None)
+                found = next(filter(None, map(self._problem_of, candidate.covers)), None)
             except DataNotFound:  # Compacted once more: the next call sees what covers it now.
                 self.waiting += 1
-                return
-            if problem is not None:
-                self._keep(candidate.path, f"what covers it is not whole: {problem}")
-                return
-            self._remove(candidate.path)
-        self.removed.append(Collected(self.storage.uri_of(candidate.path), candidate.kind, candidate.bytes))
+                return False
+            problem = found and f"what covers it is not whole: {found}"
+        if problem is not None:
+            self.kept.append(Kept(self.storage.uri_of(candidate.path), problem))
+            logger.warning("kept %s: %s", self.storage.uri_of(candidate.path), problem)
+        return problem is None
 
     def _problem_of(self, ref: ShardRef) -> str | None:
         """What is wrong with a covering shard, which is read as a whole; None: nothing.
@@ -295,10 +299,6 @@ class _Collection:
         self.storage.remove(path)
         logger.info("removed %s", self.storage.uri_of(path))
 
-    def _keep(self, path: str, reason: str) -> None:
-        self.kept.append(Kept(self.storage.uri_of(path), reason))
-        logger.warning("kept %s: %s", self.storage.uri_of(path), reason)
-
     def _collect_log_folders(self) -> None:
         """Folders beside a local root whose log is done with: only what holds nothing is removed."""
         for path in self.storage.empty_folders(WAL_DIR):
@@ -321,6 +321,12 @@ class _Ages:
         self.probe: str | None = None
         self._now: float | None = None
         self._stored: dict[str, float | None] = {}
+
+    def look_up(self, paths: list[str]) -> None:
+        """Ask for the times of many objects."""
+        if self.grace:
+            for _ in each(self._storage, self._time, sorted(set(paths))):
+                pass
 
     def of(self, path: str, *others: str, always: bool = False) -> float | None:
         """Seconds since the newest of the objects was stored; None where the store does not tell.

@@ -26,6 +26,7 @@ from typing import Any
 
 from rlio.errors import DataNotFound, OptionError, excerpt
 from rlio.maintenance.compaction import is_by_row
+from rlio.maintenance.parallel import each
 from rlio.maintenance.progress import Progress, silent
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import Listing, Segment, ShardRef, list_shards
@@ -205,7 +206,9 @@ def _aged(
     storage: Storage, listing: Listing, writer: str, parts: list[Segment]
 ) -> list[tuple[float, Segment]]:
     """When the rows of each part were stored: never later than those after them."""
-    stored = [(ref.name, _stored(storage, ref.path)) for ref in listing.shards[writer]]
+    refs = listing.shards[writer]
+    times = each(storage, lambda ref: _stored(storage, ref.path), refs)
+    stored = [(ref.name, time) for ref, time in zip(refs, times, strict=True)]
     found: list[tuple[float, Segment]] = []
     latest = float("inf")
     for part in reversed(parts):
@@ -228,6 +231,5 @@ def _stored(storage: Storage, path: str) -> float:
 
 def _remove(storage: Storage, doomed: list[ShardRef], progress: Progress) -> None:
     with progress("trim", len(doomed)) as advance:
-        for ref in doomed:
-            storage.remove(ref.path)
+        for _ in each(storage, storage.remove, [ref.path for ref in doomed]):
             advance(1)
