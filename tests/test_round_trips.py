@@ -214,7 +214,9 @@ def stored_rows(root: str, name: str) -> int:
 
     import pyarrow.parquet as pq
 
-    tables = [pq.read_table(io.BytesIO(data)) for data in files(root).values()]
+    tables = [
+        pq.read_table(io.BytesIO(data)) for path, data in files(root).items() if path.endswith(".parquet")
+    ]
     return sum(table.num_rows - table.column(name).null_count for table in tables)
 
 

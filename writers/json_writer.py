@@ -31,7 +31,7 @@ from rlio.storage.shard_log import ShardLog, WriteLedger
 from rlio.storage.wal import Sync
 from rlio.writers.age_timer import AgeTimer
 from rlio.writers.line_collector import LineCollector
-from rlio.writers.recovery import json_header, recover_before_writing
+from rlio.writers.recovery import json_header, recover_before_writing, recover_interrupted
 from rlio.writers.roll import Roll
 from rlio.writers.spooling import SpoolLike, parse_spool, schema_after
 
@@ -130,7 +130,8 @@ class JsonWriter(OutputWriter):
         return self._log.ledger(self.rows_received)
 
     def _write(self, batch: Batch) -> None:
-        self._log.check_process()
+        self._log.check_whole()
+        self._lines.check()
         self._make_room()
         if batch.agent_steps() == 0:
             return
@@ -139,10 +140,16 @@ class JsonWriter(OutputWriter):
         encoded = list(self._encode(batch, schema))
         if schema is not self._lines.schema:
             self._log.check_schema(schema)
+        self._lines.start()
+        with self._log.taking():
+            self._take(encoded, schema)
+
+    def _take(self, encoded: list[tuple[bytes, int]], schema: Schema) -> None:
+        """Log the lines and collect them."""
+        if schema is not self._lines.schema:
             self._finish()
             self._lines.use(schema)
         self._log.log([([line], rows) for line, rows in encoded], schema)
-        self._log.start()
         ended = self._lines.ended
         for line, rows in encoded:
             self._lines.append(line, rows)
@@ -195,17 +202,26 @@ class JsonWriter(OutputWriter):
 
     def _flush(self) -> None:
         self._log.check_process()
+        if self._log.interrupted and self.durable:
+            self._timer.stop()
+            self._lines.close()
+            recover_interrupted(self._log, timeout=self._seconds_left())
+            return
         self._finish()
-        self._log.publish(self._seconds_left() if self.durable else None)
+        self._lines.store(self._seconds_left())
 
     def _close(self) -> None:
         self._timer.stop()
+        self._lines.close()
+        if self._log.interrupted:
+            self._log.close(seal_at=self.rows_published)
+            return
         self.ledger.check(uri=self._log.storage.uri)
         self._log.close(seal_at=self.rows_received)
 
     def _on_timer(self) -> None:
         with self._lock:
-            if not self._closed:
+            if not self._closed and not self._log.interrupted:
                 self._finish()
 
 

@@ -18,11 +18,12 @@ from rlio.interfaces import Batch, OutputWriter
 from rlio.schemas.log_frames import LogFrames
 from rlio.schemas.parquet import Compression
 from rlio.schemas.provenance import Provenance
+from rlio.schemas.row_groups import Piece
 from rlio.schemas.schema import Schema
 from rlio.storage.shard_log import ShardLog, WriteLedger
 from rlio.storage.wal import Sync
 from rlio.writers.age_timer import AgeTimer
-from rlio.writers.recovery import parquet_header, recover_before_writing
+from rlio.writers.recovery import parquet_header, recover_before_writing, recover_interrupted
 from rlio.writers.roll import Roll
 from rlio.writers.row_collector import RowCollector
 from rlio.writers.shard_builder import ShardBuilder
@@ -120,7 +121,7 @@ class ParquetWriter(OutputWriter):
         return self._log.ledger(self.rows_received)
 
     def _write(self, batch: Batch) -> None:
-        self._log.check_process()
+        self._log.check_whole()
         self._builder.check()
         self._make_room()
         schema = schema_after(self._rows.schema, batch, spaces=self._spaces, stored=self._provenance.stored)
@@ -129,13 +130,19 @@ class ParquetWriter(OutputWriter):
         # Everything that can be wrong with the batch is found here, before anything changes.
         parts = self._rows.cut(batch, schema) if batch.agent_steps() else []
         if schema is not self._rows.schema:
-            self._use(schema)
-        if not parts:
-            return
+            self._log.check_schema(schema)
+        self._builder.start()
+        with self._log.taking():
+            if schema is not self._rows.schema:
+                self._use(schema)
+            if parts:
+                self._take(parts, schema)
+
+    def _take(self, parts: list[list[Piece]], schema: Schema) -> None:
+        """Log the rows and collect them."""
         if self._frames is not None:
             frames = [(self._frames.encode(pieces), sum(piece.rows for piece in pieces)) for pieces in parts]
             self._log.log(frames, schema)
-        self._builder.start()
         ended = self._rows.ended
         for pieces in parts:
             self._rows.append(pieces)
@@ -161,7 +168,6 @@ class ParquetWriter(OutputWriter):
 
     def _use(self, schema: Schema) -> None:
         """Go on with a new schema."""
-        self._log.check_schema(schema)
         self._timer.stop()
         self._rows.use(schema)
         self._log.cut(begins_shard=True)
@@ -176,17 +182,25 @@ class ParquetWriter(OutputWriter):
     def _flush(self) -> None:
         self._log.check_process()
         self._timer.stop()
+        if self._log.interrupted and self.durable:
+            self._builder.abandon()
+            recover_interrupted(self._log, timeout=self._seconds_left())
+            return
         self._rows.hand_over()
         self._log.cut(begins_shard=True)
-        self._builder.store(self._seconds_left() if self.durable else None)
+        self._builder.store(self._seconds_left())
 
     def _close(self) -> None:
         self._timer.stop()
+        if self._log.interrupted:
+            self._builder.abandon()
+            self._log.close(seal_at=self.rows_published)
+            return
         self._builder.close()
         self.ledger.check(uri=self._log.storage.uri)
         self._log.close(seal_at=self.rows_received)
 
     def _on_timer(self) -> None:
         with self._lock:
-            if not self._closed:
+            if not self._closed and not self._log.interrupted:
                 self._finish()

@@ -19,10 +19,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
-from rlio.errors import CorruptData, RlioError, excerpt
+from rlio.errors import CorruptData, PublishError, RlioError, excerpt
 from rlio.schemas.log_frames import LogFrames
 from rlio.schemas.parquet import Compression
 from rlio.schemas.schema import Schema
+from rlio.storage.clients import within
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import list_shards
 from rlio.storage.markers import seal
@@ -44,6 +45,7 @@ __all__ = [
     "parquet_header",
     "recover",
     "recover_before_writing",
+    "recover_interrupted",
 ]
 
 logger = logging.getLogger("rlio")
@@ -164,6 +166,36 @@ def recover_before_writing(
     report = recover(root, spool=spool, storage_options=storage_options)
     if report.rows:
         logger.warning("%s: %d rows of writers that had died are recovered", report.root, report.rows)
+
+
+def recover_interrupted(log: ShardLog, *, timeout: float | None) -> None:
+    """Store the rows of a live writer from its log, as if it had died; it takes no more.
+
+    Args:
+        log: Of a writer whose threads that make shards have ended. May be given again.
+        timeout: Seconds; None: as long as it takes.
+
+    Raises:
+        PublishError: It could not be done, or not in time; the log stays.
+    """
+    if log.journal is None:
+        return
+    log.close(seal_at=None)
+    path = log.journal.path
+    try:
+        found = within(timeout, lambda: _try_log(log.storage, AbandonedLog(path), all_hosts=False))
+    except TimeoutError as error:
+        raise PublishError(
+            f"the store did not take the rows within {timeout} s: they are safe in {path}; "
+            "`rlio recover` stores them",
+            uri=log.storage.uri,
+        ) from error
+    log.rows_recovered += found.rows
+    if found.error is not None or (found.outcome != "recovered" and os.path.exists(path)):
+        raise PublishError(
+            f"the rows in {path} could not be stored: {found.error or 'they are being recovered elsewhere'}",
+            uri=log.storage.uri,
+        )
 
 
 def _try_log(storage: Storage, log: AbandonedLog, *, all_hosts: bool) -> RecoveredLog:
@@ -387,8 +419,8 @@ class _JsonShards:
 
     def publish(self) -> None:
         """See `_ShardMaker`."""
-        self._lines.finish()
-        self._log.publish()
+        self._lines.store()
+        self._lines.close()
         self._log.close(seal_at=None)
 
 

@@ -10,12 +10,9 @@ from __future__ import annotations
 # pyarrow imports pandas at its first array, where there is one, and pandas imports this, which fails once the
 # interpreter begins to exit: that is when the first array of a writer that was left open is made.
 import concurrent.futures.thread  # noqa: F401
-import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,11 +24,10 @@ from rlio.schemas.row_groups import GroupBuffer
 from rlio.schemas.schema import Schema
 from rlio.storage.local import PendingFile
 from rlio.storage.shard_log import NewShard, ShardLog
+from rlio.writers.background import Jobs, Worker
 from rlio.writers.roll import Roll
 
 __all__ = ["ShardBuilder"]
-
-T = TypeVar("T")
 
 # How long the encoding of a shard waits for the memory of the one before it, in seconds.
 _SHORTLY = 0.2
@@ -67,17 +63,15 @@ class ShardBuilder:
         self._provenance = provenance
         self._on_end = on_end
         self._encoder: ShardEncoder | None = None
-        self._worker = _Worker("rlio-encode")
+        self._jobs = Jobs("rlio-encode")
         # Of its own, so that encoding need not wait: it checksums, and writes what is encoded to the disk.
-        self._checksummer = _Worker("rlio-checksum")
-        self._busy: Future[None] | None = None
+        self._checksummer = Worker("rlio-checksum")
         self._spare: GroupBuffer | None = None
-        self._failure: BaseException | None = None
         self._pending: PendingFile | None = None
 
     def start(self) -> None:
         """Start the threads, unless they run: too late once the interpreter has begun to exit."""
-        self._worker.start()
+        self._jobs.start()
         self._checksummer.start()
         self._log.start()
 
@@ -85,15 +79,18 @@ class ShardBuilder:
         """Encode the rows of a buffer, and give an empty buffer of the same schema to go on with."""
         # Here and not in the background, which has more to do: encoding takes twice the rest of a write.
         ready = ready_group(buffer.take(), buffer.schema)
-        self._wait()
+        try:
+            self._wait()
+        finally:
+            # Also where the wait is interrupted: the rows have left their buffer, and are nowhere else.
+            self._jobs.submit(lambda: self._encode(ready, buffer.schema))
         spare, self._spare = self._spare, buffer
-        self._busy = self._worker.submit(lambda: self._encode(ready, buffer.schema))
         return spare if spare is not None and spare.schema is buffer.schema else GroupBuffer(buffer.schema)
 
     def finish(self) -> None:
         """End the open shard, which is then stored in the background."""
         self._wait()
-        self._busy = self._worker.submit(self._end_shard)
+        self._jobs.submit(self._end_shard)
 
     def store(self, timeout: float | None = None) -> None:
         """End the open shard and return once everything handed over is stored.
@@ -102,20 +99,26 @@ class ShardBuilder:
             PublishError: Something could not be stored, or not within ``timeout`` seconds; it is kept.
         """
         until = None if timeout is None else time.monotonic() + timeout
-        self.finish()
         self._wait(timeout)
-        self._log.publish(None if until is None else max(until - time.monotonic(), 0.0))
+        self.finish()
+        self._wait(_left(until))
+        self._log.publish(_left(until))
 
     def close(self) -> None:
         """End the threads; what is handed over must be stored."""
         self._wait()
-        self._worker.stop()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """End the threads; the open shard is dropped, and its rows are in the log."""
+        self._jobs.stop()
         self._checksummer.stop()
+        if self._pending is not None:
+            self._pending.discard()
 
     def check(self) -> None:
         """Raise the error of an earlier encoding, so that no row is taken after it."""
-        if self._failure is not None:
-            raise self._failure
+        self._jobs.check()
 
     def _wait(self, timeout: float | None = None) -> None:
         """Wait for the job handed over last, so that no third buffer is needed.
@@ -123,20 +126,11 @@ class ShardBuilder:
         Rows that could not be encoded are gone from memory, so that such an error is raised by every later
         call; where there is a log they are still in it.
         """
-        self.check()
-        if self._busy is None:
-            return
-        try:
-            self._busy.result(timeout)
-        except TimeoutError as error:
+        if not self._jobs.wait(timeout):
             raise PublishError(
                 f"rows were not encoded within {timeout} s, since an earlier shard is still being stored",
                 uri=self._log.storage.uri,
-            ) from error
-        except BaseException as error:
-            self._failure = error
-            raise
-        self._busy = None
+            )
 
     # ---- in the thread ----
 
@@ -192,6 +186,10 @@ class ShardBuilder:
         )
 
 
+def _left(until: float | None) -> float | None:
+    return None if until is None else max(until - time.monotonic(), 0.0)
+
+
 class _Memory:
     """Memory in which shards are encoded, kept for the next: fresh memory costs a page fault every 4 KiB.
 
@@ -216,50 +214,3 @@ class _Memory:
 
 
 _memory = _Memory()
-
-
-class _Worker:
-    """A daemon thread that runs jobs in order.
-
-    Not an executor of the standard library: those refuse jobs once the interpreter begins to exit, which is
-    when writers that were left open publish their last rows.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        # Any: jobs of every result wait in one queue.
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Start the thread, unless it runs."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
-
-    def submit(self, job: Callable[[], T]) -> Future[T]:
-        """Queue a job; its error is in the future."""
-        self.start()
-        future: Future[T] = Future()
-        self._jobs.put((job, future))
-        return future
-
-    def stop(self) -> None:
-        """End the thread after the jobs that are queued."""
-        if self._thread is not None:
-            self._jobs.put(None)
-            self._thread.join()
-            self._thread = None
-
-    def _run(self) -> None:
-        while (item := self._jobs.get()) is not None:
-            job, future = item
-            try:
-                result = job()
-            except BaseException as error:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-                del result
-            # The thread must not keep a job's rows alive while it waits for the next one.
-            del item, job, future

@@ -5,13 +5,14 @@ What encodes rows (`rlio.writers`) logs them here and hands whole shards over.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlio.errors import LedgerError, OptionError, PublishError
+from rlio.errors import LedgerError, OptionError, PublishError, RlioError
 from rlio.schemas.schema import Schema
 from rlio.storage.filesystem import Storage
 from rlio.storage.journal import Journal
@@ -133,6 +134,10 @@ class ShardLog:
         self._publisher = Publisher(self.storage, self.writer_id, self.journal)
         #: Number of the first row of the next shard.
         self.next_row = resume_at or 0
+        #: Whether a `write()` was interrupted, so that nobody knows how much of it is in memory.
+        self.interrupted = False
+        #: Rows that were stored from the log, since memory was in doubt.
+        self.rows_recovered = 0
 
     def _open_journal(self, spool: Spool | None, about: Mapping[str, Any]) -> Journal | None:
         where = None if spool is None else spool_of(self.storage, spool)
@@ -150,7 +155,7 @@ class ShardLog:
     @property
     def rows_published(self) -> int:
         """Rows that are stored."""
-        return self._publisher.rows_published
+        return self._publisher.rows_published + self.rows_recovered
 
     @property
     def bytes_published(self) -> int:
@@ -171,6 +176,35 @@ class ShardLog:
             published=self.rows_published,
             waited=0.0 if journal is None else journal.waited,
         )
+
+    @contextlib.contextmanager
+    def taking(self) -> Iterator[None]:
+        """Rows of one `write()` are logged and collected within: what interrupts that ends the writer.
+
+        A ``KeyboardInterrupt`` may strike between any two steps, and what is logged and what is collected
+        must never part. Our own errors refuse a batch whole.
+        """
+        try:
+            yield
+        except RlioError:
+            raise
+        except BaseException:
+            self.interrupted = True
+            raise
+
+    def check_whole(self) -> None:
+        """Raise where no more rows can be taken.
+
+        Raises:
+            PublishError: This is a forked child, or an earlier `write()` was interrupted.
+        """
+        self.check_process()
+        if self.interrupted:
+            raise PublishError(
+                "an earlier write() was interrupted, which ends this writer: close() stores every row that "
+                "was taken; open another writer",
+                uri=self.storage.uri,
+            )
 
     def check_process(self) -> None:
         """Raise in a forked child, which has none of the threads.

@@ -1,0 +1,114 @@
+"""Threads of a writer's own, in which its shards are made.
+
+Example:
+    >>> jobs = Jobs("example")
+    >>> jobs.submit(lambda: None)
+    >>> jobs.wait()
+    True
+    >>> jobs.stop()
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+__all__ = ["Jobs", "Worker"]
+
+T = TypeVar("T")
+
+
+class Worker:
+    """A daemon thread that runs jobs in order.
+
+    Not an executor of the standard library: those refuse jobs once the interpreter begins to exit, which is
+    when writers that were left open publish their last rows.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        # Any: jobs of every result wait in one queue.
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread, unless it runs."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+
+    def submit(self, job: Callable[[], T]) -> Future[T]:
+        """Queue a job; its error is in the future."""
+        self.start()
+        future: Future[T] = Future()
+        self._jobs.put((job, future))
+        return future
+
+    def stop(self) -> None:
+        """End the thread after the jobs that are queued."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        while (item := self._jobs.get()) is not None:
+            job, future = item
+            try:
+                result = job()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+                del result
+            # The thread must not keep a job's rows alive while it waits for the next one.
+            del item, job, future
+
+
+class Jobs:
+    """Jobs that depend on each other, in a thread of their own: after one that failed, none is run.
+
+    What interrupts a caller that waits (``KeyboardInterrupt``) is no failure of a job.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._worker = Worker(name)
+        self._last: Future[None] | None = None
+        self._failure: BaseException | None = None
+
+    def start(self) -> None:
+        """Start the thread, unless it runs."""
+        self._worker.start()
+
+    def submit(self, job: Callable[[], object]) -> None:
+        """Queue a job."""
+        self._last = self._worker.submit(lambda: self._run(job))
+
+    def check(self) -> None:
+        """Raise the error of the job that failed."""
+        if self._failure is not None:
+            raise self._failure
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Whether every job is done within ``timeout`` seconds (None: however long it takes); see `check`."""
+        if self._last is not None:
+            if not concurrent.futures.wait([self._last], timeout).done:
+                return False
+            self._last = None
+        self.check()
+        return True
+
+    def stop(self) -> None:
+        """End the thread after the jobs that are queued."""
+        self._worker.stop()
+
+    def _run(self, job: Callable[[], object]) -> None:
+        if self._failure is None:
+            try:
+                job()
+            except BaseException as error:
+                self._failure = error
