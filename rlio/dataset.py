@@ -376,12 +376,14 @@ def dataset_on(storage: Storage, *, at: Snapshot | None = None) -> Dataset:
 
 def _listed(storage: Storage, at: Snapshot | None) -> Dataset:
     """What is there, listed again where rows are missing, or are being uploaded."""
+    seen: list[Dataset] = []
 
     def lacks(listing: Listing) -> bool:
-        found = Dataset(storage, listing, at=at)
-        return bool(found.holes or found.missing_shards())
+        seen.append(Dataset(storage, listing, at=at))
+        return bool(seen[-1].holes or seen[-1].missing_shards())
 
-    return Dataset(storage, list_settled(storage, lacks=lacks), at=at)
+    listing = list_settled(storage, lacks=lacks)
+    return seen[-1] if seen[-1]._listing is listing else Dataset(storage, listing, at=at)
 
 
 def common_columns(dataset: Dataset, *, missing: str, wanted: list[str] | None) -> list[str] | None:

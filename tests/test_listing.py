@@ -10,16 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlio.errors import CorruptData, DataNotFound, UnsafeData
+from rlio.errors import CorruptData, DataNotFound, OptionError, UnsafeData
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import (
     Coverage,
     Listing,
+    Patience,
     Rejected,
     Segment,
     ShardRef,
     cover_rows,
     find_holes,
+    list_settled,
     list_shards,
     live_shards,
     load_shard,
@@ -291,3 +293,78 @@ def test_a_listing_is_one_request(storage: Storage, monkeypatch: pytest.MonkeyPa
     )
     list_shards(storage)
     assert calls == ["data"]
+
+
+# ---- up to a snapshot's row; several listings ----
+
+
+@settings(max_examples=200, deadline=None)
+@given(shards, st.integers(0, 30), st.integers(0, 40), st.none() | st.integers(0, 40))
+def test_up_to_an_end_every_row_is_served_once_or_is_in_a_hole(
+    refs: list[ShardRef], trim: int, end: int, sealed: int | None
+) -> None:
+    segments, holes = cover_rows(refs, trim=trim, sealed=sealed, end=end)
+    served = [row for part in segments for row in range(part.first, part.end)]
+    missing = [row for hole in holes for row in hole]
+    assert served == sorted(set(served))
+    assert sorted(served + missing) == list(range(trim, end))
+    assert set(served) == {row for row in rows_of(refs) if trim <= row < end}
+    # The same shards as without an end, the last one cut.
+    assert [part.ref for part in segments] == [
+        part.ref for part in cover_rows(refs, trim=trim).segments if part.first < end
+    ]
+
+
+def test_listings_together_know_what_either_saw(storage: Storage) -> None:
+    first = publish(storage, "wa", 0, 5)
+    storage.put("data/wa/_trim-3", b"")
+    storage.put("data/wb/_sealed-7", b"")
+    early = list_shards(storage)
+    storage.remove(first.path)
+    later = [publish(storage, "wa", 5, 5), publish(storage, "wb", 0, 2)]
+    storage.put("data/wa/_trim-4", b"")
+    storage.put("data/wa/strange", b"")
+    both = early.joined(list_shards(storage))
+    assert both.shards == {"wa": [first, later[0]], "wb": [later[1]]}
+    assert (both.trimmed, both.sealed) == ({"wa": 4}, {"wb": 7})
+    assert [rejected.path for rejected in both.rejected] == ["data/wa/strange"]
+    assert both.writers == ["wa", "wb"]
+
+
+@pytest.mark.parametrize(
+    ("misses", "waits", "found"), [(0, 0, True), (1, 1, True), (2, 2, True), (9, 2, False)]
+)
+def test_what_is_lacking_is_listed_again_a_bounded_number_of_times(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, misses: int, waits: int, found: bool
+) -> None:
+    publish(storage, "w", 5, 5)
+    late = publish(storage, "w", 0, 5)
+    slept: list[float] = []
+    listed = storage.list
+
+    def listing(prefix: str = "", **options: object) -> object:
+        hidden = len(slept) < misses
+        return [e for e in listed(prefix) if not (hidden and e.path == late.path)]
+
+    monkeypatch.setattr(storage, "list", listing)
+    settled = list_settled(
+        storage,
+        lacks=lambda seen: bool(seen.cover("w").holes),
+        patience=Patience(seconds=0.5, sleep=slept.append),
+    )
+    assert slept == [0.5] * waits
+    assert (late in settled.shards["w"]) == found
+
+
+@pytest.mark.parametrize("options", [{"listings": 0}, {"seconds": -1}])
+def test_impossible_patience_is_refused(options: dict[str, int]) -> None:
+    with pytest.raises(OptionError):
+        Patience(**options)  # type: ignore[arg-type]
+
+
+def test_torn_shards_are_told_by_writer(storage: Storage) -> None:
+    ref = publish(storage, "w", 0, 5)
+    storage.put(ref.path, b"x")
+    storage.put("data/w/notes", b"x")
+    ((rejected, name),) = list_shards(storage).torn()["w"]
+    assert (rejected.path, name) == (ref.path, ref.name)
