@@ -9,6 +9,7 @@ import threading
 import time
 import zlib
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from servers import Server
 from stored_batches import files, fresh_root, group_bytes, load, put
 from test_compact import shard_files
 
@@ -331,3 +333,32 @@ class _Thorough(Maintained):
 @pytest.mark.soak
 class TestMaintainedForLong(_Thorough.TestCase):  # type: ignore[name-defined,misc]
     settings = settings(max_examples=1000, stateful_step_count=100, deadline=None)
+
+
+# ---- on real servers ----
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("s3", "azure", "sftp", "ftp")],
+)
+def test_a_real_store_is_compacted_trimmed_and_collected_by_its_own_clock(
+    scheme: str, serve: Callable[[str], Server]
+) -> None:
+    server = serve(scheme)
+    root, options = server.fresh_root(), {"storage_options": server.options}
+    roll = Roll(max_rows=4, max_seconds=None)
+    with ParquetWriter(root, writer_id="w0", roll=roll, spool=None, **options) as writer:
+        for first in range(0, 40, 4):
+            writer.write(rows_of(0, first, 4))
+    report = rlio.compact(root, **options)
+    assert (report.shards_before, report.shards_after) == (10, 1)
+    waiting = rlio.gc(root, **options)
+    assert (waiting.removed, waiting.waiting, waiting.kept) == ((), 10, ())
+    # Some servers tell seconds only; what is older than nothing and a bit is older than that.
+    time.sleep(2.1)
+    assert len(rlio.gc(root, grace=1.0, **options).removed) == 10
+    assert rlio.trim(root, keep_rows=15, **options).rows == 25
+    assert load(root, **options)["t"].tolist() == list(range(25, 40))
+    storage = Storage.open(root, **options)
+    assert not [path for path, _ in storage.list() if path.startswith("_tmp/")]
