@@ -20,6 +20,7 @@ import rlio
 from rlio import DatasetReader, JsonWriter, MultiAgentBatch, ParquetWriter, Roll, SampleBatch
 from rlio.errors import DataNotFound, OptionError
 from rlio.interfaces import Batch
+from rlio.limits import Limits
 from rlio.maintenance import VerifyReport
 from rlio.maintenance.findings import CODES
 from rlio.schemas.streams import Streams
@@ -649,3 +650,13 @@ def test_progress_is_told_of_every_byte() -> None:
 
     report = rlio.verify(root, progress=Bar)  # type: ignore[arg-type]  # A context manager by its methods.
     assert sum(told) == report.bytes > 0
+
+
+def test_what_asks_for_more_than_the_limits_is_unsafe_and_repair_leaves_it_alone() -> None:
+    root = recorded()
+    small = Limits(group_rows=5)
+    report = rlio.verify(root, limits=small)
+    assert bad(report) == ["unsafe"] * 3
+    assert report.total.live == 0
+    assert rlio.repair(root, limits=small).actions == ()
+    assert rlio.verify(root).findings == ()

@@ -64,8 +64,8 @@ def test_rows_in_the_log_of_a_dead_writer_wait_and_repair_stores_them(tmp_path: 
     assert (report.total.live, report.total.waiting) == (100, 30)
     repaired = rlio.repair(root)
     assert [(action.kind, action.rows) for action in repaired.actions] == [("log-recovered", 30)]
-    assert (repaired.after.total.live, repaired.after.total.waiting) == (130, 0)
     assert repaired.after.findings == ()
+    assert (repaired.after.total.live, repaired.after.total.waiting) == (130, 0)
     assert rlio.repair(root).actions == ()
     with DatasetReader(root, epochs=1, batch_size=1000) as reader:
         assert reader.sample()["obs"][:, 0].tolist() == list(range(130))

@@ -27,6 +27,7 @@ from itertools import accumulate
 from typing import Any, Literal, TypeAlias
 
 from rlio.errors import CorruptData, DataNotFound
+from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.maintenance.findings import Level, VerifyReport
 from rlio.maintenance.merging import EncodedJson, JsonMerger, ParquetMerger
 from rlio.maintenance.progress import Progress, silent
@@ -101,6 +102,7 @@ def repair(
     level: Level = "full",
     storage_options: Mapping[str, Any] | None = None,
     spool: str | os.PathLike[str] | None = None,
+    limits: Limits = DEFAULT_LIMITS,
     progress: Progress = silent,
     limit: int = 10_000,
 ) -> RepairReport:
@@ -115,6 +117,7 @@ def repair(
         level: As for `rlio.verify`: "quick" finds less, and so repairs less.
         storage_options: For fsspec.
         spool: Folder of the writers' logs, where they were given one.
+        limits: What the data may ask for; what asks for more is left alone.
         progress: Shows how far each pass is.
         limit: Findings that the reports keep.
 
@@ -126,7 +129,7 @@ def repair(
         OptionError: It is in another format version.
         PublishError: Something could not be stored; what was done so far is right, and may be repeated.
     """
-    storage = Storage.open(uri, storage_options=storage_options)
+    storage = Storage.open(uri, storage_options=storage_options, limits=limits)
 
     def look() -> Inspection:
         return inspect(storage, level=level, spool=spool, progress=progress, limit=limit)
@@ -375,6 +378,7 @@ class _ParquetRewrite(_Rewrite):
             size=name.size,
             footer_crc32=name.footer_crc32,
             uri=self.uri,
+            limits=self.storage.limits,
         )
         for groups, first in self.runs([info.rows for info in file.groups], self.wanted):
             self.next_row = first

@@ -25,7 +25,6 @@ QUARANTINE_DIR = "_quarantine"
 
 _SCHEMA_PATH = re.compile(rf"{SCHEMA_DIR}/([0-9a-f]{{16}})\.json")
 _MAX_HEADER = 64 << 10
-_MAX_SCHEMA = 64 << 20
 
 HeaderState = Literal["fine", "missing", "damaged"]
 
@@ -87,11 +86,11 @@ def read_schema_files(storage: Storage, findings: Findings) -> SchemaFiles:
             continue
         uri = storage.uri_of(entry.path)
         try:
-            text = storage.read(entry.path, limit=_MAX_SCHEMA)
+            text = storage.read(entry.path, limit=storage.limits.schema_bytes)
             found = hashlib.blake2b(text, digest_size=8).hexdigest()
             if found != match[1]:
                 raise CorruptData(f"the hash of the file is {found}: the file is damaged", uri=uri)
-            schema = Schema.from_text(text, uri=uri)
+            schema = Schema.from_text(text, uri=uri, limits=storage.limits)
             if schema.hash != match[1]:
                 raise CorruptData("the file is no canonical JSON of a schema of this format", uri=uri)
             files.intact[match[1]] = schema

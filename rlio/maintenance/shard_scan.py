@@ -100,7 +100,12 @@ class ShardScan:
         name = self.ref.name
         self._position = self._crc32 = 0
         file = ShardFile(
-            self._fetch, size=name.size, footer_crc32=name.footer_crc32, uri=self.uri, check_pages=True
+            self._fetch,
+            size=name.size,
+            footer_crc32=name.footer_crc32,
+            uri=self.uri,
+            limits=self.storage.limits,
+            check_pages=True,
         )
         self.schema = file.schema
         self._streams = StreamCheck(file.streams)

@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.errors import OptionError
+from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.maintenance.findings import Findings, Level, VerifyReport, WriterLedger
 from rlio.maintenance.logs import waiting_rows
 from rlio.maintenance.overlap_check import OverlapCheck
@@ -98,6 +99,7 @@ def verify(
     level: Level = "full",
     storage_options: Mapping[str, Any] | None = None,
     spool: str | os.PathLike[str] | None = None,
+    limits: Limits = DEFAULT_LIMITS,
     progress: Progress = silent,
     limit: int = 10_000,
 ) -> VerifyReport:
@@ -109,6 +111,7 @@ def verify(
             or torn, not flipped bits in rows.
         storage_options: For fsspec.
         spool: Folder of the writers' logs, where they were given one.
+        limits: What the data may ask for; what asks for more is found as "unsafe".
         progress: Shows how many bytes of shards are done; see `rlio.maintenance.progress`.
         limit: Findings that the report keeps; of those beyond it keeps the number.
 
@@ -119,7 +122,7 @@ def verify(
         DataNotFound: There is no data set.
         OptionError: It is in another format version, or an option is illegal.
     """
-    storage = Storage.open(uri, storage_options=storage_options)
+    storage = Storage.open(uri, storage_options=storage_options, limits=limits)
     return inspect(storage, level=level, spool=spool, progress=progress, limit=limit).report
 
 
