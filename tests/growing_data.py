@@ -28,7 +28,7 @@ def encode(*batches: Batch, limit: int | None = None, kind: Any = ParquetWriter)
     with group_bytes(limit or 8 << 20), kind(root, roll=Roll(max_seconds=None)) as writer:
         for batch in batches:
             writer.write(batch)
-    shards = {path.rsplit("/", 1)[1]: data for path, data in files(root).items() if "/_sealed" not in path}
+    shards = {path.rsplit("/", 1)[1]: data for path, data in files(root).items()}
     schemas = {"_schema/" + path.rsplit("/", 1)[1]: data for path, data in files(root, "_schema").items()}
     return shards | schemas
 
@@ -116,13 +116,12 @@ def drain(reader: DatasetReader, n: int | None = None) -> list[int]:
 
 
 def write_rows(root: str, label: int, shards: int, rows: int) -> None:
-    """A process that writes numbered rows, flushing now and then, and seals its writer."""
+    """A process that writes numbered rows, flushing now and then; closing seals its writer."""
     writer_id = f"w{label:05d}-0000000{label}"
     with ParquetWriter(root, writer_id=writer_id, roll=Roll(max_rows=rows, max_seconds=None)) as writer:
         for number in range(shards):
             writer.write(labelled(number * rows, rows, label))
             writer.flush()
-    markers.seal(Storage.open(root), writer_id, shards * rows)
 
 
 def tail_rows(root: str, log: str, seed: int) -> None:

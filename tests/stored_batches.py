@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,9 @@ from rlio import DatasetReader, MultiAgentBatch, ParquetWriter, Roll, SampleBatc
 from rlio.arrays import to_numpy
 from rlio.interfaces import Batch
 from rlio.nested import leaves
+
+
+_MARKER = re.compile(r"/_(sealed|trim)-\d+$")
 
 
 def fresh_root() -> str:
@@ -53,10 +57,10 @@ def round_trip(*batches: Batch, **options: Any) -> Any:
 
 
 def files(root: str, below: str = "data") -> dict[str, bytes]:
-    """Path -> bytes of the objects of a root in memory."""
+    """Path -> bytes of the objects of a root in memory, markers left out."""
     fs = fsspec.filesystem("memory")
     found = fs.find(f"{root}/{below}") if fs.exists(f"{root}/{below}") else []
-    return {str(path): fs.cat_file(path) for path in found}
+    return {str(path): fs.cat_file(path) for path in found if not _MARKER.search(str(path))}
 
 
 def put(path: str, data: bytes) -> None:

@@ -75,13 +75,13 @@ def test_served_skipped_and_dropped_rows_are_those_that_the_names_promise(
         root = store(*KINDS[kind](), roll=Roll(max_rows=20, max_seconds=None), writer_id=A)
     promised = 60 if kind == "rows" else 55 if kind == "sequences" else 50
     for at in damage:
-        paths = [path for path in files(root) if "_sealed" not in path]
+        paths = list(files(root))
         path = paths[at % len(paths)]
         data = bytearray(files(root)[path])
         data[at % len(data)] ^= 1
         put(path, bytes(data))
     if gone:
-        remove(next(path for path in files(root) if "_sealed" not in path))
+        remove(next(iter(files(root))))
     options: dict[str, Any] = {"shuffle": shuffle, "seed": 1 if shuffle else None, "on_error": "skip"}
     try:
         ledger = drained(DatasetReader(root, epochs=epochs, batch_size=size, drop_last=drop_last, **options))
