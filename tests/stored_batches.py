@@ -17,7 +17,6 @@ from rlio.arrays import to_numpy
 from rlio.interfaces import Batch
 from rlio.nested import leaves
 
-
 _MARKER = re.compile(r"/_(sealed|trim)-\d+$")
 
 
