@@ -196,6 +196,14 @@ def test_joint_steps_keep_their_number_and_order_whatever_shares_them(
         assert_unchanged_by_compaction(root, batch_size=batch_size)
 
 
+def test_a_joint_step_that_two_shards_share_is_served_twice_as_it_was() -> None:
+    first = agents({"a": [(9, 0)], "b": [(9, 0)]})
+    root = store_small(first, agents({"a": [(0, 0)]}), agents({"b": [(0, 0)]}), agents({"a": [(0, 1)]}))
+    assert_unchanged_by_compaction(root, batch_size=1)
+    assert len(served(root, 1)) == 4
+    assert [info.units for info in open_whole(Storage.open(root), shards(root)[0]).groups] == [2, 2]
+
+
 @settings(max_examples=12)
 @given(
     specs=columns(),
