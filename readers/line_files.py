@@ -14,6 +14,7 @@ Example:
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
 import zipfile
@@ -95,8 +96,10 @@ class LineFile:
             return _Member(archive, archive.open(self.member), stream)
         except BaseException as error:
             stream.close()
-            if isinstance(error, (*READ_ERRORS, NotImplementedError, RuntimeError, KeyError)):
-                raise CorruptData(f"damaged zip file: {error}", uri=self.uri) from error
+            # EINVAL: it refers to bytes before the file's first.
+            is_damage = isinstance(error, OSError) and error.errno == errno.EINVAL
+            if is_damage or isinstance(error, (*READ_ERRORS, RuntimeError, LookupError, ValueError)):
+                raise CorruptData(f"damaged zip file: {excerpt(str(error))}", uri=self.uri) from error
             raise
 
 

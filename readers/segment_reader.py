@@ -144,6 +144,8 @@ class SegmentReader:
         if shard is not None:
             self._open.move_to_end(path)
             return shard
+        if (path, -1) in self._damaged:
+            return None  # Its rows are passed over batch by batch, and looked at once.
         try:
             shard = self.dataset.open_shard(segment)
         except CorruptData as error:

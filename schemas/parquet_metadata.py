@@ -390,6 +390,8 @@ def _chunk(written: dict[str, Any], leaf: Leaf, end: int) -> Chunk:
     # The pages of no value may lie nowhere.
     if start < (4 if values else 0) or packed < 0 or start + packed > end or values < 0:
         raise CorruptData(f"column {shown} has {values} values in {packed} bytes from byte {start}, of {end}")
+    if values and not start <= column["data_at"] < start + packed:
+        raise CorruptData(f"column {shown} has its data at byte {column['data_at']}, outside of its pages")
     for name in ("index_at", "bloom_at", "dictionary_at"):
         if not 0 <= column.get(name, 0) < end:
             raise CorruptData(f"column {shown} refers to byte {column[name]}, of {end}")

@@ -140,6 +140,7 @@ class ShardFile:
         check_pages: bool = False,
     ) -> None:
         self.uri = uri
+        self._streams_problem: tuple[type[CorruptData], str] | None = None
         self._limits = limits
         self._check_pages = check_pages
         self._fetch = fetch
@@ -189,16 +190,19 @@ class ShardFile:
         Raises:
             CorruptData: It is damaged or unreasonably large.
         """
+        if self._streams_problem is not None:  # Not unpacked again for every row group.
+            raise self._streams_problem[0](self._streams_problem[1], uri=self.uri)
         try:
             packed = base64.b64decode(self._packed_streams, validate=True)
-            text = inflate(packed, most=self._limits.streams_bytes, limits=self._limits)
-            return Streams.from_text(text, rows=self.rows)
+            return Streams.from_text(
+                inflate(packed, most=self._limits.streams_bytes, limits=self._limits), rows=self.rows
+            )
         except (ValueError, RecursionError) as error:
-            if isinstance(error, CorruptData):
-                raise type(error)(f"the table of streams: {error}", uri=self.uri) from error
-            raise CorruptData(
-                f"the table of streams is damaged: {excerpt(repr(error))}", uri=self.uri
-            ) from error
+            kind = type(error) if isinstance(error, CorruptData) else CorruptData
+            text = str(error) if isinstance(error, CorruptData) else excerpt(repr(error))
+            self._streams_problem = kind, f"the table of streams is damaged: {text}"
+        # Outside of the handler: what was unpacked is not to live as long as the error does.
+        raise self._streams_problem[0](self._streams_problem[1], uri=self.uri)
 
     def read_group(
         self, index: int, *, columns: Sequence[str] | None = None, batches: bool = False
@@ -296,12 +300,11 @@ class ShardFile:
         everything = pa.schema(file_fields(self.schema)).names
         chosen = [name for name in everything if name in names]
         cost = check_pages(data, self._layout, index, info.start, names, self._limits)
-        texts = [n for n, spec in self.schema.columns.items() if spec.kind in TEXTS]
         file = pq.ParquetFile(
             pa.PythonFile(_GroupBytes(data, info.start, self._size), mode="r"),
             metadata=self._metadata,
             # Each distinct text once: a kilobyte of a stranger's dictionary could stand for gigabytes.
-            read_dictionary=[*{*texts, *cost.dictionaries, BATCH}],
+            read_dictionary=list(cost.dictionaries),
             pre_buffer=False,
             page_checksum_verification=self._check_pages,
         )
@@ -329,6 +332,9 @@ class ShardFile:
         """Arrays from Arrow, with observations rebuilt."""
         decoded = {name: _one_chunk(table.column(name)) for name in table.column_names}
         for name, array in decoded.items():
+            spec = self.schema.columns.get(name)
+            if spec is not None and spec.kind in TEXTS and not pa.types.is_dictionary(array.type):
+                array = array.dictionary_encode()
             if pa.types.is_dictionary(array.type):
                 decoded[name] = self._checked_texts(name, array)
         stream = np.asarray(decoded[STREAM].to_numpy())

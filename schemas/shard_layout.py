@@ -7,6 +7,7 @@ and little about its encodings. So a footer under a right CRC, made by somebody 
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -104,6 +105,9 @@ def check_layout(metadata: FileMetadata, schema: Schema, groups: list[GroupInfo]
     for group, info in zip(metadata.groups, groups, strict=True):
         for chunk in group.chunks:
             _check_chunk(chunk, info, schema.columns.get(chunk.leaf.path[0]))
+        places = sorted((chunk.start, chunk.stop) for chunk in group.chunks)
+        if any(before > start for (_, before), (start, _) in pairwise(places)):
+            raise CorruptData("two columns of a row group have the same bytes")
 
 
 def _check_chunk(chunk: Chunk, info: GroupInfo, spec: ColumnSpec | None) -> None:

@@ -92,8 +92,7 @@ class Streams:
         Raises:
             CorruptData: It is no such table. (UnsafeData: it would take many times its size in memory.)
         """
-        structure = _STRING.sub(b"", text)
-        lists, commas = structure.count(b"[") + structure.count(b"{"), structure.count(b",")
+        lists, commas = _structure(text)
         fields = len(vars(cls()))
         if lists > fields + 1 or commas > fields * max(rows, 1):
             raise UnsafeData(f"a table of streams of {lists} lists and {commas} values for {rows} rows")
@@ -114,6 +113,12 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "reward": (float, int, type(None)),
     "writer": (str, type(None)),
 }
+
+
+def _structure(text: bytes) -> tuple[int, int]:
+    """How many lists and objects, and commas, JSON has outside of its strings."""
+    bare = _STRING.sub(b"", text)
+    return bare.count(b"[") + bare.count(b"{"), bare.count(b",")
 
 
 def _check_types(written: Mapping[str, list[Any]]) -> None:

@@ -215,7 +215,7 @@ def test_a_shard_over_the_limit_is_not_loaded(tmp_path: Path, monkeypatch: pytes
 def test_a_shard_of_too_many_lines_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage, ref = stored(tmp_path, None)
     monkeypatch.setattr(json_shard, "_MAX_LINES", 2)
-    with pytest.raises(UnsafeData, match="more than 2 lines"):
+    with pytest.raises(UnsafeData, match="more than 2 lines in a shard"):
         open_shard(storage, ref)
 
 

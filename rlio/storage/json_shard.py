@@ -46,6 +46,7 @@ __all__ = ["MAX_JSON_SHARD_BYTES", "JsonShard", "schema_lookup"]
 MAX_JSON_SHARD_BYTES: Final = 1 << 30
 
 _MAX_LINES = 4_000_000
+_FREE_LINES = 1000
 # A small shard stays in memory; of a large one, this much is fetched at once, so that remote lines that
 # follow each other cost one request.
 _HELD_BYTES = 8 << 20
@@ -217,8 +218,11 @@ class JsonShard:
     def _scan(self, data: bytes) -> Iterator[_Line]:
         """The lines, in order, none of them checked."""
         for number, (start, stop) in enumerate(_frames(data) if self._packed else _ranges(data)):
-            if number >= _MAX_LINES:
-                raise UnsafeData(f"more than {_MAX_LINES} lines in a shard", uri=self.uri)
+            # A line without rows is a batch that had none.
+            if number >= min(_MAX_LINES, 2 * self._ref.name.rows + _FREE_LINES):
+                raise UnsafeData(
+                    f"more than {number} lines in a shard of {self._ref.name.rows} rows", uri=self.uri
+                )
             line = _Line(number, start, stop, None)
             yield replace(line, head=parse_head(self._beginning(data, line)))
 
