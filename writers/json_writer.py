@@ -214,10 +214,10 @@ class JsonWriter(OutputWriter):
         self._timer.stop()
         self._lines.close()
         if self._log.interrupted:
-            self._log.close(seal_at=self.rows_published)
+            self._log.close(seal_at=self.rows_published, timeout=self._seconds_left())
             return
         self.ledger.check(uri=self._log.storage.uri)
-        self._log.close(seal_at=self.rows_received)
+        self._log.close(seal_at=self.rows_received, timeout=self._seconds_left())
 
     def _on_timer(self) -> None:
         with self._lock:

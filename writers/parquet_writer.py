@@ -194,11 +194,11 @@ class ParquetWriter(OutputWriter):
         self._timer.stop()
         if self._log.interrupted:
             self._builder.abandon()
-            self._log.close(seal_at=self.rows_published)
+            self._log.close(seal_at=self.rows_published, timeout=self._seconds_left())
             return
         self._builder.close()
         self.ledger.check(uri=self._log.storage.uri)
-        self._log.close(seal_at=self.rows_received)
+        self._log.close(seal_at=self.rows_received, timeout=self._seconds_left())
 
     def _on_timer(self) -> None:
         with self._lock:

@@ -213,7 +213,12 @@ def within(seconds: float | None, function: Callable[[], T]) -> T:
         finally:
             done.set()
 
-    threading.Thread(target=work, name="rlio-storage-call", daemon=True).start()
+    try:
+        threading.Thread(target=work, name="rlio-storage-call", daemon=True).start()
+    except RuntimeError:
+        # Python 3.12 and later start none once the interpreter has begun to exit. Who stores a last shard
+        # then does it in a thread of its own, and nobody waits longer for it than for the answer.
+        return function()
     if not done.wait(seconds):
         raise TimeoutError(_overdue(seconds))
     if failures:

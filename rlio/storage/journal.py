@@ -134,7 +134,8 @@ class Journal:
                 if segment is self._open:
                     self._open = None
                 segment.close()
-                os.unlink(segment.path)
+                with contextlib.suppress(FileNotFoundError):  # Somebody has tidied up.
+                    os.unlink(segment.path)
             if not any(segment.is_broken for segment in self._segments):
                 self._failure = None
             self._changed.notify_all()
@@ -158,8 +159,9 @@ class Journal:
     def unspill(self, path: str) -> None:
         """Drop a shard that is stored now."""
         with self._changed:
-            os.unlink(path)
             self._spilled.pop(path, None)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
             self._changed.notify_all()
 
     def close(self, *, keep: bool) -> None:
@@ -171,10 +173,13 @@ class Journal:
             for segment in self._segments:
                 segment.close()
             self._segments, self._open = [], None
-        if keep:
+        try:
+            if not keep:
+                self._folder.remove()
+        except OSError as error:
+            logger.warning("the log %s is done with, but could not be removed: %s", self.path, error)
+        finally:
             self._folder.release()
-        else:
-            self._folder.remove()
 
     # ---- under the lock ----
 

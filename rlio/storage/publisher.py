@@ -84,6 +84,8 @@ class Publisher:
         self._urgent = 0
         #: Whether the store keeps shards waiting: then nobody waits for it a second time.
         self._slow = False
+        self._last: Callable[[], object] | None = None
+        self._last_error: Exception | None = None
         #: Rows and bytes that are stored.
         self.rows_published = 0
         self.bytes_published = 0
@@ -143,12 +145,29 @@ class Publisher:
             f"the store did not take {rows} rows within {timeout} s: {self._safe()}", uri=self._storage.uri
         )
 
+    def finish(self, last: Callable[[], object], *, timeout: float | None) -> None:
+        """Call ``last`` in the thread, when everything is stored, and end the thread.
+
+        Raises:
+            PublishError: It is not done within ``timeout`` seconds.
+        """
+        self.start()
+        with self._changed:
+            self._last = last
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._last is None, timeout)
+            failure, pending = self._last_error, self._last is not None
+        if failure is not None:
+            raise failure
+        if pending:
+            raise PublishError(f"the store did not answer within {timeout} s", uri=self._storage.uri)
+
     def stop(self) -> None:
         """End the thread, which does not wait for a store that hangs."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
-            idle = not self._queue
+            idle = not self._queue and self._last is None
         if idle and self._thread is not None:
             self._thread.join()
 
@@ -170,11 +189,22 @@ class Publisher:
                     self._spill(waiting)
             else:
                 self._note_success(shard)
+        if self._last is not None and not self._stopped:
+            self._do_last(self._last)
+
+    def _do_last(self, last: Callable[[], object]) -> None:
+        try:
+            last()
+        except Exception as error:
+            self._last_error = error
+        with self._changed:
+            self._last = None
+            self._changed.notify_all()
 
     def _next(self) -> WaitingShard | None:
-        """Wait for a shard and the time to store it; None: stop."""
+        """Wait for a shard and the time to store it; None: stop, or nothing is left but the last job."""
         with self._changed:
-            while not self._stopped:
+            while not self._stopped and (self._queue or self._last is None):
                 if self._queue and not self._queue[0].busy:
                     delay = self._retry_at - time.monotonic()
                     if self._urgent or delay <= 0:
@@ -221,9 +251,13 @@ class Publisher:
     def _note_success(self, shard: WaitingShard) -> None:
         shard.release()
         if self._journal is not None:
-            self._journal.release(self._safe_end(shard.name.end))
-            if shard.path is not None:
-                self._journal.unspill(shard.path)
+            try:
+                self._journal.release(self._safe_end(shard.name.end))
+                if shard.path is not None:
+                    self._journal.unspill(shard.path)
+            except OSError as error:
+                # What stays in the log although it is stored is found so by recovery.
+                logger.warning("the log keeps rows that are stored: %s", error)
         with self._changed:
             self._queue.popleft()
             self.rows_published += shard.name.rows

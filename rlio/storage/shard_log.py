@@ -279,15 +279,25 @@ class ShardLog:
         """
         self._publisher.flush(timeout)
 
-    def close(self, *, seal_at: int | None) -> None:
+    def close(self, *, seal_at: int | None, timeout: float | None = None) -> None:
         """Release everything.
 
         Args:
             seal_at: Say that the writer is closed for good after as many rows, all of them stored, and
                 remove its log; None leaves the log to recovery.
+            timeout: Seconds that saying so may take; None: as long as it takes.
+
+        Raises:
+            PublishError: It could not be said; the log stays, for recovery to do so.
         """
-        self._publisher.stop()
-        if seal_at:
-            seal(self.storage, self.writer_id, seal_at)
-        if self.journal is not None:
-            self.journal.close(keep=seal_at is None)
+        keep = seal_at is None
+        try:
+            if seal_at:
+                self._publisher.finish(lambda: seal(self.storage, self.writer_id, seal_at), timeout=timeout)
+        except PublishError:
+            keep = True
+            raise
+        finally:
+            self._publisher.stop()
+            if self.journal is not None:
+                self.journal.close(keep=keep)

@@ -51,6 +51,10 @@ _SEGMENT: Final = re.compile(r"([0-9]{1,19})\.wal")
 _SCHEMA: Final = re.compile(r"schema-[0-9a-f]{8,64}\.json")
 _LEFTOVER: Final = re.compile(r"[^/]*\.tmp")
 _MAX_OWNER_BYTES: Final = 1 << 20
+_ATTEMPTS: Final = 100
+
+# The options by which fsspec's clients are told of a server.
+_ENDPOINTS: Final = ("endpoint_url", "endpoint", "account_name", "account_host", "host", "port")
 
 # Where flock may be a fiction, or files may vanish with the network: logs lie elsewhere.
 _NETWORK = frozenset(
@@ -126,7 +130,8 @@ def spool_of(storage: Storage, spool: Spool) -> str | None:
     if spool.folder is None and storage.is_local and not _on_network(storage.root):
         return os.path.join(storage.root, WAL_DIR)
     base = os.fspath(spool.folder) if spool.folder is not None else _user_spool()
-    digest = hashlib.blake2b(storage.uri.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+    place = "\0".join([storage.uri, *_endpoint(storage)])
+    digest = hashlib.blake2b(place.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
     return os.path.join(os.path.abspath(os.path.expanduser(base)), digest)
 
 
@@ -152,8 +157,7 @@ class LogFolder:
             UnsafeData: The spool belongs to another user.
         """
         try:
-            _make_private(os.path.dirname(path), shared=os.path.basename(os.path.dirname(path)) == WAL_DIR)
-            os.mkdir(path, 0o700)
+            _make_folder(path)
         except OSError as error:
             raise PublishError(
                 f"the log's folder could not be made: {error}; give another one as "
@@ -387,6 +391,20 @@ def _is_running(pid: Any) -> bool:
     return True
 
 
+def _make_folder(path: str) -> None:
+    """Make a writer's log folder, and the one that it is in, which a writer that closes may just remove."""
+    parent = os.path.dirname(path)
+    for attempt in range(_ATTEMPTS):
+        _make_private(parent, shared=os.path.basename(parent) == WAL_DIR)
+        try:
+            os.mkdir(path, 0o700)
+        except FileNotFoundError:
+            if attempt + 1 == _ATTEMPTS:
+                raise
+        else:
+            return
+
+
 def _make_private(path: str, *, shared: bool) -> None:
     """Make the folder of logs, for this user alone, or beside a root that several users may share.
 
@@ -418,6 +436,16 @@ def _user_spool() -> str:
     if sys.platform == "darwin":
         return os.path.expanduser("~/Library/Caches/rlio/spool")
     return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "rlio", "spool")
+
+
+def _endpoint(storage: Storage) -> list[str]:
+    """What tells stores of equal URLs apart: the server that was asked for. No secrets, which may change."""
+    if storage.is_local:
+        return []
+    options = dict(getattr(storage.fs, "storage_options", None) or {})
+    inner = options.get("client_kwargs")
+    given = {**(inner if isinstance(inner, dict) else {}), **options}
+    return [f"{name}={given[name]}" for name in _ENDPOINTS if isinstance(given.get(name), str | int)]
 
 
 def _is_memory(storage: Storage) -> bool:
