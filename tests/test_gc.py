@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -156,6 +157,50 @@ def test_an_upload_that_goes_on_is_left_alone_and_not_complained_about(tmp_path:
     (tmp_path / shard_path("w0", name)).write_bytes(b"PAR1")
     report = rlio.gc(root)
     assert (report.removed, report.kept, report.waiting) == ((), (), 1)
+
+
+def test_compacting_and_collecting_may_end_at_any_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(BaseException):
+        pass
+
+    def interrupted(root: str, fail_at: int, *, after: bool) -> int:
+        """Compact and collect, dying at the n-th put or removal, before or after it has happened."""
+        calls = 0
+
+        def counted(original: Any) -> Any:
+            def call(self: Storage, *args: Any, **options: Any) -> Any:
+                nonlocal calls
+                calls += 1
+                if calls == fail_at and not after:
+                    raise Killed
+                original(self, *args, **options)
+                if calls == fail_at:
+                    raise Killed
+
+            return call
+
+        with monkeypatch.context() as patch:
+            for name in ("put", "remove"):
+                patch.setattr(Storage, name, counted(getattr(Storage, name)))
+            with contextlib.suppress(Killed):
+                rlio.compact(root)
+                rlio.gc(root, grace=1e-9)
+        return calls
+
+    for after in (False, True):
+        fail_at, was_killed = 0, True
+        while was_killed:
+            fail_at += 1
+            root = store_small(*pieces(numbered(6), 3), writer_id="w0")
+            store_small(*pieces(numbered(6, 6), 3), root=root, writer_id="w1")
+            was_killed = interrupted(root, fail_at, after=after) >= fail_at
+            assert_identical(load(root), numbered(12))
+            rlio.compact(root)
+            rlio.gc(root, grace=0)
+            assert_identical(load(root), numbered(12))
+            assert len(shard_files(root)) == 2
+            assert not files(root, "_tmp")
+        assert fail_at - 1 == 2 + 1 + 4 + 1  # Two shards, the object that tells the time, and what goes.
 
 
 # ---- only what is ours ----
