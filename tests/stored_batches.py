@@ -56,10 +56,12 @@ def round_trip(*batches: Batch, **options: Any) -> Any:
 
 
 def files(root: str, below: str = "data") -> dict[str, bytes]:
-    """Path -> bytes of the objects of a root in memory, markers left out."""
+    """Path -> bytes of the objects of a root in memory; of its data, the shards alone, not the markers."""
     fs = fsspec.filesystem("memory")
     found = fs.find(f"{root}/{below}") if fs.exists(f"{root}/{below}") else []
-    return {str(path): fs.cat_file(path) for path in found if not _MARKER.search(str(path))}
+    return {
+        str(path): fs.cat_file(path) for path in found if below != "data" or not _MARKER.search(str(path))
+    }
 
 
 def put(path: str, data: bytes) -> None:
