@@ -137,16 +137,18 @@ class SegmentWriter:
 
     def take_back(self, size: int, end: int) -> None:
         """Cut the file back to an earlier ``bytes`` and `end`; the segment is broken where that fails."""
-        if size == self.bytes and self._whole:
-            return
-        try:
-            os.ftruncate(self._fd, size)
-            os.lseek(self._fd, size, os.SEEK_SET)
-        except OSError as error:
-            self._broken = f"a frame could not be taken back: {error}"
-            return
-        self.bytes, self.end, self._whole = size, end, True
-        self._synced = min(self._synced, size)
+        # Not while a sync runs, which would then count bytes as synced that are written anew.
+        with self._closing:
+            if size == self.bytes and self._whole:
+                return
+            try:
+                os.ftruncate(self._fd, size)
+                os.lseek(self._fd, size, os.SEEK_SET)
+            except OSError as error:
+                self._broken = f"a frame could not be taken back: {error}"
+                return
+            self.bytes, self.end, self._whole = size, end, True
+            self._synced = min(self._synced, size)
 
     def sync(self) -> None:
         """Return once every frame logged so far survives a power failure. May be called from any thread.
@@ -275,6 +277,7 @@ class SegmentReader:
         """The frames of the prefix, in order; payloads are copies.
 
         Raises:
+            CorruptData: A frame does not inflate, though its CRC is right.
             UnsafeData: A frame inflates to another size than it states.
         """
         for raw in self._found:
@@ -356,9 +359,12 @@ def _parse(data: bytes | mmap.mmap, position: int, *, row: int | None = None) ->
 
 
 def _inflated(stored: bytes, raw: _Raw, path: str) -> bytes:
-    if zstandard.frame_content_size(stored) != raw.plain:
-        raise UnsafeData(f"row {raw.first}: the frame inflates to another size than it states", uri=path)
-    return zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW).decompress(stored)
+    try:
+        if zstandard.frame_content_size(stored) == raw.plain:
+            return zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW).decompress(stored)
+    except zstandard.ZstdError as error:
+        raise CorruptData(f"row {raw.first}: the frame is no zstd: {error}", uri=path) from error
+    raise UnsafeData(f"row {raw.first}: the frame inflates to another size than it states", uri=path)
 
 
 def _damage(data: bytes | mmap.mmap, start: int, row: int) -> Damage:
