@@ -1,0 +1,100 @@
+"""A shim between rlio and the operating system: every call that touches files passes through a function.
+
+`intercepted` replaces the calls in the module `os` of this process; children forked inside keep it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, TypeAlias
+
+import pytest
+
+#: Everything that rlio's local storage and log change files with.
+CALLS: Final = (
+    "open",
+    "write",
+    "writev",
+    "fsync",
+    "fdatasync",
+    "rename",
+    "replace",
+    "unlink",
+    "mkdir",
+    "rmdir",
+    "ftruncate",
+    "close",
+)
+REAL: Final = {name: getattr(os, name) for name in CALLS}
+
+#: Given the call's name, its number from 1, its arguments, and a function that makes it.
+Handler: TypeAlias = Callable[[str, int, tuple[Any, ...], Callable[[], Any]], Any]
+
+#: Exit code of a child that died at a call.
+DIED: Final = 77
+
+
+@contextmanager
+def intercepted(handle: Handler) -> Iterator[list[str]]:
+    """Pass every call to ``handle``; gives the list of names of the calls so far.
+
+    Calls on folders and files opened for reading alone count as well: the shim cannot know what matters.
+    """
+    seen: list[str] = []
+    lock = threading.Lock()
+
+    def replacement(name: str) -> Callable[..., Any]:
+        real = REAL[name]
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with lock:
+                seen.append(name)
+                number = len(seen)
+            return handle(name, number, args, lambda: real(*args, **kwargs))
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        supported = {getattr(os, name) for name in CALLS} & os.supports_dir_fd
+        for name in CALLS:
+            patch.setattr(os, name, replacement(name))
+        # So that what asks for the abilities of a call finds them under the new functions as well.
+        patch.setattr(os, "supports_dir_fd", os.supports_dir_fd | {getattr(os, f.__name__) for f in supported})
+        yield seen
+
+
+def dying_at(point: int) -> Handler:
+    """Die at call number ``point``, as if by SIGKILL: of a write, half is done."""
+
+    def handle(name: str, number: int, args: tuple[Any, ...], go: Callable[[], Any]) -> Any:
+        if number != point:
+            return go()
+        if name in ("write", "writev"):
+            _write_half(name, args)
+        os._exit(DIED)
+
+    return handle
+
+
+def failing(fails: Callable[[str, int], bool], code: int) -> Handler:
+    """Raise the error ``code`` from calls that ``fails`` names; of a write, half is done before."""
+
+    def handle(name: str, number: int, args: tuple[Any, ...], go: Callable[[], Any]) -> Any:
+        if not fails(name, number):
+            return go()
+        if name == "close":
+            go()  # The descriptor is gone even where close() reports an error.
+        if name in ("write", "writev") and code in (errno.ENOSPC, errno.EDQUOT):
+            _write_half(name, args)
+        raise OSError(code, os.strerror(code))
+
+    return handle
+
+
+def _write_half(name: str, args: tuple[Any, ...]) -> None:
+    data = bytes(args[1]) if name == "write" else b"".join(args[1])
+    REAL["write"](args[0], data[: len(data) // 2])
