@@ -122,7 +122,7 @@ def _compact_text(report: CompactReport) -> Iterator[str]:
     yield from (f"left as it is: {message}" for message in report.skipped)
     where = report.uri if report.into is None else f"{report.uri} -> {report.into}"
     counts = f"{report.shards_before:,} live shards -> {report.shards_after:,}"
-    yield f"{where}: {counts}; {report.rows:,} rows {will}"
+    yield f"{where}: {counts}; {report.rows:,} rows {'would be merged' if report.dry_run else 'merged'}"
 
 
 def _trim_text(report: TrimReport) -> Iterator[str]:
