@@ -2,8 +2,8 @@
 
 First a marker says so, then the shards go that lie wholly below it. The marker is enough: rows below it are
 served by nobody, whatever shards are there or come back, so that an interruption, a late retry of a writer
-and a reader in the middle of it all are harmless. Hidden rows of a shard that is cut take room until the shard
-was merged with later ones, or is trimmed altogether.
+and a reader in the middle of it all are harmless. Hidden rows of a shard that is cut take room until the
+shard was merged with later ones, or is trimmed altogether.
 
 Example:
     >>> import numpy as np, rlio
