@@ -16,7 +16,7 @@ from typing import Any
 
 from rlio.errors import PublishError
 from rlio.schemas.schema import Schema
-from rlio.storage.local import sync_descriptor
+from rlio.storage.local import sync_descriptor, write_whole
 from rlio.storage.names import ShardName
 from rlio.storage.spool import LogFolder, Spool, sync_folder
 from rlio.storage.wal import Buffer, SegmentWriter
@@ -44,7 +44,9 @@ class Journal:
         #: Segments with rows that are not published yet, the oldest first.
         self._segments: list[SegmentWriter] = []
         self._open: SegmentWriter | None = None
+        #: Whether the next segment begins a shard, and whether the open one does.
         self._begins_shard = True
+        self._open_begins = False
         self._spilled: dict[str, int] = {}
         self._failure: PublishError | None = None
         self._stop = threading.Event()
@@ -133,9 +135,7 @@ class Journal:
                 segment = self._segments.pop(0)
                 if segment is self._open:
                     self._open = None
-                segment.close()
-                with contextlib.suppress(FileNotFoundError):  # Somebody has tidied up.
-                    os.unlink(segment.path)
+                _drop(segment)
             if not any(segment.is_broken for segment in self._segments):
                 self._failure = None
             self._changed.notify_all()
@@ -160,8 +160,7 @@ class Journal:
         """Drop a shard that is stored now."""
         with self._changed:
             self._spilled.pop(path, None)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+            _remove(path)
             self._changed.notify_all()
 
     def close(self, *, keep: bool) -> None:
@@ -188,11 +187,18 @@ class Journal:
 
     def _begin(self, schema: Mapping[str, Any]) -> SegmentWriter:
         header = {**self._about, "begins_shard": self._begins_shard, **schema}
-        segment = SegmentWriter(self._folder.segment_path(self.end), header=header, first=self.end)
-        if self._spool.sync != "never":
-            sync_folder(self.path)
+        path = self._folder.segment_path(self.end)
+        if os.path.lexists(path):  # Of an attempt that failed, which was not removed then; it has no rows.
+            _remove(path)
+        segment = SegmentWriter(path, header=header, first=self.end)
+        try:
+            if self._spool.sync != "never":
+                sync_folder(self.path)
+        except OSError as error:
+            _drop(segment)  # So that the next write() can try again under the same name.
+            raise PublishError(f"the log could not be synced: {error}", uri=segment.path) from error
         self._segments.append(segment)
-        self._open, self._begins_shard = segment, False
+        self._open, self._begins_shard, self._open_begins = segment, False, self._begins_shard
         if self._spool.sync == "interval" and self._thread is None:
             self._thread = threading.Thread(target=self._sync_loop, name="rlio-sync", daemon=True)
             self._thread.start()
@@ -200,11 +206,12 @@ class Journal:
 
     def _abandon(self, segment: SegmentWriter) -> None:
         """Log what follows elsewhere; what the segment holds stays until it is published."""
-        self._cut(begins_shard=False)
-        if segment.end == segment.first:  # The next one will have its name.
+        # The next one takes the place, and the name, of one without rows.
+        empty = segment.end == segment.first
+        self._cut(begins_shard=empty and self._open_begins)
+        if empty:
             self._segments.remove(segment)
-            segment.close()
-            os.unlink(segment.path)
+            _drop(segment)
 
     def _cut(self, *, begins_shard: bool) -> None:
         self._open = None
@@ -229,18 +236,40 @@ class Journal:
 def _write_durably(path: str, data: memoryview) -> None:
     """Write a file that is whole as soon as it has its name."""
     temporary = f"{path}.tmp"
+    # What an attempt before this one may have left: nobody else writes here.
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)
     try:
-        with open(temporary, "wb", buffering=0, opener=_private) as file:
-            offset = 0
-            while offset < len(data):
-                offset += file.write(data[offset:])
-            sync_descriptor(file.fileno())
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            write_whole(fd, data)
+            sync_descriptor(fd)
+        finally:
+            os.close(fd)
         os.replace(temporary, path)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
 
 
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+def _drop(segment: SegmentWriter) -> None:
+    """Close and remove a segment whose rows are stored elsewhere, or that has none."""
+    try:
+        segment.close()
+    except OSError as error:  # The descriptor is gone all the same.
+        logger.warning("closing %s: %s", segment.path, error)
+    _remove(segment.path)
+
+
+def _remove(path: str) -> None:
+    """Remove a file that is not needed any more; where that fails it stays until the log is removed.
+
+    Recovery finds that its rows are stored. An error here must not stop what is being stored.
+    """
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        logger.warning("%s is not needed any more, but could not be removed: %s", path, error)

@@ -29,7 +29,7 @@ from rlio.errors import UnsafeData, excerpt
 from rlio.storage.names import TMP_DIR
 from rlio.storage.paths import Entry
 
-__all__ = ["LocalFolder", "PendingFile", "sync_descriptor", "warn_of_links"]
+__all__ = ["LocalFolder", "PendingFile", "sync_descriptor", "warn_of_links", "write_whole"]
 
 logger = logging.getLogger("rlio")
 
@@ -241,7 +241,7 @@ class LocalFolder:
     def _write(self, folder: _Folder, name: str, data: memoryview) -> None:
         fd = os.open(folder.at(name), _CREATE, 0o666, dir_fd=folder.fd)
         try:
-            _write_whole(fd, data)
+            write_whole(fd, data)
             if self.sync:
                 sync_descriptor(fd)
         finally:
@@ -287,7 +287,7 @@ class PendingFile:
         if self.failure is not None:
             return
         try:
-            _write_whole(self._fd, data)
+            write_whole(self._fd, data)
             self._unsynced += len(data)
             if self._unsynced >= _SYNC_BYTES:
                 os.fsync(self._fd)
@@ -318,11 +318,16 @@ class PendingFile:
         self._close()
 
     def discard(self) -> None:
-        """Remove what was written. May be called again."""
+        """Remove what was written; what cannot be removed is left to `gc`. May be called again."""
         if self._fd >= 0:
-            self._close()
-            with contextlib.suppress(FileNotFoundError), self._folder.folder([TMP_DIR]) as tmp:
-                tmp.discard(self._name)
+            try:
+                self._close()
+                with self._folder.folder([TMP_DIR]) as tmp:
+                    tmp.discard(self._name)
+            except FileNotFoundError:
+                return
+            except OSError as error:
+                logger.warning("could not remove the unfinished %s: %s", self._name, error)
 
     def _close(self) -> None:
         fd, self._fd = self._fd, -1
@@ -392,7 +397,8 @@ def warn_of_links(links: list[str], where: str) -> None:
         )
 
 
-def _write_whole(fd: int, data: memoryview) -> None:
+def write_whole(fd: int, data: memoryview) -> None:
+    """Write all of ``data``, in as many calls as the kernel needs."""
     offset = 0
     while offset < len(data):
         offset += os.write(fd, data[offset:])
