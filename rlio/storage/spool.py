@@ -33,7 +33,7 @@ from typing import Any, Final, Self
 
 from rlio.errors import OptionError, PublishError, UnsafeData, excerpt
 from rlio.storage.filesystem import Storage
-from rlio.storage.local import sync_descriptor
+from rlio.storage.local import sync_descriptor, write_whole
 from rlio.storage.names import WAL_DIR, ShardName, is_writer_id
 from rlio.storage.wal import Sync
 
@@ -164,29 +164,11 @@ class LogFolder:
                 "spool=Spool(folder=...), or write without a log: spool=None",
                 uri=path,
             ) from error
-        # Locked before it has its name: whoever sees it sees it locked.
-        temporary = os.path.join(path, f"{_OWNER}.tmp")
-        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            owner = {
-                "format": 0,
-                "root": root,
-                "writer": writer,
-                "host": host_id(),
-                "boot": boot_id(),
-                "pid": os.getpid(),
-                "inode": os.fstat(fd).st_ino,
-            }
-            os.write(fd, json.dumps(owner).encode())
-            sync_descriptor(fd)
-            os.rename(temporary, os.path.join(path, _OWNER))
-            sync_folder(path)
-            sync_folder(os.path.dirname(path))
-        except BaseException:
-            os.close(fd)
-            raise
-        return cls(path, owner, fd)
+            return cls(path, *_own(path, root=root, writer=writer))
+        except OSError as error:
+            _unmake_folder(path)
+            raise PublishError(f"the log could not be made: {error}", uri=path) from error
 
     def check_owned(self) -> None:
         """Raise in a forked child.
@@ -289,6 +271,8 @@ class AbandonedLog:
         """
         path = os.path.join(self.path, _OWNER)
         try:
+            if os.stat(self.path, follow_symlinks=False).st_uid not in (os.getuid(), 0):
+                return None  # Another user's, who will recover it.
             fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except (FileNotFoundError, NotADirectoryError):
             return None  # Nothing is logged before there is an owner: what is left of it is for gc.
@@ -340,6 +324,9 @@ class AbandonedLog:
 
 def find_logs(spool: str) -> list[AbandonedLog]:
     """Every writer's log folder in ``spool``, by writer id; none where there is no such folder."""
+    if os.path.islink(spool):
+        logger.warning("%s is a symbolic link: the logs that it leads to are those of another root", spool)
+        return []
     try:
         names = sorted(os.listdir(spool))
     except (FileNotFoundError, NotADirectoryError):
@@ -412,11 +399,11 @@ def _make_private(path: str, *, shared: bool) -> None:
         UnsafeData: It belongs to another user, or is a link.
     """
     if shared:
-        os.makedirs(path, exist_ok=True)
+        _make_durably(path, 0o777)
         if os.path.islink(path):
             raise UnsafeData("the folder of logs is a symbolic link", uri=path)
         return
-    os.makedirs(path, mode=0o700, exist_ok=True)
+    _make_durably(path, 0o700)
     status = os.stat(path, follow_symlinks=False)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise UnsafeData(
@@ -426,6 +413,55 @@ def _make_private(path: str, *, shared: bool) -> None:
         )
     if stat.S_IMODE(status.st_mode) & 0o077:
         os.chmod(path, 0o700)
+
+
+def _make_durably(path: str, mode: int) -> None:
+    """Make a folder, and those above it, whose names survive a power failure, as what is in it must."""
+    missing = []
+    while not os.path.isdir(path) and path != os.path.dirname(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    for folder in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, mode)
+        with contextlib.suppress(PermissionError):  # One in which others may make folders, and not look.
+            sync_folder(os.path.dirname(folder))
+
+
+def _own(path: str, *, root: str, writer: str) -> tuple[dict[str, Any], int]:
+    """Make and lock the owner file of a log; gives what it says, and its descriptor."""
+    # Locked before it has its name: whoever sees it sees it locked.
+    temporary = os.path.join(path, f"{_OWNER}.tmp")
+    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        owner = {
+            "format": 0,
+            "root": root,
+            "writer": writer,
+            "host": host_id(),
+            "boot": boot_id(),
+            "pid": os.getpid(),
+            "inode": os.fstat(fd).st_ino,
+        }
+        write_whole(fd, memoryview(json.dumps(owner).encode()))
+        sync_descriptor(fd)
+        os.rename(temporary, os.path.join(path, _OWNER))
+        sync_folder(path)
+        sync_folder(os.path.dirname(path))
+    except BaseException:
+        os.close(fd)
+        raise
+    return owner, fd
+
+
+def _unmake_folder(path: str) -> None:
+    """Remove a log folder that could not be made whole, so that the same writer can try again."""
+    for name in (_OWNER, f"{_OWNER}.tmp"):
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(path, name))
+    with contextlib.suppress(OSError):
+        os.rmdir(path)
 
 
 def _user_spool() -> str:
