@@ -1,0 +1,152 @@
+"""Answers that get lost between a store and its client: no row is lost, none is doubled, errors are clean."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from faulty_proxy import Proxy, Spoil, proxy
+from servers import Server
+from stored_batches import numbered
+
+from rlio import DatasetReader, ParquetWriter, concat_samples
+from rlio.errors import PublishError, RlioError
+from rlio.storage.filesystem import Retry, Storage
+
+STORES = [
+    pytest.param("s3", marks=pytest.mark.xdist_group("s3")),
+    pytest.param("azure", marks=pytest.mark.xdist_group("azure")),
+]
+
+
+@pytest.fixture(autouse=True)
+def _clients_wait_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Azure's client waits 15 s before it tries again; what it does then is what is tested."""
+    policies = pytest.importorskip("azure.storage.blob._shared.policies_async")
+    monkeypatch.setattr(policies.ExponentialRetry, "get_backoff_time", lambda self, settings: 0.05)
+
+
+@pytest.fixture(params=STORES)
+def server(request: pytest.FixtureRequest, serve: Callable[[str], Server]) -> Server:
+    return serve(request.param)
+
+
+@pytest.fixture
+def between(server: Server) -> Iterator[Proxy]:
+    with proxy(server.port) as found:
+        yield found
+
+
+def read(server: Server, root: str) -> list[int]:
+    """Row numbers of an epoch, read from the server itself."""
+    with DatasetReader(root, epochs=1, storage_options=server.options) as reader:
+        rows: list[int] = concat_samples(list(reader))["t"].tolist()  # type: ignore[index,assignment,union-attr]
+    return rows
+
+
+def write_through(between: Proxy, server: Server, spoil: Spoil, at: range) -> int:
+    """Write while exchanges are spoiled; gives how often flush() was refused."""
+    root, options = server.fresh_root(), dict(server.options_at(between.port))
+    refused = 0
+    between.disarm()
+    with ParquetWriter(root, spool=None, storage_options=options) as writer:
+        between.arm(spoil, at)
+        for first in range(0, 20, 10):
+            writer.write(numbered(10, first))
+            try:
+                writer.flush()
+            except PublishError:
+                refused += 1
+                between.disarm()
+                writer.flush()
+        assert between.spoiled > 0, "what is tested"
+        between.disarm()
+    assert read(server, root) == list(range(20))
+    return refused
+
+
+@pytest.mark.parametrize("spoil", ["drop", "cut", "reset"])
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_a_lost_answer_to_a_writer_loses_and_doubles_nothing(
+    server: Server, between: Proxy, spoil: Spoil, k: int
+) -> None:
+    assert write_through(between, server, spoil, range(k, k + 1)) == 0, "one loss is repaired by trying again"
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("spoil", ["drop", "cut", "reset"])
+@pytest.mark.parametrize("lost", range(1, 9))
+@pytest.mark.parametrize("k", range(1, 10))
+@pytest.mark.timeout(3600)
+def test_any_run_of_lost_answers_to_a_writer_loses_and_doubles_nothing(
+    server: Server, between: Proxy, spoil: Spoil, k: int, lost: int
+) -> None:
+    write_through(between, server, spoil, range(k, k + lost))
+
+
+@pytest.mark.parametrize("spoil", ["drop", "cut", "reset"])
+def test_lost_answers_to_a_reader_change_nothing_that_it_serves(
+    server: Server, between: Proxy, spoil: Spoil
+) -> None:
+    root = server.fresh_root()
+    with ParquetWriter(root, spool=None, storage_options=server.options) as writer:
+        writer.write(numbered(30))
+    options = dict(server.options_at(between.port))
+    DatasetReader(root, storage_options=options).close()
+    for k in range(1, 8):
+        between.arm(spoil, range(k, k + 1))
+        with DatasetReader(root, epochs=1, batch_size=8, storage_options=options) as reader:
+            rows: Any = concat_samples(list(reader))
+        assert rows["t"].tolist() == list(range(30)), k
+        if not between.spoiled:
+            break
+    assert k > 2, "what is tested"
+
+
+def test_a_store_whose_answers_never_come_is_an_error_in_time(server: Server) -> None:
+    with proxy(server.port, seconds=30) as between:
+        options = dict(server.options_at(between.port))
+        storage = Storage.open(
+            server.fresh_root(), storage_options=options, timeout=0.5, retry=Retry(attempts=2, first_delay=0)
+        )
+        storage.put("a.bin", b"content")
+        between.arm("stall", range(1, 100))
+        begun = time.monotonic()
+        with pytest.raises(PublishError, match=r"TimeoutError: no answer within 0\.5 seconds"):
+            storage.put("b.bin", b"content")
+        for look in (lambda: storage.read("a.bin", limit=10), lambda: storage.exists("a.bin"), storage.list):
+            with pytest.raises(TimeoutError, match="no answer within"):
+                look()
+        assert time.monotonic() - begun < 25, "not as long as the store hangs"
+        between.disarm()
+        storage.put("b.bin", b"content")
+        assert storage.read("b.bin") == b"content"
+
+
+def test_a_store_that_hangs_once_is_asked_again(server: Server) -> None:
+    with proxy(server.port, seconds=30) as between:
+        options = dict(server.options_at(between.port))
+        storage = Storage.open(
+            server.fresh_root(), storage_options=options, timeout=1, retry=Retry(first_delay=0)
+        )
+        storage.put("a.bin", b"content")
+        between.arm("stall", range(1, 2))
+        storage.put("b.bin", b"content")
+        between.arm("stall", range(1, 2))
+        assert storage.read_range("b.bin", 0, 7) == b"content"
+        assert between.spoiled == 1
+
+
+def test_a_writer_on_a_store_that_answers_nothing_any_more_says_so_and_keeps_its_rows(server: Server) -> None:
+    with proxy(server.port) as between:
+        root, options = server.fresh_root(), dict(server.options_at(between.port))
+        writer = ParquetWriter(root, spool=None, storage_options=options)
+        writer.write(numbered(10))
+        between.arm("drop", range(1, 10_000))
+        with pytest.raises(RlioError, match="stored"):
+            writer.flush()
+        between.disarm()
+        writer.close()
+        assert read(server, root) == list(range(10))
