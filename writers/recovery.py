@@ -11,15 +11,16 @@ Example:
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
+import stat
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
-from rlio.errors import CorruptData, PublishError, RlioError, excerpt
+from rlio.errors import CorruptData, PublishError, RlioError, UnsafeData, excerpt
 from rlio.schemas.log_frames import LogFrames
 from rlio.schemas.parquet import Compression
 from rlio.schemas.schema import Schema
@@ -52,6 +53,8 @@ logger = logging.getLogger("rlio")
 
 #: Where files go that cannot be used; no writer id begins with an underscore.
 _ASIDE: Final = "_damaged"
+#: Bytes of shards that may wait for the store before no more are made.
+_MOST_WAITING: Final = 128 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +166,11 @@ def recover_before_writing(
     """`recover` for a writer that is about to open: what fails is logged and does not stop it."""
     if spool is None:
         return
-    report = recover(root, spool=spool, storage_options=storage_options)
+    try:
+        report = recover(root, spool=spool, storage_options=storage_options)
+    except OSError as error:
+        logger.error("the logs of %s cannot be looked for: %s", root, error)
+        return
     if report.rows:
         logger.warning("%s: %d rows of writers that had died are recovered", report.root, report.rows)
 
@@ -226,6 +233,8 @@ class _Recovery:
         self._unusable: list[str] = []
         self._set_aside: list[str] = []
         self._lost = 0
+        #: The row after the last one of the shards that waited in the log.
+        self._last_spilled = 0
         self._errors: list[str] = []
 
     def run(self) -> RecoveredLog:
@@ -233,6 +242,7 @@ class _Recovery:
         before = self._stored()
         self._publish_shards()
         end = self._publish_frames(self._stored())
+        end = max(end, self._last_spilled)
         self._move_aside()
         if end:
             seal(self._storage, self._writer, end)
@@ -260,34 +270,51 @@ class _Recovery:
     def _publish_shards(self) -> None:
         """Store the encoded shards that wait in the log, and before them their schemas."""
         for path in self._folder.schemas():
-            schema = Schema.from_text(Path(path).read_bytes(), uri=path)
+            schema = Schema.from_text(_read_file(path), uri=path)
             self._storage.put(schema_path(schema.hash), schema.text.encode())
         for name, path in self._folder.shards():
-            data = Path(path).read_bytes()
+            data = _read_file(path)
             if len(data) != name.size or zlib.crc32(data) != name.crc32:
                 self._put_aside(path, f"the shard {name.format()} that waited in the log is damaged")
                 self._lost += name.rows
                 continue
             put_shard(self._storage, self._writer, name, memoryview(data))
+            self._last_spilled = max(self._last_spilled, name.end)
 
     def _publish_frames(self, stored: int) -> int:
         """Make shards of the logged rows from ``stored`` on; gives the row after the last that is stored."""
-        maker: _ShardMaker | None = None
-        schema = None
-        for segment, frame, begins_shard in self._frames(stored):
-            if maker is None:
-                log = ShardLog(self._storage, writer_id=self._writer, resume_at=frame.first)
-                maker = _maker(segment, log)
-            elif begins_shard:
+        frames = self._frames(stored)
+        first = next(frames, None)
+        if first is None:
+            return stored
+        log = ShardLog(self._storage, writer_id=self._writer, resume_at=first[1].first)
+        try:
+            maker = _maker(first[0], log)
+            try:
+                return self._make_shards(maker, log, itertools.chain([first], frames))
+            finally:
+                maker.abandon()
+        finally:
+            log.close(seal_at=None)
+
+    def _make_shards(
+        self, maker: _ShardMaker, log: ShardLog, frames: Iterable[tuple[SegmentReader, Frame, bool]]
+    ) -> int:
+        """Make and store shards of frames; gives the row after the last one."""
+        schema, end = None, 0
+        for index, (segment, frame, begins_shard) in enumerate(frames):
+            if begins_shard and index:
                 maker.finish()
             if segment.header.get("schema") != schema:
                 schema = segment.header.get("schema")
                 maker.use(Schema.from_text(str(schema), uri=segment.path))
             maker.add(frame)
-            stored = frame.first + frame.rows
-        if maker is not None:
-            maker.publish()
-        return stored
+            end = frame.first + frame.rows
+            # A log may be larger than memory: where the store does not take the shards, this ends here.
+            if log.waiting_bytes >= _MOST_WAITING:
+                log.publish()
+        maker.publish()
+        return end
 
     def _frames(self, stored: int) -> Iterator[tuple[SegmentReader, Frame, bool]]:
         """Frames with rows that are not stored yet, each row once, and whether one begins a shard."""
@@ -314,6 +341,9 @@ class _Recovery:
     def _read(self, path: str) -> SegmentReader | None:
         try:
             return read_segment(path)
+        except UnsafeData as error:  # A link, or a pipe: what it leads to is not looked at.
+            self._put_aside(path, str(error))
+            return None
         except CorruptData as error:
             rows = count_whole_rows(path)
             if rows:  # Else its writer died while it made the segment, which has no rows.
@@ -338,7 +368,9 @@ class _Recovery:
     def _move_aside(self) -> None:
         """Move what cannot be used to where it is never touched again."""
         folder = os.path.join(os.path.dirname(self._folder.path), _ASIDE)
-        for path, reason in zip(self._unusable, self._errors, strict=True):
+        # The last one first: if this is interrupted, those that are left still begin with the damage, and
+        # what follows it is not taken for the beginning of the log.
+        for path, reason in reversed([*zip(self._unusable, self._errors, strict=True)]):
             os.makedirs(folder, mode=0o700, exist_ok=True)
             target = os.path.join(folder, f"{self._writer}-{os.path.basename(path)}")
             os.replace(path, target)
@@ -359,7 +391,10 @@ class _ShardMaker(Protocol):
         """End the open shard."""
 
     def publish(self) -> None:
-        """Store everything and release the threads."""
+        """Store everything."""
+
+    def abandon(self) -> None:
+        """Release the threads, whether all is stored or not."""
 
 
 class _ParquetShards:
@@ -392,8 +427,10 @@ class _ParquetShards:
         """See `_ShardMaker`."""
         self._rows.hand_over()
         self._builder.store()
-        self._builder.close()
-        self._log.close(seal_at=None)
+
+    def abandon(self) -> None:
+        """See `_ShardMaker`."""
+        self._builder.abandon()
 
 
 class _JsonShards:
@@ -420,8 +457,26 @@ class _JsonShards:
     def publish(self) -> None:
         """See `_ShardMaker`."""
         self._lines.store()
+
+    def abandon(self) -> None:
+        """See `_ShardMaker`."""
         self._lines.close()
-        self._log.close(seal_at=None)
+
+
+def _read_file(path: str) -> bytes:
+    """What a file of the log holds; never what a link leads to.
+
+    Raises:
+        UnsafeData: It is a link or no regular file.
+    """
+    if not stat.S_ISREG(os.stat(path, follow_symlinks=False).st_mode):
+        raise UnsafeData("a link, or no regular file, lies in the log", uri=path)
+    with open(path, "rb", opener=_no_follow) as file:
+        return file.read()
+
+
+def _no_follow(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 _MAKERS: Final[Mapping[str, Callable[[ShardLog, Roll, Mapping[str, Any]], _ShardMaker]]] = {

@@ -168,6 +168,10 @@ class Publisher:
             self._stopped = True
             self._changed.notify_all()
             idle = not self._queue and self._last is None
+            # What is not stored lies in the log, if there is one; unfinished files are of no use any more.
+            unused = [shard.pending for shard in self._queue if not shard.busy and shard.pending is not None]
+        for pending in unused:
+            pending.discard()
         if idle and self._thread is not None:
             self._thread.join()
 
