@@ -262,7 +262,7 @@ class InputReader(ABC):
                 )
         try:
             position, skip, dropped = dict(state["position"]), int(state["skip"]), int(state["dropped"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise StateError(
                 f"the state of {type(self).__name__} needs a dict as 'position' and whole numbers as 'skip' "
                 f"and 'dropped', but has {excerpt(state)}"
@@ -271,7 +271,7 @@ class InputReader(ABC):
         self.dropped = dropped
         try:
             self._seek(position)
-        except (LookupError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, OverflowError, AttributeError) as error:
             if isinstance(error, RlioError):
                 raise
             raise StateError(
