@@ -295,7 +295,8 @@ class _Groups:
         if (found := file.layout.groups[group].rows) > self._limits.group_rows:
             raise UnsafeData(f"a row group of {found} rows, more than {self._limits.group_rows}")
         # The footer says how large columns are, and pages may say otherwise: those are what counts.
-        rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // file.widest(group, names)))
+        size = min(_BATCH_BYTES, self._limits.group_bytes)
+        rows = max(1, min(_BATCH_ROWS, size // file.widest(group, names)))
         batches: Iterator[Any] = file.arrow.iter_batches(rows, row_groups=[group], columns=names)
         return batches
 

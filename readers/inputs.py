@@ -447,7 +447,7 @@ class StoredReader(InputReader):
         }
 
     def load_state_dict(self, state: JsonState) -> None:
-        position = state.get("position")
+        position = state.get("position") if isinstance(state, Mapping) else None
         if isinstance(position, dict) and state.get("skip"):
             world = self._options.shard[1]
             if position.get("world") != world:

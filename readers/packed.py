@@ -132,6 +132,8 @@ def _decompress(text: str, max_bytes: int) -> bytes:
     room = max_bytes + 1 if stated is None else stated + 1
     parts: list[bytes] = []
     try:
+        if stated is None:
+            _check_inflated_size(frame, max_bytes)
         with pa.CompressedInputStream(pa.BufferReader(frame), "lz4") as inflated:
             while room:
                 # Without a stated size in steps, so that memory follows what is there, not what may be.
@@ -148,6 +150,18 @@ def _decompress(text: str, max_bytes: int) -> bytes:
     if not room:
         raise UnsafeData(f"packed column: inflates to more than the {max_bytes} bytes allowed")
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _check_inflated_size(frame: bytes, max_bytes: int) -> None:
+    """Refuse an LZ4 frame that inflates to more, by inflating it once and keeping nothing of it."""
+    import pyarrow as pa
+
+    size = 0
+    with pa.CompressedInputStream(pa.BufferReader(frame), "lz4") as inflated:
+        while part := inflated.read(1 << 22):
+            size += len(part)
+            if size > max_bytes:
+                raise UnsafeData(f"packed column: inflates to more than the {max_bytes} bytes allowed")
 
 
 class _Function(Enum):

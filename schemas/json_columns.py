@@ -222,7 +222,8 @@ def _strings(listed: list[Any], spec: ColumnSpec) -> NDArray[Any]:
         raise ValueError("a list where byte strings are base64 or zstd")
     if max(map(len, listed), default=0) * len(listed) * 4 > 1 << 30:
         raise ValueError("strings that would take over 1 GiB as an array of equal widths")
-    "".join(listed).encode("utf-8")  # Raises UnicodeError, a ValueError, for halves of surrogate pairs.
+    for item in listed:
+        item.encode("utf-8")  # Raises UnicodeError, a ValueError, for half of a surrogate pair.
     values = np.array(listed, np.str_)
     return values.astype(np.dtype(f"{spec.dtype}{values.dtype.itemsize // 4}"), copy=False)
 

@@ -245,7 +245,11 @@ class ShardFile:
         if len(tail) < 12 or tail[-4:] != MAGIC:
             raise CorruptData("the shard is truncated: it does not end like a Parquet file", uri=self.uri)
         length = int.from_bytes(tail[-8:-4], "little") + 8
-        if length > min(self._limits.footer_bytes, self._size - 4):
+        if length > self._limits.footer_bytes:
+            raise UnsafeData(
+                f"a footer of {length} bytes, more than {self._limits.footer_bytes}", uri=self.uri
+            )
+        if length > self._size - 4:
             raise CorruptData(f"a footer of {length} bytes in {self._size}", uri=self.uri)
         footer = tail[-length:] if length <= len(tail) else self._fetch(self._size - length, self._size)
         if zlib.crc32(footer) != footer_crc32:

@@ -1,0 +1,381 @@
+"""Mutated data of every kind, from fixed seeds: an error of ours or the right rows, never a crash or a hang.
+
+The mutator knows no coverage; what it knows is the formats: CRCs are made right after a mutation, so that
+what they cover is reached. ``atheris`` would find more per hour, where it can be installed.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hostile_corpus import (
+    GOOD,
+    LIST,
+    STRUCT,
+    TEXT,
+    WRITER,
+    _json_lines,
+    _sealed,
+    footer_of,
+    json_files,
+    parquet_files,
+    put,
+    reforged,
+    shard_of,
+    thrift,
+    thrift_bytes,
+    with_pages,
+)
+from stored_batches import files, fresh_root, store
+from stored_batches import put as put_file
+
+import rlio
+from rlio.errors import CorruptData, RlioError, StateError
+from rlio.limits import Limits
+from rlio.readers.rllib_json import RllibDecoder
+from rlio.schemas.batches import to_batch
+from rlio.schemas.json_lines import decode_line
+from rlio.schemas.parquet_metadata import parse_metadata
+from rlio.schemas.schema import Schema
+from rlio.schemas.shard_file import ShardFile
+from rlio.schemas.zstd_frames import inflate
+from rlio.storage.filesystem import Storage
+from rlio.storage.names import ShardName, parse_sealed, parse_trim
+from rlio.storage.publish import HEADER_BYTES, read_header
+
+# A call that takes longer is a hang; shared machines pause for less.
+SLOW = 5.0
+INTERESTING = (0, 1, 2, 7, 8, 127, 128, 255, 2**15, 2**16, 2**31 - 1, 2**31, 2**32, 2**62, 2**63 - 1)
+
+
+def mutated(data: bytes, rng: random.Random) -> bytes:
+    """``data`` with a few bytes changed, put in, taken out, repeated or replaced."""
+    found = bytearray(data)
+    for _ in range(rng.choice((1, 1, 1, 2, 4))):
+        at = rng.randrange(len(found) + 1)
+        kind = rng.randrange(7)
+        if kind == 0 and found:
+            found[at % len(found)] ^= 1 << rng.randrange(8)
+        elif kind == 1:
+            found[at:at] = rng.randbytes(rng.randrange(1, 9))
+        elif kind == 2:
+            del found[at : at + rng.randrange(1, 9)]
+        elif kind == 3:
+            part = found[at : at + rng.randrange(1, 40)]
+            found[at:at] = part * rng.choice((1, 2, 50))
+        elif kind == 4:
+            found[at : at + 4] = struct.pack("<I", rng.choice(INTERESTING) & 0xFFFFFFFF)
+        elif kind == 5:
+            found[at : at + 1] = rng.choice(
+                (b"[", b"{", b'"', b"\\", b"-", b"9" * 30, b"1e999", b"null", b"\0")
+            )
+        else:
+            del found[at:]
+    return bytes(found)
+
+
+def hammer(
+    count: int, seed: int, make: Callable[[random.Random], Any], use: Callable[[Any], object]
+) -> tuple[int, int]:
+    """Use ``count`` things; gives how many were refused with an error of ours, and how many were taken."""
+    refused = taken = 0
+    for number in range(count):
+        rng = random.Random(seed * 1_000_003 + number)
+        given = make(rng)
+        began = time.monotonic()
+        try:
+            use(given)
+            taken += 1
+        except RlioError:
+            refused += 1
+        except BaseException as error:
+            raise AssertionError(f"seed {seed}, number {number}: {error!r} of {given!r:.500}") from error
+        spent = time.monotonic() - began
+        assert spent < SLOW, f"seed {seed}, number {number}: {spent:.1f} s"
+    return refused, taken
+
+
+def sizes(quick: int, soak: int) -> list[Any]:
+    """How many mutations: some in every run, many under the marker ``soak``."""
+    return [quick, pytest.param(soak, marks=pytest.mark.soak)]
+
+
+@pytest.mark.parametrize("count", sizes(3000, 1_000_000))
+def test_names_of_shards_and_markers(count: int) -> None:
+    (path,) = (path for path in parquet_files() if path.startswith("data/") and path.endswith(".parquet"))
+    name = path.rsplit("/", 1)[1]
+
+    def use(text: str) -> None:
+        found = ShardName.parse(text)
+        assert found is None or ShardName.parse(found.format()) == found
+        assert found is None or ("/" not in text and "\0" not in text)
+        for parse in (parse_sealed, parse_trim):
+            row = parse(text)
+            assert row is None or 0 <= row <= 2**62
+
+    hammer(count, 1, lambda rng: mutated(name.encode(), rng).decode("utf-8", "surrogateescape"), use)
+
+
+@pytest.mark.parametrize("count", sizes(600, 200_000))
+def test_headers(count: int) -> None:
+    root = fresh_root()
+
+    def use(data: bytes) -> None:
+        put_file(f"{root}/_rlio.json", data)
+        assert read_header(Storage.open(root))["format"] == 0
+
+    refused, _ = hammer(count, 2, lambda rng: mutated(HEADER_BYTES, rng), use)
+    assert refused > count / 2
+
+
+@pytest.mark.parametrize("count", sizes(1500, 500_000))
+def test_records_of_rllib(count: int) -> None:
+    lines = [
+        GOOD,
+        json.dumps(
+            {"type": "MultiAgentBatch", "count": 2, "policy_batches": {"a": json.loads(GOOD)}}
+        ).encode(),
+    ]
+    decoder = RllibDecoder()
+    refused, _ = hammer(count, 3, lambda rng: mutated(rng.choice(lines), rng), decoder.decode)
+    assert refused > count / 3
+
+
+@pytest.mark.parametrize("count", sizes(1500, 500_000))
+def test_lines_of_json_shards_under_right_crcs(count: int) -> None:
+    (text,) = (data for path, data in json_files().items() if path.startswith("_schema/"))
+    schema = Schema.from_text(text)
+    line = _json_lines()[2]
+
+    def make(rng: random.Random) -> bytes:
+        return _sealed(mutated(line[:-20], rng))
+
+    refused, _ = hammer(count, 4, make, lambda data: decode_line(data, lambda name: schema))
+    assert refused > count / 3
+
+
+@pytest.mark.parametrize("count", sizes(400, 100_000))
+def test_schemas(count: int) -> None:
+    (text,) = (data for path, data in json_files().items() if path.startswith("_schema/"))
+    hammer(count, 5, lambda rng: mutated(text, rng), Schema.from_text)
+
+
+@pytest.mark.parametrize("count", sizes(1000, 300_000))
+def test_frames(count: int) -> None:
+    frame = shard_of(json_files("zstd"))
+    hammer(
+        count,
+        6,
+        lambda rng: mutated(frame[: rng.choice((20, 200, 2000))], rng),
+        lambda data: inflate(data, most=1 << 20),
+    )
+
+
+# ---- Parquet: the CRCs made right after the mutation ----
+
+
+def read_shard(data: bytes) -> list[Any]:
+    """Everything that a shard of those bytes holds, under a name that is right for them."""
+    file = ShardFile(
+        lambda start, stop: data[start:stop],
+        size=len(data),
+        footer_crc32=zlib.crc32(footer_of(data)),
+        uri="test://shard",
+        limits=Limits(group_bytes=64 << 20),
+    )
+    assert len(file.streams) <= file.rows
+    return [to_batch(file.read_group(index, batches=True)) for index in range(len(file.groups))]
+
+
+def pieces(found: Any) -> Iterator[Any]:
+    """Every field of a Thrift struct, and of those within it."""
+    for field in found:
+        yield field
+        if field[1] == STRUCT:
+            yield from pieces(field[2])
+        elif field[1] == LIST and field[2][0] == STRUCT:
+            for item in field[2][1]:
+                yield from pieces(item)
+
+
+def change_a_field(found: Any, rng: random.Random) -> None:
+    """Another value, another type, or none, for one field somewhere."""
+    field = rng.choice(list(pieces(found)))
+    kind = rng.randrange(4)
+    if kind == 0:
+        field[1:] = [6, rng.choice(INTERESTING)]
+    elif kind == 1 and field[1] in (4, 5, 6):
+        field[2] = rng.choice((field[2] + 1, field[2] - 1, -1, *INTERESTING))
+    elif kind == 2 and field[1] == TEXT:
+        field[2] = mutated(field[2], rng)
+    elif kind == 2 and field[1] == LIST and field[2][1]:
+        items = field[2][1]
+        field[2] = (field[2][0], rng.choice((items[:-1], items * 2, items[::-1], [])))
+    else:
+        field[0] = rng.randrange(1, 20)
+
+
+def small_and_whole() -> bytes:
+    return shard_of(parquet_files())
+
+
+@cache
+def truth() -> bytes:
+    return rows_of(read_shard(small_and_whole()))
+
+
+def rows_of(batches: list[Any]) -> bytes:
+    """What the rows are, as bytes."""
+    joined = rlio.concat_samples(batches)
+    return b"".join(
+        np.ascontiguousarray(joined[name]).tobytes() for name in ("obs", "new_obs", "t", "rewards")
+    )
+
+
+@pytest.mark.parametrize("count", sizes(700, 200_000))
+def test_footers_whose_fields_were_changed_under_a_right_crc(count: int) -> None:
+    def make(rng: random.Random) -> bytes:
+        return reforged(small_and_whole(), lambda found: change_a_field(found, rng))
+
+    refused, _ = hammer(count, 7, make, read_shard)
+    assert refused > count / 4
+
+
+@pytest.mark.parametrize("count", sizes(700, 200_000))
+def test_footers_whose_bytes_were_changed_under_a_right_crc(count: int) -> None:
+    data = small_and_whole()
+    pages = data[: len(data) - len(footer_of(data))]
+    metadata = footer_of(data)[:-8]
+
+    def make(rng: random.Random) -> bytes:
+        written = mutated(metadata, rng)
+        return pages + written + struct.pack("<I", len(written)) + b"PAR1"
+
+    hammer(count, 8, make, read_shard)
+
+
+@pytest.mark.parametrize("count", sizes(700, 200_000))
+def test_pages_whose_bytes_were_changed_under_right_crcs(count: int) -> None:
+    def make(rng: random.Random) -> bytes:
+        def change(pages: bytearray) -> None:
+            for _ in range(rng.choice((1, 1, 3, 10))):
+                pages[rng.randrange(4, len(pages))] = rng.choice((0, 1, 127, 128, 255, rng.randrange(256)))
+
+        return with_pages(small_and_whole(), change)
+
+    hammer(count, 9, make, read_shard)
+
+
+@pytest.mark.parametrize("count", sizes(600, 8 * 10**6))
+def test_no_flipped_bit_of_a_footer_changes_what_is_served(count: int) -> None:
+    """Under the name that the shard has: the CRC of the footer catches each, before pyarrow sees it."""
+    data = small_and_whole()
+    footer = footer_of(data)
+    crc, first = zlib.crc32(footer), 8 * (len(data) - len(footer))
+    bits: Any = range(first, 8 * len(data))
+    for bit in random.Random(10).sample(bits, count) if count < len(bits) else bits:
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(CorruptData):
+            ShardFile(
+                lambda start, stop, found=bytes(damaged): found[start:stop],
+                size=len(data),
+                footer_crc32=crc,
+                uri="test://shard",
+            )
+        # Under the CRC that is right for it, it is refused by what it says, or says the same.
+        if bit % 4 == 0 and bit < 8 * (len(data) - 8):
+            written = bytes(damaged)
+            try:
+                found = rows_of(read_shard(written))
+            except CorruptData:
+                continue
+            assert len(found) == len(truth())
+
+
+def test_a_footer_put_together_again_is_the_same() -> None:
+    """What the mutations above take apart and put together is Thrift, and ours reads it like theirs."""
+    data = small_and_whole()
+    metadata = footer_of(data)[:-8]
+    found, size = thrift(metadata)
+    assert size == len(metadata)
+    assert thrift_bytes(found) == metadata
+    assert rows_of(read_shard(reforged(data, lambda fields: None))) == truth()
+    parsed = parse_metadata(metadata, end=len(data), limits=Limits())
+    put(found, 3, 6, 31)
+    with pytest.raises(CorruptData, match="30 rows in a file of 31"):
+        parse_metadata(thrift_bytes(found), end=len(data), limits=Limits())
+    assert sum(group.rows for group in parsed.groups) == 30
+
+
+# ---- saved states ----
+
+
+def other_json(value: Any, rng: random.Random) -> Any:
+    """A JSON value with one part of it replaced."""
+    if isinstance(value, dict) and value and rng.random() < 0.85:
+        key = rng.choice(list(value))
+        if rng.random() < 0.1:
+            return {name: item for name, item in value.items() if name != key}
+        return {**value, key: other_json(value[key], rng)}
+    if isinstance(value, list) and value and rng.random() < 0.7:
+        at = rng.randrange(len(value))
+        return [*value[:at], other_json(value[at], rng), *value[at + 1 :]]
+    return rng.choice(
+        (None, True, -1, 0, 1, 2**31, 2**63, 2**64, 2**80, 10**400, -(2**70), 0.5, float("inf"), float("nan"),
+         1e300, "", "x" * 1000, "\ud800", [], {}, [[]], {"": 0}, [1] * 100)
+    )  # fmt: skip
+
+
+def readers(tmp: str) -> dict[str, Callable[[], Any]]:
+    root = store(rlio.SampleBatch(obs=np.zeros((50, 2)), t=np.arange(50)))
+    put_file(f"{tmp}/a.json", GOOD + b"\n" + GOOD)
+    put_file(f"{tmp}/b.json", GOOD)
+    return {
+        "dataset": lambda: rlio.DatasetReader(root, batch_size=7, shuffle=True, seed=0, epochs=3),
+        "recorded": lambda: rlio.DatasetReader(root, batch_size=7),
+        "json": lambda: rlio.JsonReader(tmp, shuffle=True, seed=1, batch_size=3),
+        "json in order": lambda: rlio.JsonReader(tmp, epochs=2),
+        "mixed": lambda: rlio.MixedInput(
+            [(rlio.DatasetReader(root, seed=0), 1), (rlio.DatasetReader(root, batch_size=3), 2)],
+            batch_size=6,
+            seed=0,
+        ),
+        "shuffled": lambda: rlio.ShuffledInput(rlio.DatasetReader(root, batch_size=3), 4, seed=0),
+    }
+
+
+@pytest.mark.parametrize("kind", ["dataset", "recorded", "json", "json in order", "mixed", "shuffled"])
+@pytest.mark.parametrize("count", sizes(60, 20_000))
+def test_states_with_absurd_values_are_state_errors_or_load_and_go_on(count: int, kind: str) -> None:
+    open_reader = readers(fresh_root())[kind]
+    with open_reader() as reader:
+        reader.sample()
+        reader.sample(2)
+        state = json.loads(json.dumps(reader.state_dict()))
+
+    def use(changed: Any) -> None:
+        with open_reader() as reader:
+            try:
+                reader.load_state_dict(changed)
+            except StateError:
+                return
+            try:
+                reader.sample()
+            except rlio.EndOfData:
+                return
+
+    hammer(count, 11, lambda rng: other_json(state, rng), use)
+
+
+def test_the_writer_of_the_corpus_is_one() -> None:
+    assert files(store(rlio.SampleBatch(t=[1]), writer_id=WRITER))

@@ -1,0 +1,169 @@
+"""Hostile data ends in a typed error or a counted skip: in bounded memory, in time, and inside of its root.
+
+Each case of `hostile_corpus` is opened in a forked child with 2 GiB of address space more than at its start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hostile_corpus import CASES, MARK, Case, cases
+
+import rlio
+from rlio.errors import RlioError
+from rlio.limits import Limits
+
+ADDRESS_SPACE = 2 << 30
+GROWTH = 256 << 20
+SECONDS = 20
+# What a text may say of data: an excerpt of 200 characters, a name, a path, and our own words.
+LONGEST_MESSAGE = 2500
+FORBIDDEN = (
+    "pickle.find_class",
+    "os.system",
+    "os.exec",
+    "subprocess.Popen",
+    "socket.connect",
+    "os.mkdir",
+    "ctypes.dlopen",
+)
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+
+
+def open_case(case: Case, folder: Path, mode: str) -> dict[str, Any]:
+    """Read everything that there is; gives the rows served and skipped."""
+    limits = Limits(**dict(case.options))
+    options: dict[str, Any] = {"epochs": 1, "on_error": mode}
+    if case.opener == "dataset":
+        root = folder / "root" if (folder / "root").exists() else folder
+        with rlio.DatasetReader(root, limits=limits, **options) as reader:
+            rows = sum(len(batch) for batch in reader)
+            list(reader.dataset.episodes())
+            return {"rows": rows, "skipped": reader.skipped}
+    kinds: dict[str, Callable[..., Any]] = {
+        "json": rlio.JsonReader,
+        "foreign": rlio.ForeignParquetReader,
+        "read": rlio.read,
+    }
+    if case.opener == "foreign":
+        options["limits"] = limits
+    with kinds[case.opener](str(folder), **options) as reader:
+        return {"rows": sum(len(batch) for batch in reader), "skipped": reader.skipped}
+
+
+def peak() -> int:
+    """The most bytes of memory that this process ever held at once."""
+    status = Path("/proc/self/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) << 10
+
+
+def watch(folder: Path, done: list[str]) -> None:
+    """Note what only code from the data could want: other programs, links to the network, files elsewhere."""
+    allowed = os.path.realpath(folder)
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in FORBIDDEN:
+            done.append(f"{event} {arguments!r:.200}")
+        elif event == "open" and isinstance(arguments[0], (str, bytes)):
+            path, flags = os.path.realpath(os.fsdecode(arguments[0])), arguments[2]
+            writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+            outside = not path.startswith(allowed) and path != os.devnull
+            if (writes and outside) or "/secret" in path or path == "/etc/passwd":
+                done.append(f"open {path}")
+
+    sys.addaudithook(hook)
+
+
+def child(case: Case, folder: Path, answer: int) -> None:
+    """Read the case in both ways and send what came of it; never returns."""
+    found: dict[str, Any] = {"done": []}
+    try:
+        size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (size + ADDRESS_SPACE, size + ADDRESS_SPACE))
+        signal.alarm(SECONDS)
+        Path("/proc/self/clear_refs").write_text("5")  # The peak counts from here on.
+        before = peak()
+        watch(folder, found["done"])
+        for mode in ("raise", "skip"):
+            began = time.monotonic()
+            try:
+                found[mode] = open_case(case, folder, mode)
+            except BaseException as error:
+                found[mode] = {
+                    "error": type(error).__name__,
+                    "ours": isinstance(error, RlioError),
+                    "text": str(error),
+                    "trace": traceback.format_exc()[-3000:],
+                }
+            found[mode]["seconds"] = time.monotonic() - began
+        found["growth"] = peak() - before
+    finally:
+        os.write(answer, json.dumps(found).encode())
+        os._exit(0)
+
+
+def run(case: Case, folder: Path) -> dict[str, Any]:
+    """What the child found."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        child(case, folder, writing)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as stream:
+        text = stream.read()
+    _, status = os.waitpid(pid, 0)
+    assert os.WIFEXITED(status), f"{case.name}: the process died of signal {os.WTERMSIG(status)}"
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Import and use everything once, so that children neither import nor count that as theirs."""
+    for opener in ("dataset", "json", "foreign"):
+        case = next(case for case in CASES if case.opener == opener and case.harmless)
+        folder = tmp_path_factory.mktemp("warm")
+        case.make(folder)
+        for mode in ("raise", "skip"):
+            open_case(case, folder, mode)
+
+
+def test_the_corpus_is_as_large_as_it_should_be() -> None:
+    assert len(list(cases())) >= 150
+    assert sum(case.harmless for case in CASES) < len(CASES) / 8
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_hostile_data_is_refused_or_skipped_within_bounds(case: Case, tmp_path: Path) -> None:
+    folder = tmp_path / "given"
+    folder.mkdir()
+    case.make(folder)
+    before = {str(path) for path in tmp_path.rglob("*")}
+    found = run(case, folder)
+    for mode in ("raise", "skip"):
+        result = found[mode]
+        assert "error" not in result or result["ours"], result["trace"]
+        assert len(result.get("text", "")) < LONGEST_MESSAGE, result["text"]
+        assert result.get("text", "").isprintable(), result["text"]
+    if case.harmless:
+        assert "error" not in found["raise"], found["raise"]["trace"]
+    else:
+        assert "error" in found["raise"], found["raise"]
+        assert "error" in found["skip"] or found["skip"]["skipped"] > 0, found["skip"]
+    if case.rows is not None:
+        assert found["skip"].get("rows") == case.rows, found["skip"]
+    assert found["done"] == []
+    assert {str(path) for path in tmp_path.rglob("*")} == before
+    assert not (folder / MARK).exists()
+    assert found["growth"] < GROWTH, f"{found['growth'] >> 20} MiB"
