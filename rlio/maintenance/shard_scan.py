@@ -88,10 +88,11 @@ class ShardScan:
             self._found(
                 "vanished", "it went while it was verified (compacted and collected?): run again", lost
             )
-        except UnsafeData as error:
-            self._found_error("unsafe", error, lost)
         except CorruptData as error:
-            self._found_error(self._code_of_footer() if self.is_parquet else "shard-damaged", error, lost)
+            code = self._code_of_footer() if self.is_parquet else "shard-damaged"
+            if isinstance(error, UnsafeData) and code != "footer-crc":
+                code = "unsafe"
+            self._found_error(code, error, lost)
         except OSError as error:
             self._found("unreadable", f"the store does not give it: {error!r}", lost)
         return None
