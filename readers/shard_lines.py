@@ -35,7 +35,7 @@ from rlio.schemas.schema import Schema
 from rlio.schemas.zstd_frames import inflate
 from rlio.storage import InputFile, Listing, Segment, ShardName, ShardRef, Storage, open_input, read_header
 from rlio.storage.json_shard import JsonShard, schema_lookup
-from rlio.storage.names import DATA_DIR, HEADER, SCHEMA_DIR, is_writer_id
+from rlio.storage.names import DATA_DIR, HEADER, SCHEMA_DIR, is_writer_id, parse_sealed, parse_trim
 
 __all__ = ["JsonSet", "ShardLines", "find_data_sets", "open_shards", "read_frames"]
 
@@ -260,6 +260,8 @@ def find_data_sets(files: Iterable[InputFile]) -> list[InputFile | JsonSet]:
             root = found[key]
             if isinstance(root, _Root) and root.refs is not None:
                 root.refs.append(ShardRef(parts[-2], name, "/".join(parts[-3:])))
+        elif parse_sealed(parts[-1]) is not None or parse_trim(parts[-1]) is not None:
+            continue  # A marker, which a glob names beside the shards, holds no records.
         elif parts[-1].lower().endswith(".jsonl.zst"):
             raise OptionError(
                 "the name is not that of a shard, and only shards are read compressed: unpack it with "

@@ -27,6 +27,7 @@ from rlio.errors import (
     CorruptData,
     DataNotFound,
     EndOfData,
+    HoleError,
     MissingColumn,
     OptionError,
     SchemaConflict,
@@ -663,11 +664,21 @@ def test_rows_written_after_opening_are_not_in_the_snapshot() -> None:
 
 
 def test_an_endless_reader_of_no_rows_ends() -> None:
+    root = fresh_root()
+    ParquetWriter(root).close()
+    with DatasetReader(root) as reader, pytest.raises(EndOfData):
+        reader.sample()
+
+
+def test_rows_that_are_gone_from_a_closed_writer_are_missed() -> None:
     root = store(numbered(5))
     for path in files(root):
         remove(path)
-    with DatasetReader(root) as reader, pytest.raises(EndOfData):
+    with pytest.raises(HoleError, match=r"rows 0 to 4 .* of the 5 rows with which it was closed"):
+        DatasetReader(root)
+    with DatasetReader(root, on_error="skip") as reader, pytest.raises(EndOfData):
         reader.sample()
+    assert reader.skipped == reader.ledger.skipped == reader.ledger.expected == 5
 
 
 def test_readers_leave_no_thread_behind(root: str) -> None:
