@@ -245,9 +245,29 @@ class RemoteFolder:
 
     def _make_parent(self, full: str) -> None:
         parent = full.rpartition("/")[0]
-        if parent and parent not in self._made:
-            self._clients.call("makedirs", parent, exist_ok=True)
-            self._made.add(parent)
+        if not parent or parent in self._made:
+            return
+        # Clients look and then make, so that writers that begin together trip over one another, perhaps once
+        # a folder on the way. Servers refuse what is there in as many ways as there are servers.
+        for last in (*[False] * parent.count("/"), True):
+            try:
+                self._clients.call("makedirs", parent, exist_ok=True)
+                break
+            except PermissionError:
+                raise
+            except Exception:
+                if self._is_folder(parent):
+                    break
+                if last:
+                    raise
+        self._made.add(parent)
+
+    def _is_folder(self, full: str) -> bool:
+        self._clients.invalidate_cache()
+        try:
+            return self._info(full).get("type") == "directory"
+        except FileNotFoundError:
+            return False
 
     def _put_object(self, full: str, content: bytes) -> None:
         if self._over_sftp:

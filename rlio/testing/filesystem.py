@@ -96,7 +96,7 @@ class FaultyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec ship
         result = getattr(self.target, operation)(path, *args, **kwargs) if runs else None
         if fault not in _SUCCEEDING:
             raise self.error()
-        return self._bent(fault, path, result) if operation == "ls" else result
+        return self._bent(fault, path, result or []) if operation == "ls" else result
 
     def _bent(self, fault: Fault | None, path: str, listing: list[Any]) -> list[Any]:
         """A listing as a store may give it that is consistent only after a while."""
