@@ -360,7 +360,9 @@ class _JointSteps:
         }
         both = concat_samples([self._ids, ids])
         assert isinstance(both, MultiAgentBatch)
-        return both, joined, self._count + count
+        # Readers have the policies of a row group by name, and their order counts.
+        ordered = MultiAgentBatch({pid: both[pid] for pid in sorted(both)}, 0)
+        return ordered, joined, self._count + count
 
 
 def _ids_of(part: SampleBatch) -> SampleBatch:
