@@ -31,7 +31,7 @@ from rlio.storage.markers import seal
 from rlio.storage.names import check_writer_id, schema_path
 from rlio.storage.publish import put_shard
 from rlio.storage.shard_log import ShardLog
-from rlio.storage.spool import AbandonedLog, LogFolder, Spool, find_logs, spool_of
+from rlio.storage.spool import AbandonedLog, LogFolder, Spool, find_logs, spool_of, sweep
 from rlio.storage.wal import Damage, Frame, SegmentReader, count_whole_rows, read_segment
 from rlio.writers.line_collector import LineCollector
 from rlio.writers.roll import Roll
@@ -153,6 +153,8 @@ def recover(
     kept = parse_spool(spool, None)
     where = None if kept is None else spool_of(storage, kept)
     logs = [] if where is None else find_logs(where)
+    if where is not None:
+        sweep(where)
     return RecoveryReport(
         root=storage.uri,
         spool=where,

@@ -25,6 +25,7 @@ import platform
 import re
 import stat
 import sys
+import uuid
 import weakref
 from dataclasses import dataclass
 from functools import cache
@@ -42,11 +43,13 @@ try:
 except ImportError:  # Windows: no flock, and so no log.
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["AbandonedLog", "LogFolder", "Spool", "find_logs", "spool_of"]
+__all__ = ["AbandonedLog", "LogFolder", "Spool", "find_logs", "spool_of", "sweep"]
 
 logger = logging.getLogger("rlio")
 
 _OWNER: Final = "owner"
+#: Begins the name of a log's folder that is being made; no writer id begins so.
+_NEW: Final = "_new-"
 _SEGMENT: Final = re.compile(r"([0-9]{1,19})\.wal")
 _SCHEMA: Final = re.compile(r"schema-[0-9a-f]{8,64}\.json")
 _LEFTOVER: Final = re.compile(r"[^/]*\.tmp")
@@ -156,8 +159,10 @@ class LogFolder:
             PublishError: It could not be made, or is there already.
             UnsafeData: The spool belongs to another user.
         """
+        # Made under another name: a log has an owner, who lives, as long as it can be seen.
+        made = os.path.join(os.path.dirname(path), f"{_NEW}{writer}-{uuid.uuid4().hex[:8]}")
         try:
-            _make_folder(path)
+            _make_folder(made)
         except OSError as error:
             raise PublishError(
                 f"the log's folder could not be made: {error}; give another one as "
@@ -165,10 +170,22 @@ class LogFolder:
                 uri=path,
             ) from error
         try:
-            return cls(path, *_own(path, root=root, writer=writer))
+            owner, fd = _own(made, root=root, writer=writer)
+            try:
+                os.rename(made, path)  # Over an empty folder, which a dead writer has left, too.
+                made = path
+                sync_folder(os.path.dirname(path))
+            except BaseException:
+                os.close(fd)
+                raise
         except OSError as error:
-            _unmake_folder(path)
-            raise PublishError(f"the log could not be made: {error}", uri=path) from error
+            if not os.path.exists(path) or made == path:
+                raise PublishError(f"the log could not be made: {error}", uri=path) from error
+            raise PublishError("the log of this writer is there already: it lives", uri=path) from error
+        finally:
+            if made != path:
+                _unmake_folder(made)
+        return cls(path, owner, fd)
 
     def check_owned(self) -> None:
         """Raise in a forked child.
@@ -430,9 +447,7 @@ def _make_durably(path: str, mode: int) -> None:
 
 def _own(path: str, *, root: str, writer: str) -> tuple[dict[str, Any], int]:
     """Make and lock the owner file of a log; gives what it says, and its descriptor."""
-    # Locked before it has its name: whoever sees it sees it locked.
-    temporary = os.path.join(path, f"{_OWNER}.tmp")
-    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    fd = os.open(os.path.join(path, _OWNER), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         owner = {
@@ -446,9 +461,7 @@ def _own(path: str, *, root: str, writer: str) -> tuple[dict[str, Any], int]:
         }
         write_whole(fd, memoryview(json.dumps(owner).encode()))
         sync_descriptor(fd)
-        os.rename(temporary, os.path.join(path, _OWNER))
         sync_folder(path)
-        sync_folder(os.path.dirname(path))
     except BaseException:
         os.close(fd)
         raise
@@ -456,12 +469,30 @@ def _own(path: str, *, root: str, writer: str) -> tuple[dict[str, Any], int]:
 
 
 def _unmake_folder(path: str) -> None:
-    """Remove a log folder that could not be made whole, so that the same writer can try again."""
-    for name in (_OWNER, f"{_OWNER}.tmp"):
-        with contextlib.suppress(OSError):
-            os.unlink(os.path.join(path, name))
+    """Remove a log folder that was not made whole; it has no rows."""
+    with contextlib.suppress(OSError):
+        os.unlink(os.path.join(path, _OWNER))
     with contextlib.suppress(OSError):
         os.rmdir(path)
+
+
+def sweep(spool: str) -> None:
+    """Remove what writers have left in ``spool`` who died while they made their log's folder."""
+    if os.path.islink(spool) or not os.path.isdir(spool):
+        return
+    for name in os.listdir(spool):
+        path = os.path.join(spool, name)
+        if not name.startswith(_NEW) or os.path.islink(path):
+            continue
+        with contextlib.suppress(OSError):  # Another user's, or gone.
+            fd = os.open(os.path.join(path, _OWNER), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # It is locked before anything is in it: an empty one is about to be locked.
+                if os.fstat(fd).st_size:
+                    _unmake_folder(path)
+            finally:
+                os.close(fd)
 
 
 def _user_spool() -> str:

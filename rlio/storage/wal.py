@@ -20,6 +20,7 @@ Example:
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import mmap
@@ -107,8 +108,11 @@ class SegmentWriter:
         try:
             self._put([json.dumps(header).encode()], rows=0, flags=_HEADER)
         except BaseException:
-            self.close()
-            os.unlink(path)
+            # The first error is the one to tell of; what is left of the file has no rows.
+            with contextlib.suppress(OSError):
+                self.close()
+            with contextlib.suppress(OSError):
+                os.unlink(path)
             raise
 
     @property
