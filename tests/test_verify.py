@@ -661,3 +661,29 @@ def test_what_asks_for_more_than_the_limits_is_unsafe_and_repair_leaves_it_alone
     assert report.total.live == 0
     assert rlio.repair(root, limits=small).actions == ()
     assert rlio.verify(root).findings == ()
+
+
+@pytest.mark.soak
+def test_every_bit_of_a_footer_is_covered() -> None:
+    root, path, data = one_shard()
+    for at in range(footer_start(data), len(data)):
+        for bit in range(8):
+            changed = bytearray(data)
+            changed[at] ^= 1 << bit
+            put(path, bytes(changed))
+            assert bad(rlio.verify(root, level="quick")) == ["footer-crc"], (at, bit)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["parquet", "json", "zstd"])
+def test_every_byte_of_a_shard_is_covered(kind: str) -> None:
+    root = recorded(kind, rows=60, step=60)
+    (path,) = shards(root)
+    data = files(root)[path]
+    for at in range(len(data)):
+        changed = bytearray(data)
+        changed[at] ^= 1 << at % 8
+        put(path, bytes(changed))
+        assert not rlio.verify(root).ok, at
+        put(path, data[:at])
+        assert bad(rlio.verify(root)) == ["uploading"], at

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rlio.errors import RlioError
 
 if TYPE_CHECKING:
-    from rlio.maintenance.findings import VerifyReport
+    from rlio.maintenance.findings import Level, VerifyReport
     from rlio.maintenance.repair import RepairReport
 
 __all__ = ["EXIT_DAMAGE", "EXIT_FAILED", "verify"]
@@ -21,6 +22,14 @@ __all__ = ["EXIT_DAMAGE", "EXIT_FAILED", "verify"]
 EXIT_DAMAGE = 1
 EXIT_FAILED = 2
 
+
+class LevelOption(Enum):
+    """How much is read."""
+
+    quick = "quick"
+    full = "full"
+
+
 _COLOURS = {"error": "red", "warning": "yellow", "note": "dim"}
 _COLUMNS = ("end", "trimmed", "missing", "damaged", "live", "waiting", "shards")
 
@@ -28,8 +37,8 @@ _COLUMNS = ("end", "trimmed", "missing", "damaged", "live", "waiting", "shards")
 def verify(
     uri: Annotated[str, typer.Argument(help="Root of the data set: a path or any fsspec URL.")],
     level: Annotated[
-        str, typer.Option(help="full: read every byte. quick: names, footers and small files only.")
-    ] = "full",
+        LevelOption, typer.Option(help="full: read every byte. quick: names, footers and small files only.")
+    ] = LevelOption.full,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object; see docs/verify.md.")
     ] = False,
@@ -52,12 +61,12 @@ def verify(
         if repair:
             from rlio.maintenance.repair import repair as run_repair
 
-            done = run_repair(uri, level=_level(level), spool=spool, progress=_bar, limit=limit)
+            done = run_repair(uri, level=level.value, spool=spool, progress=_bar, limit=limit)
             report = done.after
         else:
             from rlio.maintenance.verify import verify as run_verify
 
-            report = run_verify(uri, level=_level(level), spool=spool, progress=_bar, limit=limit)
+            report = run_verify(uri, level=level.value, spool=spool, progress=_bar, limit=limit)
     except (RlioError, OSError, ImportError) as error:
         typer.echo(f"rlio: {type(error).__name__}: {error}", err=True)
         raise typer.Exit(EXIT_FAILED) from error
@@ -70,11 +79,6 @@ def verify(
         _show(report, done)
     bad = report.counts["error"] + (report.counts["warning"] if strict else 0)
     raise typer.Exit(EXIT_DAMAGE if bad else 0)
-
-
-def _level(text: str) -> Any:
-    """The level; `verify` itself refuses what is none."""
-    return text
 
 
 @contextmanager

@@ -51,8 +51,6 @@ class _Episode:
     Attributes:
         runs: Its steps, ascending, not touching each other.
         end: The first step with a done flag; None while there was none.
-
-        uri, record: Where the first such step is.
     """
 
     runs: list[_Run]
