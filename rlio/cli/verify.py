@@ -13,7 +13,7 @@ import typer
 from rlio.errors import RlioError
 
 if TYPE_CHECKING:
-    from rlio.maintenance.findings import Level, VerifyReport
+    from rlio.maintenance.findings import VerifyReport
     from rlio.maintenance.repair import RepairReport
 
 __all__ = ["EXIT_DAMAGE", "EXIT_FAILED", "verify"]
