@@ -193,10 +193,10 @@ def agents(steps: dict[str, list[tuple[int, int]]]) -> MultiAgentBatch:
 
 
 STEPS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=4, unique=True)
-# The first of these has rows of the policy whose name comes last.
+# The first shares a step with the shard before, and so begins a row group, with the policy named last.
 LATE_FIRST = [
-    {"a": [], "b": [(2, 0), (0, 0)]},
-    {"a": [(2, 0)], "b": [(2, 1), (2, 3)]},
+    {"a": [], "b": [(9, 0), (1, 0)]},
+    {"a": [(2, 0)], "b": [(2, 1)]},
     {"a": [(0, 1)], "b": [(1, 3)]},
 ]
 
