@@ -16,6 +16,7 @@ Example:
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ from rlio.storage.schema_files import check_agreement, read_schemas
 from rlio.storage.shards import OpenShard, open_shard
 
 __all__ = ["Dataset", "EpisodeInfo", "Snapshot", "common_columns", "dataset_on", "open_dataset"]
+
+logger = logging.getLogger("rlio")
 
 #: Writer id -> rows, or [first row, rows] where the rows below the first were trimmed already.
 Snapshot: TypeAlias = Mapping[str, int | list[int]]
@@ -225,14 +228,17 @@ class Dataset:
                 yield EpisodeInfo(segment.ref.writer if writer is None else writer, *values)
 
     def missing_shards(self) -> list[tuple[str, str, int]]:
-        """Objects that are named like shards but cannot be: (URI, reason, rows that no other shard has)."""
+        """Objects that are named like shards but cannot be: (URI, reason, rows that no other shard has).
+
+        At the end of a writer that is not closed, such an object is one that is not there yet.
+        """
         lost = []
         covered = self._ends()
         for writer, torn in self._torn.items():
             holes = self.holes.get(writer, [])
             for (path, reason), name in torn:
                 fills_hole = any(name.first < hole.stop and hole.start < name.end for hole in holes)
-                goes_on = self._at is None and name.end > covered.get(writer, 0)
+                goes_on = self._is_closed(writer) and name.end > covered.get(writer, 0)
                 if fills_hole or goes_on:
                     lost.append((self.storage.uri_of(path), reason, name.rows))
         return lost
@@ -245,11 +251,17 @@ class Dataset:
 
     def _torn_ends(self) -> list[tuple[str, range]]:
         """The rows at the ends of writers that only torn shards are named for."""
+        return [(writer, rows) for writer, rows in self._unfinished() if self._is_closed(writer)]
+
+    def _is_closed(self, writer: str) -> bool:
+        """Whether all rows of a writer should be there: what is torn is not still being uploaded."""
+        return self._at is None and writer in self._listing.sealed
+
+    def _unfinished(self) -> list[tuple[str, range]]:
+        """The rows after the last shard of a writer that only objects of another size are named for."""
         found: list[tuple[str, range]] = []
-        if self._at is not None:
-            return found
         ends = self._ends()
-        for writer, torn in self._torn.items():
+        for writer, torn in self._torn.items() if self._at is None else ():
             end = max(name.end for _, name in torn)
             holes = self.holes.get(writer, [])
             first = max([ends.get(writer, 0), *(hole.stop for hole in holes)])
@@ -383,7 +395,16 @@ def _listed(storage: Storage, at: Snapshot | None) -> Dataset:
         return bool(seen[-1].holes or seen[-1].missing_shards())
 
     listing = list_settled(storage, lacks=lacks)
-    return seen[-1] if seen[-1]._listing is listing else Dataset(storage, listing, at=at)
+    found = seen[-1] if seen[-1]._listing is listing else Dataset(storage, listing, at=at)
+    for writer, rows in found._unfinished():
+        if not found._is_closed(writer):
+            logger.warning(
+                "rows %s of writer %s in %s are being uploaded, or torn (`rlio verify` tells): left out",
+                _text(rows),
+                writer,
+                storage.uri,
+            )
+    return found
 
 
 def common_columns(dataset: Dataset, *, missing: str, wanted: list[str] | None) -> list[str] | None:

@@ -17,7 +17,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from rlio import DatasetReader, JsonWriter, ParquetWriter, Roll, SampleBatch, concat_samples
-from rlio.errors import EndOfData, PublishError, RlioError
+from rlio.errors import CorruptData, EndOfData, PublishError, RlioError
 from rlio.interfaces import OutputWriter
 from rlio.storage.filesystem import Retry
 from rlio.testing import FaultyFileSystem, FaultyRenamingFileSystem
@@ -182,6 +182,31 @@ def test_over_1000_seeds_of_faults_every_acknowledged_row_is_there_once(part: in
 @pytest.mark.timeout(3600)
 def test_over_20000_seeds_of_faults_every_acknowledged_row_is_there_once(part: int) -> None:
     run_seeds(range(1000 * (part + 1), 1000 * (part + 2)))
+
+
+def test_a_last_shard_that_is_half_uploaded_is_not_there_yet_and_of_a_closed_writer_it_is_torn(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = Store()
+    writer = store.writer(0)
+    writer.write(batch_of(0, 0, 7))
+    writer.flush()
+    store.choose = lambda call: "torn" if call.operation == "pipe_file" else None
+    writer.write(batch_of(0, 7, 7))
+    with pytest.raises(PublishError):
+        writer.flush()
+    with caplog.at_level("WARNING", "rlio"):
+        assert store.rows() == [(0, i) for i in range(7)], (
+            "where puts are not atomic, a reader comes any time"
+        )
+    assert "rows 7 to 13 of writer w00000-00000000" in caplog.text
+    store.choose = lambda call: None
+    writer.close()
+    assert store.rows() == [(0, i) for i in range(14)]
+    (last,) = (path for path in MemoryFileSystem.store if "/000000000007-" in path)
+    MemoryFileSystem().pipe_file(last, MemoryFileSystem().cat_file(last)[:-1])
+    with pytest.raises(CorruptData, match="torn"):
+        store.rows()
 
 
 # ---- the n-th call fails, n = 1, 2, 3 ... until none is left ----
