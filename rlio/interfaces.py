@@ -389,18 +389,14 @@ class OutputWriter(ABC):
 
         If the flush raises, the writer stays open and keeps its rows: calling again tries again.
         """
-        try:
-            with self._held():
-                if self._closed:
-                    return
-                self._flush()
-                self._closed = True
-                _open_writers.discard(self)
-                _written_writers.discard(self)
-                self._close()
-        except Exception:
-            self._gave_up = _exit_deadline.get() is not None
-            raise
+        with self._held():
+            if self._closed:
+                return
+            self._flush()
+            self._closed = True
+            _open_writers.discard(self)
+            _written_writers.discard(self)
+            self._close()
 
     def _seconds_left(self) -> float | None:
         """Seconds that a `_flush` may take; None: as long as it takes.
@@ -415,15 +411,19 @@ class OutputWriter(ABC):
     def _held(self) -> Iterator[None]:
         """The lock, for which a process on its way out does not wait: a `write` may, for a full log."""
         left = self._seconds_left()
-        if not self._lock.acquire(timeout=-1 if left is None else left):
-            raise PublishError(
-                f"{type(self).__name__} could not be closed, since another thread is still in a call of it: "
-                "rows are in its log; the next writer there, or `rlio recover`, publishes them"
-            )
         try:
-            yield
-        finally:
-            self._lock.release()
+            if not self._lock.acquire(timeout=-1 if left is None else left):
+                raise PublishError(
+                    f"{type(self).__name__} could not be closed, since another thread is still in a call of "
+                    "it: rows are in its log; the next writer there, or `rlio recover`, publishes them"
+                )
+            try:
+                yield
+            finally:
+                self._lock.release()
+        except Exception:
+            self._gave_up = _exit_deadline.get() is not None
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -438,7 +438,7 @@ class OutputWriter(ABC):
 _exit_deadline: ContextVar[float | None] = ContextVar("rlio_exit_deadline", default=None)
 
 # How long a process on its way out, by an exception or at its end, waits for a store.
-_EXIT_SECONDS = 4.0
+_EXIT_SECONDS = 3.0
 
 
 @contextlib.contextmanager

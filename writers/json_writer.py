@@ -214,7 +214,8 @@ class JsonWriter(OutputWriter):
         self._timer.stop()
         self._lines.close()
         if self._log.interrupted:
-            self._log.close(seal_at=self.rows_published, timeout=self._seconds_left())
+            if not self.durable:  # Else the flush has recovered and closed the log.
+                self._log.close(seal_at=self.rows_published, timeout=self._seconds_left())
             return
         self.ledger.check(uri=self._log.storage.uri)
         self._log.close(seal_at=self.rows_received, timeout=self._seconds_left())

@@ -194,7 +194,8 @@ class ParquetWriter(OutputWriter):
         self._timer.stop()
         if self._log.interrupted:
             self._builder.abandon()
-            self._log.close(seal_at=self.rows_published, timeout=self._seconds_left())
+            if not self.durable:  # Else the flush has recovered and closed the log.
+                self._log.close(seal_at=self.rows_published, timeout=self._seconds_left())
             return
         self._builder.close()
         self.ledger.check(uri=self._log.storage.uri)

@@ -151,6 +151,9 @@ class Publisher:
         Raises:
             PublishError: It is not done within ``timeout`` seconds.
         """
+        if self._stopped:
+            last()
+            return
         self.start()
         with self._changed:
             self._last = last
