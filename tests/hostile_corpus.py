@@ -685,7 +685,8 @@ def _windowed(line: bytes, log: int = 30) -> bytes:
 
 @cache
 def _zstd_zeros(size: int) -> bytes:
-    return zstandard.ZstdCompressor().compress(bytes(size))
+    packer = zstandard.ZstdCompressor().compressobj(size=size)
+    return b"".join(packer.compress(bytes(1 << 20)) for _ in range(size >> 20)) + packer.flush()
 
 
 _VALUES: dict[str, Callable[[dict[str, Any]], object]] = {
@@ -700,7 +701,7 @@ _VALUES: dict[str, Callable[[dict[str, Any]], object]] = {
     "a number": _column("obs", 7),
     "an object": _column("obs", {"a": 1}),
     "text among numbers": _column("obs", [["x"] * 3] * 10),
-    "a blob that inflates to 100 MB": _column("obs", {"zstd": base64.b64encode(b"REPLACED").decode()}),
+    "a blob that inflates to 300 MB": _column("obs", {"zstd": base64.b64encode(b"REPLACED").decode()}),
     "a blob of another size": _column("obs", _blob(bytes(121))),
     "a blob with more keys": _column("obs", _blob(bytes(120), more=1)),
     "a blob that is no base64": _column("obs", {"zstd": "!!!"}),
@@ -745,7 +746,7 @@ def _value_case(change: Callable[[dict[str, Any]], object]) -> Make:
         first, a, b, c = _json_lines()
         bad = _edited(b, change)
         bad = bad.replace(b'"REPLACED"', b"1e999").replace(b"\\\\ud800", b"\\ud800")
-        bad = bad.replace(base64.b64encode(b"REPLACED"), base64.b64encode(_zstd_zeros(100 << 20)))
+        bad = bad.replace(base64.b64encode(b"REPLACED"), base64.b64encode(_zstd_zeros(300 << 20)))
         bad = _sealed(bad[: bad.rindex(b',"crc32"')])
         _json_shard(first, a, bad, c)(folder)
 
@@ -800,7 +801,7 @@ def _frames() -> list[bytes]:
 
 
 _PACKED_SHARDS: dict[str, Callable[[], Make]] = {
-    "a frame that inflates to 100 MB": lambda: _packed_shard(*_frames()[:3], _zstd_zeros(100 << 20)),
+    "a frame that inflates to 300 MB": lambda: _packed_shard(*_frames()[:3], _zstd_zeros(300 << 20)),
     "a frame that inflates to 60 MB": lambda: _packed_shard(*_frames()[:3], _zstd_zeros(60 << 20)),
     "a frame without size": lambda: _packed_shard(*_frames()[:3], _unsized(_json_lines()[3] + b"\n")),
     "a frame of no size that inflates to 100 MB": lambda: _packed_shard(
