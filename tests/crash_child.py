@@ -76,7 +76,7 @@ def fork(act: Callable[[], object]) -> int:
 
 
 def wait_for(pid: int, *, seconds: float = 60.0) -> int:
-    """The exit code of a child, negative for a signal; one that does not end is killed, and fails the test."""
+    """The exit code of a child, negative for a signal; one that does not end is killed: an error."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         found, status = os.waitpid(pid, os.WNOHANG)

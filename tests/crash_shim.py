@@ -6,13 +6,17 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import pytest
+
+from rlio.storage.filesystem import Retry
 
 #: Everything that rlio's local storage and log change files with.
 CALLS: Final = (
@@ -36,6 +40,16 @@ Handler: TypeAlias = Callable[[str, int, tuple[Any, ...], Callable[[], Any]], An
 
 #: Exit code of a child that died at a call.
 DIED: Final = 77
+
+
+@contextmanager
+def impatient() -> Iterator[None]:
+    """Failures are tried again at once: tests of results wait for nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rlio.storage.filesystem.Retry", partial(Retry, sleep=lambda seconds: None))
+        patch.setattr("rlio.storage.publisher._FIRST_DELAY", 0.01)
+        patch.setattr("rlio.storage.publisher._PATIENCE", 0.05)
+        yield
 
 
 @contextmanager
@@ -63,15 +77,22 @@ def intercepted(handle: Handler) -> Iterator[list[str]]:
         for name in CALLS:
             patch.setattr(os, name, replacement(name))
         # So that what asks for the abilities of a call finds them under the new functions as well.
-        patch.setattr(os, "supports_dir_fd", os.supports_dir_fd | {getattr(os, f.__name__) for f in supported})
+        patch.setattr(
+            os, "supports_dir_fd", os.supports_dir_fd | {getattr(os, f.__name__) for f in supported}
+        )
         yield seen
 
 
 def dying_at(point: int) -> Handler:
-    """Die at call number ``point``, as if by SIGKILL: of a write, half is done."""
+    """Die at the ``point``-th call that changes something, as if by SIGKILL: of a write, half is done.
+
+    A death at a call that changes nothing is one at the next that does.
+    """
+    changes = itertools.count(1)
 
     def handle(name: str, number: int, args: tuple[Any, ...], go: Callable[[], Any]) -> Any:
-        if number != point:
+        reads = name == "close" or (name == "open" and not args[1] & os.O_CREAT)
+        if reads or next(changes) != point:
             return go()
         if name in ("write", "writev"):
             _write_half(name, args)
