@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from rlio.errors import RlioError
 
-__all__ = ["behind_not_found", "is_permanent"]
+__all__ = ["as_os_error", "behind_not_found", "is_permanent"]
 
 # Trying again changes nothing about these.
 _PERMANENT = (
@@ -46,6 +46,8 @@ _PERMANENT_NAMES = frozenset(
         "DefaultCredentialsError",  # google
     }
 )
+_REFUSED_NAMES = _PERMANENT_NAMES - {"ParamValidationError"}
+
 # Of the statuses that blame the client, those that pass: timeout, conflict with another call, locked, too
 # early, too many requests. (AWS: "409 ConditionalRequestConflict: retry the upload".)
 _PASSING_STATUSES = frozenset({408, 409, 423, 425, 429})
@@ -84,6 +86,20 @@ def behind_not_found(error: FileNotFoundError) -> Exception | None:
         elif _is_connection_error(cause) and isinstance(cause, Exception):
             return cause
     return None
+
+
+def as_os_error(error: Exception, message: str) -> OSError:
+    """An error of a client's own kind as one that everybody knows: PermissionError, or OSError.
+
+    Raise it from ``error``. ``message`` says what was tried, where and how often.
+    """
+    refused = any(
+        _http_status(cause)[0] in (401, 403)
+        or type(cause).__name__ in _REFUSED_NAMES
+        or (isinstance(cause, ftplib.error_perm) and str(cause).startswith("53"))
+        for cause in _chain(error)
+    )
+    return OSError(errno.EACCES if refused else errno.EIO, message)
 
 
 def _is_ftp_not_found(reply: str, error: ftplib.Error) -> bool:

@@ -15,18 +15,17 @@ Example:
 from __future__ import annotations
 
 import builtins
-import errno
 import logging
 import time
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, NoReturn, Protocol, Self, TypeVar
 
 from rlio.errors import DataNotFound, OptionError, PublishError, RlioError, UnsafeData, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.storage.clients import CONNECTING, within
-from rlio.storage.failures import is_permanent
+from rlio.storage.failures import as_os_error, is_permanent
 from rlio.storage.inputs import InputFile, expand_inputs, open_input
 from rlio.storage.local import LocalFolder
 from rlio.storage.paths import Entry, Location, StrPath, check_path, is_uri, locate, locate_on, mask_secrets
@@ -356,15 +355,7 @@ class Storage:
             except Exception as error:
                 attempt += 1
                 if self.is_local or attempt >= self._retry.attempts or is_permanent(error):
-                    if isinstance(error, RlioError):
-                        raise
-                    note = f"after {attempt} attempts, in {self.uri_of(path)}"
-                    if not isinstance(error, OSError):
-                        # A client's own kind of error: nobody can be asked to know them all.
-                        text = f"the store failed {note}: {type(error).__name__}: {mask_secrets(str(error))}"
-                        raise OSError(errno.EIO, text) from error
-                    error.add_note(note)
-                    raise
+                    _raise_clean(error, f"after {attempt} attempts, in {self.uri_of(path)}")
                 logger.warning("reading %s failed, trying again: %r", self.uri_of(path), error)
                 self._retry.wait(attempt - 1, path)
 
@@ -391,8 +382,17 @@ def _connect(
         except Exception as error:
             attempt += 1
             if attempt >= retry.attempts or is_permanent(error):
-                if not isinstance(error, RlioError):
-                    error.add_note(f"after {attempt} attempts, connecting to {mask_secrets(str(uri))}")
-                raise
+                _raise_clean(error, f"after {attempt} attempts, connecting to {mask_secrets(str(uri))}")
             logger.warning("connecting to %s failed, trying again: %r", mask_secrets(str(uri)), error)
             retry.wait(attempt - 1, str(uri))
+
+
+def _raise_clean(error: Exception, note: str) -> NoReturn:
+    """Raise an error of ours or of the system as it is; a client's own, which few know, as an OSError."""
+    if isinstance(error, RlioError):
+        raise error
+    if isinstance(error, OSError):
+        error.add_note(note)
+        raise error
+    text = f"the store failed {note}: {type(error).__name__}: {mask_secrets(str(error))}"
+    raise as_os_error(error, text) from error
