@@ -405,7 +405,9 @@ class OutputWriter(ABC):
         are safe without it.
         """
         deadline = _exit_deadline.get() if self.durable else None
-        return None if deadline is None else max(deadline - time.monotonic(), 0.0)
+        if deadline is None:
+            return None
+        return 0.0 if self._gave_up else max(deadline - time.monotonic(), 0.0)
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:

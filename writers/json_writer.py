@@ -127,7 +127,7 @@ class JsonWriter(OutputWriter):
     @property
     def ledger(self) -> WriteLedger:
         """Where the rows are that this writer was given."""
-        return self._log.ledger(self.rows_received)
+        return self._log.ledger
 
     def _write(self, batch: Batch) -> None:
         self._log.check_whole()
@@ -153,6 +153,7 @@ class JsonWriter(OutputWriter):
         ended = self._lines.ended
         for line, rows in encoded:
             self._lines.append(line, rows)
+            self._log.received += rows
         if self._lines.ended > ended:
             self._log.cut(begins_shard=False)
         self._timer.start()
@@ -218,7 +219,7 @@ class JsonWriter(OutputWriter):
                 self._log.close(seal_at=self.rows_published, timeout=self._seconds_left())
             return
         self.ledger.check(uri=self._log.storage.uri)
-        self._log.close(seal_at=self.rows_received, timeout=self._seconds_left())
+        self._log.close(seal_at=self._log.received, timeout=self._seconds_left())
 
     def _on_timer(self) -> None:
         with self._lock:

@@ -118,7 +118,7 @@ class ParquetWriter(OutputWriter):
     @property
     def ledger(self) -> WriteLedger:
         """Where the rows are that this writer was given."""
-        return self._log.ledger(self.rows_received)
+        return self._log.ledger
 
     def _write(self, batch: Batch) -> None:
         self._log.check_whole()
@@ -146,6 +146,7 @@ class ParquetWriter(OutputWriter):
         ended = self._rows.ended
         for pieces in parts:
             self._rows.append(pieces)
+            self._log.received += sum(piece.rows for piece in pieces)
         if self._rows.ended > ended:
             self._log.cut(begins_shard=False)
         self._timer.start()
@@ -199,7 +200,7 @@ class ParquetWriter(OutputWriter):
             return
         self._builder.close()
         self.ledger.check(uri=self._log.storage.uri)
-        self._log.close(seal_at=self.rows_received, timeout=self._seconds_left())
+        self._log.close(seal_at=self._log.received, timeout=self._seconds_left())
 
     def _on_timer(self) -> None:
         with self._lock:

@@ -134,6 +134,8 @@ class ShardLog:
         self._publisher = Publisher(self.storage, self.writer_id, self.journal)
         #: Number of the first row of the next shard.
         self.next_row = resume_at or 0
+        #: Rows that were taken: those of a `write()` that was interrupted just before it returned, too.
+        self.received = 0
         #: Whether a `write()` was interrupted, so that nobody knows how much of it is in memory.
         self.interrupted = False
         #: Rows that were stored from the log, since memory was in doubt.
@@ -167,11 +169,12 @@ class ShardLog:
         """Bytes of the shards in memory that are not stored yet."""
         return self._publisher.waiting_bytes
 
-    def ledger(self, received: int) -> WriteLedger:
-        """The ledger of a writer that has received as many rows."""
+    @property
+    def ledger(self) -> WriteLedger:
+        """Where the rows are that were received."""
         journal = self.journal
         return WriteLedger(
-            received=received,
+            received=self.received,
             logged=None if journal is None else journal.end,
             published=self.rows_published,
             waited=0.0 if journal is None else journal.waited,
