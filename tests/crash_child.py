@@ -132,7 +132,6 @@ def files_of(root: str | os.PathLike[str]) -> dict[str, bytes]:
 
 
 def logs_of(root: str | os.PathLike[str]) -> list[str]:
-    """Segments and shards that wait in the logs of a local root."""
-    return sorted(
-        path.name for path in Path(root, WAL_DIR).rglob("*") if path.suffix in (".wal", ".parquet", ".jsonl")
-    )
+    """Segments and shards that wait in the logs of a local root; not what was set aside."""
+    found = (path for path in Path(root, WAL_DIR).rglob("*") if not path.parent.name.startswith("_"))
+    return sorted(path.name for path in found if path.suffix in (".wal", ".parquet", ".jsonl"))

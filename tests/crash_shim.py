@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import pytest
 
@@ -35,8 +35,19 @@ CALLS: Final = (
 )
 REAL: Final = {name: getattr(os, name) for name in CALLS}
 
-#: Given the call's name, its number from 1, its arguments, and a function that makes it.
-Handler: TypeAlias = Callable[[str, int, tuple[Any, ...], Callable[[], Any]], Any]
+
+class Call(NamedTuple):
+    """A call on its way: its name, its number from 1, its arguments, and a function that makes it."""
+
+    name: str
+    number: int
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    go: Callable[[], Any]
+
+
+#: Makes the call, or not.
+Handler: TypeAlias = Callable[[Call], Any]
 
 #: Exit code of a child that died at a call.
 DIED: Final = 77
@@ -68,7 +79,7 @@ def intercepted(handle: Handler) -> Iterator[list[str]]:
             with lock:
                 seen.append(name)
                 number = len(seen)
-            return handle(name, number, args, lambda: real(*args, **kwargs))
+            return handle(Call(name, number, args, kwargs, lambda: real(*args, **kwargs)))
 
         return call
 
@@ -90,12 +101,12 @@ def dying_at(point: int) -> Handler:
     """
     changes = itertools.count(1)
 
-    def handle(name: str, number: int, args: tuple[Any, ...], go: Callable[[], Any]) -> Any:
-        reads = name == "close" or (name == "open" and not args[1] & os.O_CREAT)
+    def handle(call: Call) -> Any:
+        reads = call.name == "close" or (call.name == "open" and not call.args[1] & os.O_CREAT)
         if reads or next(changes) != point:
-            return go()
-        if name in ("write", "writev"):
-            _write_half(name, args)
+            return call.go()
+        if call.name in ("write", "writev"):
+            _write_half(call)
         os._exit(DIED)
 
     return handle
@@ -104,18 +115,23 @@ def dying_at(point: int) -> Handler:
 def failing(fails: Callable[[str, int], bool], code: int) -> Handler:
     """Raise the error ``code`` from calls that ``fails`` names; of a write, half is done before."""
 
-    def handle(name: str, number: int, args: tuple[Any, ...], go: Callable[[], Any]) -> Any:
-        if not fails(name, number):
-            return go()
-        if name == "close":
-            go()  # The descriptor is gone even where close() reports an error.
-        if name in ("write", "writev") and code in (errno.ENOSPC, errno.EDQUOT):
-            _write_half(name, args)
+    def handle(call: Call) -> Any:
+        if not fails(call.name, call.number):
+            return call.go()
+        if call.name == "close":
+            call.go()  # The descriptor is gone even where close() reports an error.
+        if call.name in ("write", "writev") and code in (errno.ENOSPC, errno.EDQUOT):
+            _write_half(call)
         raise OSError(code, os.strerror(code))
 
     return handle
 
 
-def _write_half(name: str, args: tuple[Any, ...]) -> None:
-    data = bytes(args[1]) if name == "write" else b"".join(args[1])
-    REAL["write"](args[0], data[: len(data) // 2])
+def data_of(call: Call) -> bytes:
+    """What a write is to write."""
+    return bytes(call.args[1]) if call.name == "write" else b"".join(call.args[1])
+
+
+def _write_half(call: Call) -> None:
+    data = data_of(call)
+    REAL["write"](call.args[0], data[: len(data) // 2])

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from crash_child import WRITERS, Tally, fork, logs_of, rows_of, wait_for
-from crash_shim import failing, impatient, intercepted
+from crash_shim import Call, failing, impatient, intercepted
 
 from rlio import JsonWriter, ParquetWriter, Roll
 from rlio.errors import PublishError, RlioError
@@ -131,19 +131,19 @@ def test_a_sync_that_fails_is_not_tried_again_on_the_same_file(tmp_path: Path, k
     def run(fails: Callable[[str, int], bool], tally: Tally) -> None:
         failed: set[int] = set()
 
-        def handle(name: str, number: int, args: tuple[Any, ...], go: Callable[[], Any]) -> Any:
-            if name == "open":
-                failed.discard(fd := go())
+        def handle(call: Call) -> Any:
+            if call.name == "open":
+                failed.discard(fd := call.go())
                 return fd
-            if name != "fdatasync":
-                return go()
-            synced.append(args[0])
-            if args[0] in failed:
+            if call.name != "fdatasync":
+                return call.go()
+            synced.append(call.args[0])
+            if call.args[0] in failed:
                 os._exit(3)  # After a failed sync the kernel may say that all is well, though it is not.
-            if fails(name, len(synced)):
-                failed.add(args[0])
+            if fails(call.name, len(synced)):
+                failed.add(call.args[0])
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
-            return go()
+            return call.go()
 
         writer = _open(tmp_path, kind, "always")
         with intercepted(handle):

@@ -1,0 +1,85 @@
+"""A power failure at any moment costs what was not synced yet: never a hole, and nothing torn is served."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from crash_child import WRITERS, Tally, logs_of, rows_of
+from crash_disk import Recorder
+from crash_shim import intercepted
+
+from rlio import JsonWriter, ParquetWriter, Roll
+from rlio.storage.wal import Sync
+from rlio.writers.recovery import recover
+
+_WRITES = (3, 3, 5, 2, 9, 1, 4)
+
+
+def _record(root: Path, kind: str, sync: Sync) -> Recorder:
+    """Write, roll and flush, noting what is promised to survive and since when."""
+    recorder, tally = Recorder(str(root)), Tally()
+    with intercepted(recorder):
+        writer = WRITERS[kind](root, roll=Roll(max_rows=8, max_seconds=None), writer_id="w", sync=sync)
+        for number, rows in enumerate(_WRITES):
+            tally.write(writer, rows)
+            if number == 2:
+                writer.flush()
+            elif sync == "interval" and number % 2:
+                _sync_now(writer)
+            if sync == "always" or number == 2 or (sync == "interval" and number % 2):
+                recorder.mark(tally.acked)
+        writer.close()
+        recorder.mark(tally.acked)
+    return recorder
+
+
+def _sync_now(writer: ParquetWriter | JsonWriter) -> None:
+    """What the log's thread does every second."""
+    journal = writer._log.journal
+    assert journal is not None
+    for segment in list(journal._segments):
+        segment.sync()
+
+
+def _check(recorder: Recorder, root: Path, moment: int, seed: int, loses: float) -> None:
+    recorder.replay(moment).after_power_failure(root, random.Random(seed), loses=loses)
+    promised = max([rows for steps, rows in recorder.marks if steps <= moment], default=0)
+    where = f"moment {moment}, seed {seed}, loses {loses}"
+    report = recover(root, all_hosts=True)  # The files are copies, and this process lives.
+    assert all(log.outcome == "recovered" for log in report.logs), (where, report)
+    rows = rows_of(root)
+    assert rows == list(range(len(rows))), where
+    assert promised <= len(rows) <= sum(_WRITES), where
+    assert logs_of(root) == [], where
+
+
+def _fail_at_every_moment(base: Path, kind: str, sync: Sync, *, states: int) -> int:
+    recorder = _record(base / "whole", kind, sync)
+    moments = len(recorder.steps)
+    checked = 0
+    for seed in range(states):
+        # The cruellest first, at every moment: all is lost that can be; then chance decides.
+        moment, loses = seed % (moments + 1), 1.0 if seed <= moments else 0.5
+        root = base / f"{seed}"
+        _check(recorder, root, moment, seed, loses)
+        shutil.rmtree(root)
+        checked += 1
+    return checked
+
+
+@pytest.mark.parametrize("sync", ["always", "interval"])
+@pytest.mark.parametrize("kind", ["parquet", "json"])
+def test_a_power_failure_at_any_moment_costs_only_what_was_not_synced(
+    tmp_path: Path, kind: str, sync: Sync
+) -> None:
+    assert _fail_at_every_moment(tmp_path, kind, sync, states=140) == 140
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("sync", ["always", "interval", "never"])
+@pytest.mark.parametrize("kind", ["parquet", "json"])
+def test_many_power_failures_cost_only_what_was_not_synced(tmp_path: Path, kind: str, sync: Sync) -> None:
+    assert _fail_at_every_moment(tmp_path, kind, sync, states=10_000) == 10_000
