@@ -366,9 +366,10 @@ def split_units(batch: BatchT, n: int, unit: str) -> tuple[BatchT, BatchT]:
     if isinstance(batch, MultiAgentBatch):
         numbers, total = _numbers(batch, unit)
         _check_enough(n, total, unit)
-        head, tail = batch._cut(numbers, [0, n, total])
+        head, tail = batch._cut(numbers, [0, n, total], unit)
         if unit == "episodes":
-            head, tail = (type(batch)(part.policy_batches, step_numbers(part)[1]) for part in (head, tail))
+            for part in (head, tail):  # It was cut by episodes, and counts steps.
+                part._env_steps = step_numbers(part)[1]
         return head, tail
     ends = range(batch.count + 1) if unit == "steps" else _ends(batch, unit)
     _check_enough(n, len(ends) - 1, unit)
@@ -399,4 +400,7 @@ def _numbers(batch: MultiAgentBatch, unit: str) -> tuple[dict[str, np.ndarray], 
     """The number of the unit of each row, by policy; and how many units there are."""
     if unit == "sequences":
         raise SchemaError("a MultiAgentBatch has no common sequences: count or split by steps or episodes")
+    remembered = batch._remembered_order(unit)
+    if remembered is not None:
+        return remembered
     return step_numbers(batch) if unit == "steps" else episode_numbers(batch)

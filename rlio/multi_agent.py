@@ -14,7 +14,7 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["MultiAgentBatch", "episode_numbers", "step_numbers"]
+
+
+_Order: TypeAlias = tuple[str, dict[str, SampleBatch], dict[str, np.ndarray], int]
 
 
 class MultiAgentBatch:
@@ -45,7 +48,7 @@ class MultiAgentBatch:
         SchemaError: A value is no SampleBatch, a policy id no str, or ``env_steps`` negative.
     """
 
-    __slots__ = ("__weakref__", "_env_steps", "policy_batches")
+    __slots__ = ("__weakref__", "_env_steps", "_order", "policy_batches")
 
     def __init__(self, policy_batches: Mapping[str, SampleBatch], env_steps: int) -> None:
         for policy_id, batch in policy_batches.items():
@@ -59,6 +62,8 @@ class MultiAgentBatch:
             raise SchemaError(f"env_steps={env_steps}: a number of steps, at least 0")
         self.policy_batches = dict(policy_batches)
         self._env_steps = int(env_steps)
+        # Of a part that was cut out: (unit, its policy batches, the unit's number of each row, units).
+        self._order: _Order | None = None
 
     # ---- the mapping ----
 
@@ -144,23 +149,42 @@ class MultiAgentBatch:
         numbers, total = step_numbers(self)
         return self._cut(numbers, [*range(0, total, k), total] if total else [0])
 
-    def _cut(self, numbers: Mapping[str, np.ndarray], ends: list[int]) -> list[Self]:
-        """The parts with the unit numbers between consecutive ``ends``."""
+    def _cut(self, numbers: Mapping[str, np.ndarray], ends: list[int], unit: str = "steps") -> list[Self]:
+        """The parts with the unit numbers between consecutive ``ends``; each remembers its own order."""
         parts: list[dict[str, SampleBatch]] = [{} for _ in ends[1:]]
+        orders: list[dict[str, np.ndarray]] = [{} for _ in ends[1:]]
         for policy_id, batch in self.policy_batches.items():
             number = numbers[policy_id]
             part = np.searchsorted(ends, number, side="right")
             if np.any(part[1:] < part[:-1]):
                 order = np.argsort(part, kind="stable")
-                batch, part = batch[order], part[order]
+                batch, part, number = batch[order], part[order], number[order]
             at = np.searchsorted(part, np.arange(1, len(ends) + 1))
             for i, (a, b) in enumerate(zip(at[:-1].tolist(), at[1:].tolist(), strict=True)):
                 if b > a:
                     parts[i][policy_id] = batch[a:b]
-        return [
-            type(self)(part, stop - start)
-            for part, start, stop in zip(parts, ends[:-1], ends[1:], strict=True)
-        ]
+                    orders[i][policy_id] = number[a:b] - ends[i]
+        made = []
+        for rows, own, start, stop in zip(parts, orders, ends[:-1], ends[1:], strict=True):
+            made.append(type(self)(rows, stop - start))
+            made[-1]._order = (unit, dict(made[-1].policy_batches), own, stop - start)
+        return made
+
+    def _remembered_order(self, unit: str) -> tuple[dict[str, np.ndarray], int] | None:
+        """The unit numbers that `_cut` gave the rows, if they are still those; None otherwise.
+
+        Numbered anew, a part could come in another order than it had within the whole: a policy may take
+        part in all of its steps, though not in all of the whole's. Then a batch that is cut bit by bit would
+        not be cut as one that is cut at once, which resuming relies on.
+        """
+        if self._order is None or self._order[0] != unit:
+            return None
+        _, parts, numbers, total = self._order
+        same = parts.keys() == self.policy_batches.keys() and all(
+            self.policy_batches[policy_id] is part and part.count == len(numbers[policy_id])
+            for policy_id, part in parts.items()
+        )
+        return (dict(numbers), total) if same else None
 
     # ---- transformations: each gives a new batch ----
 

@@ -688,3 +688,16 @@ def test_readers_leave_no_thread_behind(root: str) -> None:
     with DatasetReader(root, batch_size=3) as reader:
         reader.sample(20)
     assert set(threading.enumerate()) <= before
+
+
+def test_joint_steps_in_any_order_resume_after_each_of_them() -> None:
+    """No policy takes part in all of them, and one does in those that are left."""
+    steps = {"a": [(9, 0), (2, 1), (0, 2), (0, 0), (1, 2)], "b": [(9, 0), (1, 1), (2, 3), (0, 2)]}
+    parts = {
+        pid: SampleBatch(eps_id=[e for e, _ in own], t=[t for _, t in own], obs=np.arange(float(len(own))))
+        for pid, own in steps.items()
+    }
+    root = fresh_root()
+    with ParquetWriter(root) as writer:
+        writer.write(MultiAgentBatch(parts, len({*steps["a"], *steps["b"]})))
+    assert_resumes(lambda: DatasetReader(root, batch_size=1, epochs=1))

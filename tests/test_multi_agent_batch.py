@@ -246,3 +246,25 @@ class TestTransformations:
         two.wrap_as_needed(two.policy_batches, 5)
         assert two.equals(before)
         assert not two.equals(MultiAgentBatch(before.policy_batches, 4))
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=6, unique=True),
+        min_size=1,
+        max_size=3,
+    ),
+    st.data(),
+)
+def test_cutting_twice_is_cutting_once_further_on(
+    policies: list[list[tuple[int, int]]], data: st.DataObject
+) -> None:
+    """Whatever order the steps come in: the rest of a cut goes on in the order of the whole."""
+    total = len({step for steps in policies for step in steps})
+    batch = MultiAgentBatch({f"p{i}": rows(steps) for i, steps in enumerate(policies)}, total)
+    first = data.draw(st.integers(0, total))
+    second = data.draw(st.integers(0, total - first))
+    twice = split_units(split_units(batch, first, "steps")[1], second, "steps")[1]
+    once = split_units(batch, first + second, "steps")[1]
+    found = [{pid: part["row"].tolist() for pid, part in x.policy_batches.items()} for x in (twice, once)]
+    assert found[0] == found[1]
