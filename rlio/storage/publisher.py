@@ -115,9 +115,9 @@ class Publisher:
             self._spill(shard)
 
     def wait(self, timeout: float) -> None:
-        """Wait until everything is stored, but not longer than ``timeout`` seconds."""
+        """Wait until everything is stored, but not longer than ``timeout`` seconds, nor for a slow store."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._queue or self._error is not None, timeout)
+            self._changed.wait_for(lambda: not self._queue or self._error is not None or self._slow, timeout)
 
     def flush(self, timeout: float | None = None) -> None:
         """Return once every queued shard is stored.

@@ -1,0 +1,320 @@
+"""A store that is down, slow or hangs for a while: writing goes on, and all arrives, in order, once."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from rlio import DatasetReader, JsonWriter, ParquetWriter, Roll, SampleBatch, open_dataset
+from rlio.errors import CorruptData, LedgerError, PublishError
+from rlio.storage.filesystem import Retry
+from rlio.storage.listing import list_shards
+from rlio.storage.markers import trim
+from rlio.storage.shard_log import ShardLog
+from rlio.storage.spool import Spool, find_logs
+from rlio.testing import FaultyFileSystem
+from rlio.testing.filesystem import Call, Fault
+from rlio.writers.recovery import recover
+
+WRITERS = {"parquet": ParquetWriter, "json": JsonWriter}
+kinds = pytest.mark.parametrize("kind", WRITERS)
+ROWS = 100
+
+
+class Store:
+    """An object store that is ``down`` (every put fails) or ``hangs`` (none returns) while that is set."""
+
+    def __init__(self, folder: Path) -> None:
+        self.down = False
+        self.hangs = threading.Event()
+        self.mended = threading.Event()
+        self.stored: list[str] = []
+        self.root = f"outage:///{uuid.uuid4().hex}/run"
+        self.options: dict[str, Any] = {"target": MemoryFileSystem(), "choose": self._choose}
+        self.folder = folder / "spool"
+
+    def _choose(self, call: Call) -> Fault | None:
+        if call.operation != "pipe_file":
+            return None
+        if self.hangs.is_set():
+            self.mended.wait(60)
+        if self.down:
+            return "before"
+        if "/data/" in call.path and "_sealed" not in call.path:
+            self.stored.append(call.path)
+        return None
+
+    def writer(self, kind: str, **options: Any) -> Any:
+        spool = Spool(folder=self.folder, **{"sync": "never", **options.pop("spool", {})})
+        options.setdefault("roll", Roll(max_rows=ROWS, max_seconds=None))
+        return WRITERS[kind](self.root, spool=spool, storage_options=self.options, **options)
+
+    def rows(self, **options: Any) -> list[int]:
+        with DatasetReader(self.root, epochs=1, storage_options=self.options, **options) as reader:
+            rows = [t for batch in reader for t in batch["t"].tolist()]
+            self.ledger = reader.ledger
+        return rows
+
+    def mend(self) -> None:
+        self.down = False
+        self.hangs.clear()
+        self.mended.set()
+
+
+class OutageFileSystem(FaultyFileSystem):
+    protocol = "outage"
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    fsspec.register_implementation("outage", OutageFileSystem, clobber=True)
+    monkeypatch.setattr(Retry, "wait", lambda self, attempt, path: None)
+    made = Store(tmp_path)
+    yield made
+    made.mend()
+    MemoryFileSystem.store.clear()
+
+
+def steps(first: int, rows: int = ROWS) -> SampleBatch:
+    t = np.arange(first, first + rows)
+    noise = np.random.default_rng(first).normal(size=(rows, 64)).astype(np.float32)
+    return SampleBatch(t=t, obs=noise)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@kinds
+@pytest.mark.parametrize("how", ["down", "hangs"])
+def test_writing_goes_on_while_the_store_does_not_and_all_arrives_in_order_once(
+    store: Store, kind: str, how: str
+) -> None:
+    writer = store.writer(kind)
+    writer.write(steps(0))
+    writer.flush()
+    if how == "down":
+        store.down = True
+    else:
+        store.hangs.set()
+    shard = writer.bytes_published
+    most = 0
+    for number in range(1, 40):
+        writer.write(steps(number * ROWS))
+        most = max(most, writer._log.waiting_bytes)
+    until(lambda: writer._log.waiting_bytes <= 3 * shard)
+    # The backlog of 39 shards is on the disk: in memory are the one being stored and the one being made.
+    assert most <= 6 * shard
+    ledger = writer.ledger
+    assert (ledger.received, ledger.logged, ledger.published) == (4000, 4000, 100)
+    assert ledger.waiting == 3900
+    store.mend()
+    writer.close()
+    assert (writer.ledger.published, writer.ledger.waiting) == (4000, 0)
+    assert store.rows() == list(range(4000))
+    names = [int(path.rpartition("/")[2].split("-")[0]) for path in store.stored]
+    assert names == [n * ROWS for n in range(40)], "in order, each once"
+    assert find_logs(str(store.folder)) == []
+
+
+@kinds
+def test_a_store_that_hangs_adds_no_pause_to_write(store: Store, kind: str) -> None:
+    """The first shard is waited for, in the background; those behind it go to the disk."""
+    writer = store.writer(kind)
+    writer.write(steps(0))
+    writer.flush()
+    store.hangs.set()
+    pauses = []
+    for number in range(10, 310):
+        begun = time.perf_counter()
+        writer.write(steps(number * 10, 10))
+        pauses.append(time.perf_counter() - begun)
+    assert sum(pauses) < 5, "30 shards, none of which is waited for"
+    assert sorted(pauses)[int(0.9 * len(pauses))] < 0.1
+    store.mend()
+    writer.close()
+    assert store.rows() == list(range(3100))
+
+
+@kinds
+def test_a_full_spool_makes_write_wait_and_then_raise_and_nothing_of_it_is_taken(
+    store: Store, kind: str
+) -> None:
+    writer = store.writer(kind, spool={"max_bytes": 600_000, "block_seconds": 0.2})
+    store.down = True
+    taken = 0
+    with pytest.raises(PublishError, match=r"600000 allowed, and 0\.2 s brought no room") as caught:  # noqa: PT012
+        for _ in range(200):
+            writer.write(steps(taken))
+            taken += ROWS
+    assert 5 * ROWS < taken < 100 * ROWS
+    assert writer.ledger.received == writer.ledger.logged == taken
+    assert 0.2 <= writer.ledger.waited < 10
+    assert str(store.folder) in str(caught.value)
+    with pytest.raises(PublishError, match="no room"):
+        writer.write(steps(taken))
+    store.mend()
+    writer.flush()
+    writer.write(steps(taken))
+    writer.close()
+    assert store.rows() == list(range(taken + ROWS))
+
+
+@kinds
+def test_a_write_that_waits_for_room_goes_on_as_soon_as_the_store_is_back(store: Store, kind: str) -> None:
+    writer = store.writer(kind, spool={"max_bytes": 300_000, "block_seconds": 100})
+    store.down = True
+    timer = threading.Timer(0.5, store.mend)
+    timer.start()
+    for number in range(40):
+        writer.write(steps(number * ROWS))
+    timer.join()
+    assert 0 < writer.ledger.waited < 60
+    writer.close()
+    assert store.rows() == list(range(40 * ROWS))
+
+
+@kinds
+def test_a_process_that_dies_in_an_outage_leaves_rows_that_recovery_stores_in_order_once(
+    store: Store, kind: str
+) -> None:
+    writer = store.writer(kind)
+    writer.write(steps(0))
+    writer.flush()
+    store.down = True
+    for number in range(1, 8):
+        writer.write(steps(number * 70, 70) if number > 1 else steps(100, 40))
+    until(lambda: writer._log.waiting_bytes == 0 or writer._log.journal.bytes > 0)
+    # As a dead process leaves it: locks gone, nothing closed.
+    writer._log.journal._folder.release()
+    writer._log._publisher._stopped = True
+    assert recover(store.root, spool=store.folder, storage_options=store.options).is_clean is False
+    store.mend()
+    report = recover(store.root, spool=store.folder, storage_options=store.options)
+    assert report.is_clean
+    assert [log.outcome for log in report.logs] == ["recovered"]
+    assert store.rows() == [*range(140), *range(140, 560)]
+    writer._log.interrupted = True  # Nothing of it is to be stored when the interpreter exits.
+
+
+def test_somebody_who_removes_the_log_stops_no_publishing(store: Store) -> None:
+    import shutil
+
+    writer = store.writer("parquet")
+    writer.write(steps(0))
+    writer.write(steps(ROWS, 50))
+    until(lambda: writer.ledger.published == ROWS)
+    shutil.rmtree(store.folder)
+    writer.write(steps(150, 50))  # Into the open file, which has no name any more.
+    writer.flush()
+    assert store.rows() == list(range(2 * ROWS))
+    with pytest.raises(PublishError, match="log could not be opened"):
+        writer.write(steps(2 * ROWS))
+    writer.close()
+    assert store.rows() == list(range(2 * ROWS))
+
+
+def test_a_seal_that_cannot_be_stored_is_an_error_and_recovery_stores_it(store: Store) -> None:
+    writer = store.writer("json")
+    writer.write(steps(0))
+    writer.flush()
+    store.down = True
+    with pytest.raises(PublishError, match="could not be stored"):
+        writer.close()
+    store.mend()
+    report = recover(store.root, spool=store.folder, storage_options=store.options)
+    assert report.is_clean
+    assert report.rows == 0
+    storage = open_dataset(store.root, storage_options=store.options).storage
+    assert list(list_shards(storage).sealed.values()) == [ROWS]
+
+
+def test_logs_of_two_servers_that_have_a_bucket_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
+    from rlio.storage.filesystem import Storage
+    from rlio.storage.spool import spool_of
+
+    def where(endpoint: str, key: str) -> str | None:
+        options = {"endpoint_url": endpoint, "key": key, "secret": "s"}
+        return spool_of(Storage.open("s3://bucket/run", storage_options=options), Spool(folder=tmp_path))
+
+    pytest.importorskip("s3fs")
+    assert where("http://a:9000", "k") != where("http://b:9000", "k")
+    assert where("http://a:9000", "k") == where("http://a:9000", "another key")
+
+
+# ---- the ledger ----
+
+
+@kinds
+def test_a_loss_and_a_duplicate_are_errors_of_close(store: Store, kind: str, monkeypatch: Any) -> None:
+    for planted in (-1, +1):
+        writer = store.writer(kind)
+        writer.write(steps(0))
+        append = ShardLog.append
+
+        def miscount(self: ShardLog, shard: Any, append: Any = append, planted: int = planted) -> None:
+            append(self, shard)
+            self._publisher.rows_published += planted
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ShardLog, "append", miscount)
+            writer.flush()
+        with pytest.raises(LedgerError, match=f"received=100, logged=100, published={100 + planted}"):
+            writer.close()
+        writer._log.close(seal_at=None)
+
+
+def test_a_row_that_was_logged_twice_is_an_error_of_close(store: Store) -> None:
+    writer = store.writer("json")
+    writer.write(steps(0))
+    writer._log.journal.end += 1
+    with pytest.raises(LedgerError, match="logged=101"):
+        writer.close()
+    writer._log.close(seal_at=None)
+
+
+@kinds
+def test_over_a_whole_run_the_ledgers_of_writers_and_readers_agree(store: Store, kind: str) -> None:
+    """Rolls, a writer that dies, its recovery, and a reader that skips a shard that was lost."""
+    received = 0
+    first = store.writer(kind)
+    for number in range(5):
+        first.write(steps(number * 70, 70))
+    first.close()
+    first.ledger.check(uri=store.root)
+    received += first.ledger.received
+    dead = store.writer(kind)
+    dead.write(steps(0, 130))
+    until(lambda: dead.ledger.published == ROWS)
+    published = dead.ledger.published
+    dead._log.interrupted = True
+    dead._log.journal._folder.release()
+    report = recover(store.root, spool=store.folder, storage_options=store.options)
+    assert published + report.rows == dead.ledger.received == dead.ledger.logged == 130
+    received += 130
+    store.rows()
+    store.ledger.check(store.root)
+    assert (store.ledger.expected, store.ledger.served) == (received, received)
+    storage = open_dataset(store.root, storage_options=store.options).storage
+    shard = list_shards(storage).shards[first.writer_id][1]
+    storage.remove(shard.path)
+    served = len(store.rows(on_error="skip"))
+    store.ledger.check(store.root)
+    assert store.ledger.skipped == shard.name.rows
+    assert store.ledger.served == served == received - shard.name.rows
+    with pytest.raises(CorruptData):
+        store.rows()
+    trim(storage, first.writer_id, shard.name.end)
+    assert len(store.rows()) == received - shard.name.end
