@@ -22,6 +22,10 @@ from rlio.schemas.schema import PolicySchema, Schema
 
 __all__ = ["ATTRIBUTES", "GroupBuffer", "RowGroup", "attributes_of", "pieces_of", "unpadded"]
 
+#: Texts of one row group, in characters: what it decodes to is bounded by the text that there is, while
+#: `Schema.group_rows` can only guess how long texts will be.
+_GROUP_TEXT = 8 << 20
+
 #: Attributes of a batch that come back with it.
 ATTRIBUTES = ("max_seq_len", "num_grad_updates")
 
@@ -96,7 +100,7 @@ def pieces_of(
     cuts = (
         _cut_sequences(arrays, policy, limit)
         if policy.has_sequences
-        else _cut_rows(arrays, len(plain), rooms)
+        else _cut_rows(arrays, len(plain), rooms, text_ends=_text_ends(arrays, policy))
     )
     return [
         [Piece(DEFAULT_POLICY_ID, part, stop - start, text if start == 0 else None, stop - start)]
@@ -150,13 +154,15 @@ class GroupBuffer:
         self._batches: list[str | None] = []
         self._units = 0
         self._env_steps = 0
+        self._text = 0
         self._reserve(schema.group_rows)
         self._clear()
 
     @property
     def is_full(self) -> bool:
-        """Whether the group has the rows that the schema wants."""
-        return self.rows >= self.schema.group_rows
+        """Whether the group has the rows that the schema wants, or all the text that a group may have."""
+        # Half: the next piece may have as much as a whole group.
+        return self.rows >= self.schema.group_rows or 2 * self._text >= _GROUP_TEXT
 
     @property
     def room(self) -> int:
@@ -185,6 +191,8 @@ class GroupBuffer:
             self._has_missing = True
         self._batches += [piece.attributes, *([None] * (rows - 1))]
         self._env_steps += piece.env_steps
+        ends = _text_ends(arrays, policy)
+        self._text += int(ends[-1]) if ends is not None and len(ends) else 0
         self.rows = stop
 
     def take(self) -> RowGroup:
@@ -241,6 +249,7 @@ class GroupBuffer:
         self._batches = []
         self._units = 0
         self._env_steps = 0
+        self._text = 0
 
     def _joint_steps(self, rows: int) -> int:
         """Distinct (eps_id, t) among the rows, exactly as readers will count them."""
@@ -297,19 +306,44 @@ def unpadded(batch: SampleBatch) -> SampleBatch:
 _Cut = tuple[int, int, dict[str, NDArray[Any]]]
 
 
-def _cut_rows(arrays: dict[str, NDArray[Any]], rows: int, rooms: Iterator[int]) -> Iterator[_Cut]:
-    """Parts of as many rows as there is room for, as (first row, last row, views)."""
+def _cut_rows(
+    arrays: dict[str, NDArray[Any]],
+    rows: int,
+    rooms: Iterator[int],
+    *,
+    text_ends: NDArray[np.int64] | None,
+) -> Iterator[_Cut]:
+    """Parts of as many rows as there is room for, and text for, as (first row, last row, views)."""
     start = 0
     while start < rows:
-        stop = min(start + next(rooms), rows)
-        yield start, stop, {name: values[start:stop] for name, values in arrays.items()}
-        start = stop
+        room = min(start + next(rooms), rows)
+        while start < room:
+            stop = room
+            if text_ends is not None:
+                before = text_ends[start - 1] if start else 0
+                fits = int(np.searchsorted(text_ends, before + _GROUP_TEXT, side="right"))
+                stop = min(max(fits, start + 1), room)
+            yield start, stop, {name: values[start:stop] for name, values in arrays.items()}
+            start = stop
+
+
+def _text_ends(arrays: dict[str, NDArray[Any]], policy: PolicySchema) -> NDArray[np.int64] | None:
+    """The characters of all texts up to and with each row, shape (rows,); None where there are no texts."""
+    texts = [arrays[leaf.physical] for leaf in policy.per_row if leaf.spec.kind in ("text", "json")]
+    if not texts:
+        return None
+    sizes = [np.fromiter(map(len, values.tolist()), np.int64, len(values)) for values in texts]
+    total: NDArray[np.int64] = np.cumsum(np.sum(sizes, axis=0))
+    return total
 
 
 def _cut_sequences(arrays: dict[str, NDArray[Any]], policy: PolicySchema, limit: int) -> Iterator[_Cut]:
     """Whole sequences, in parts of at most ``limit`` rows or of one longer sequence."""
     per_sequence = {leaf.physical for leaf in policy.per_sequence}
     ends = np.cumsum(policy.single(arrays, Columns.SEQ_LENS))
+    text = _text_ends(arrays, policy)
+    if text is not None and len(text) and text[-1]:
+        limit = max(min(limit, int(_GROUP_TEXT * len(text) // text[-1])), 1)
     first = 0
     while first < len(ends):
         start = int(ends[first - 1]) if first else 0

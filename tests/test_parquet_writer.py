@@ -498,3 +498,21 @@ def test_many_threads_and_writers_lose_nothing() -> None:
     found = load(root)
     assert sorted(found["t"].tolist()) == list(range(360))
     assert_identical(found, numbered(360)[found["t"]])
+
+
+@pytest.mark.parametrize("sequences", [False, True])
+def test_a_row_group_has_at_most_so_much_text_however_long_the_texts_are(sequences: bool) -> None:
+    """Readers decode a group as a whole: one of 65,536 rows with infos of 20 kB would be 1.3 GB."""
+    root = fresh_root()
+    infos = np.empty(1000, object)
+    infos[:] = [{"text": "x" * 20_000}] * 1000
+    more = {"seq_lens": np.full(100, 10)} if sequences else {}
+    with ParquetWriter(root, roll=Roll(max_rows=900)) as writer:
+        for _ in range(2):
+            writer.write(SampleBatch(t=np.arange(1000), infos=infos, **more))
+    dataset = open_dataset(root)
+    groups = [rows for segment in dataset.segments for rows in dataset.open_shard(segment).rows]
+    assert sum(groups) == 2000
+    assert max(groups) <= 1.5 * (8 << 20) / 20_000 + 10
+    if not sequences:
+        assert [segment.rows for segment in dataset.segments] == [900, 900, 200]
