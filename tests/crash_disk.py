@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from crash_shim import Call, data_of
 
@@ -56,20 +56,27 @@ class Disk:
         folder, name = self.folder(path)
         return folder.names[name]
 
-    def after_power_failure(self, target: Path, random_: random.Random, *, loses: float) -> None:
-        """Make real files of what may be left. ``loses``: the chance that a change without a sync is lost."""
+    def after_power_failure(self, target: Path, random_: random.Random, loses: Losses) -> None:
+        """Make real files of what may be left."""
         _put(self.root, target, random_, loses)
 
 
-def _put(folder: Folder, target: Path, random_: random.Random, loses: float) -> None:
+class Losses(NamedTuple):
+    """Chances that a name, or bytes, that were not synced are lost."""
+
+    names: float
+    data: float
+
+
+def _put(folder: Folder, target: Path, random_: random.Random, loses: Losses) -> None:
     target.mkdir(exist_ok=True)
     for name in sorted({*folder.names, *folder.synced}):
         new, old = folder.names.get(name), folder.synced.get(name)
-        kept = old if new is not old and random_.random() < loses else new
+        kept = old if new is not old and random_.random() < loses.names else new
         if isinstance(kept, Folder):
             _put(kept, target / name, random_, loses)
         elif kept is not None:
-            (target / name).write_bytes(_bytes_left(kept, random_, loses))
+            (target / name).write_bytes(_bytes_left(kept, random_, loses.data))
 
 
 def _bytes_left(file: File, random_: random.Random, loses: float) -> bytes:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from crash_child import WRITERS, Tally, logs_of, rows_of
-from crash_disk import Recorder
+from crash_disk import Losses, Recorder
 from crash_shim import intercepted
 
 from rlio import JsonWriter, ParquetWriter, Roll
@@ -44,8 +44,8 @@ def _sync_now(writer: ParquetWriter | JsonWriter) -> None:
         segment.sync()
 
 
-def _check(recorder: Recorder, root: Path, moment: int, seed: int, loses: float) -> None:
-    recorder.replay(moment).after_power_failure(root, random.Random(seed), loses=loses)
+def _check(recorder: Recorder, root: Path, moment: int, seed: int, loses: Losses) -> None:
+    recorder.replay(moment).after_power_failure(root, random.Random(seed), loses)
     promised = max([rows for steps, rows in recorder.marks if steps <= moment], default=0)
     where = f"moment {moment}, seed {seed}, loses {loses}"
     report = recover(root, all_hosts=True)  # The files are copies, and this process lives.
@@ -56,18 +56,18 @@ def _check(recorder: Recorder, root: Path, moment: int, seed: int, loses: float)
     assert logs_of(root) == [], where
 
 
-def _fail_at_every_moment(base: Path, kind: str, sync: Sync, *, states: int) -> int:
+def _fail_at_every_moment(base: Path, kind: str, sync: Sync, *, chances: int) -> int:
     recorder = _record(base / "whole", kind, sync)
-    moments = len(recorder.steps)
-    checked = 0
-    for seed in range(states):
-        # The cruellest first, at every moment: all is lost that can be; then chance decides.
-        moment, loses = seed % (moments + 1), 1.0 if seed <= moments else 0.5
+    moments = len(recorder.steps) + 1
+    # The cruellest first, at every moment: all is lost that can be, or all but names; then chance decides.
+    cruel = [Losses(1.0, 1.0), Losses(0.0, 1.0)]
+    total = len(cruel) * moments + chances
+    for seed in range(total):
+        loses = cruel[seed // moments] if seed < len(cruel) * moments else Losses(0.5, 0.5)
         root = base / f"{seed}"
-        _check(recorder, root, moment, seed, loses)
+        _check(recorder, root, seed % moments, seed, loses)
         shutil.rmtree(root)
-        checked += 1
-    return checked
+    return total
 
 
 @pytest.mark.parametrize("sync", ["always", "interval"])
@@ -75,11 +75,11 @@ def _fail_at_every_moment(base: Path, kind: str, sync: Sync, *, states: int) -> 
 def test_a_power_failure_at_any_moment_costs_only_what_was_not_synced(
     tmp_path: Path, kind: str, sync: Sync
 ) -> None:
-    assert _fail_at_every_moment(tmp_path, kind, sync, states=140) == 140
+    assert _fail_at_every_moment(tmp_path, kind, sync, chances=50) >= 200
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("sync", ["always", "interval", "never"])
 @pytest.mark.parametrize("kind", ["parquet", "json"])
 def test_many_power_failures_cost_only_what_was_not_synced(tmp_path: Path, kind: str, sync: Sync) -> None:
-    assert _fail_at_every_moment(tmp_path, kind, sync, states=10_000) == 10_000
+    assert _fail_at_every_moment(tmp_path, kind, sync, chances=10_000) > 10_000

@@ -152,9 +152,9 @@ def recover(
     storage = Storage.open(uri, storage_options=storage_options)
     kept = parse_spool(spool, None)
     where = None if kept is None else spool_of(storage, kept)
-    logs = [] if where is None else find_logs(where)
     if where is not None:
         sweep(where)
+    logs = [] if where is None else find_logs(where)
     return RecoveryReport(
         root=storage.uri,
         spool=where,

@@ -477,11 +477,14 @@ def _unmake_folder(path: str) -> None:
 
 
 def sweep(spool: str) -> None:
-    """Remove what writers have left in ``spool`` who died while they made their log's folder."""
+    """Remove what writers have left in ``spool`` who died while they made, or removed, their log's folder."""
     if os.path.islink(spool) or not os.path.isdir(spool):
         return
     for name in os.listdir(spool):
         path = os.path.join(spool, name)
+        if is_writer_id(name):
+            with contextlib.suppress(OSError):  # It is not empty; or another user's.
+                os.rmdir(path)
         if not name.startswith(_NEW) or os.path.islink(path):
             continue
         with contextlib.suppress(OSError):  # Another user's, or gone.
