@@ -31,7 +31,7 @@ from rlio.storage.markers import seal
 from rlio.storage.names import check_writer_id, schema_path
 from rlio.storage.publish import put_shard
 from rlio.storage.shard_log import ShardLog
-from rlio.storage.spool import AbandonedLog, LogFolder, Spool, find_logs, spool_of, sweep
+from rlio.storage.spool import AbandonedLog, LogFolder, Spool, find_logs, first_row, spool_of, sweep
 from rlio.storage.wal import Damage, Frame, SegmentReader, count_whole_rows, read_segment
 from rlio.writers.line_collector import LineCollector
 from rlio.writers.roll import Roll
@@ -320,9 +320,11 @@ class _Recovery:
 
     def _frames(self, stored: int) -> Iterator[tuple[SegmentReader, Frame, bool]]:
         """Frames with rows that are not stored yet, each row once, and whether one begins a shard."""
-        segments = [segment for path in self._folder.segments() if (segment := self._read(path)) is not None]
+        paths = self._folder.segments()
+        segments = [segment for path in paths if (segment := self._read(path)) is not None]
         # A segment goes once its rows are stored: those before the first one are, whatever a listing shows.
-        position, whole = max([stored, *(segment.first for segment in segments[:1])]), True
+        # The first file, that is: one that cannot be read may hold rows.
+        position, whole = max([stored, *map(first_row, paths[:1])]), True
         for index, segment in enumerate(segments):
             # Where a segment broke, the next one begins with the rows that were never acknowledged in it.
             limit = segments[index + 1].first if index + 1 < len(segments) else segment.end
@@ -372,7 +374,7 @@ class _Recovery:
         folder = os.path.join(os.path.dirname(self._folder.path), _ASIDE)
         # The last one first: if this is interrupted, those that are left still begin with the damage, and
         # what follows it is not taken for the beginning of the log.
-        for path, reason in reversed([*zip(self._unusable, self._errors, strict=True)]):
+        for path, reason in sorted(zip(self._unusable, self._errors, strict=True), reverse=True):
             os.makedirs(folder, mode=0o700, exist_ok=True)
             target = os.path.join(folder, f"{self._writer}-{os.path.basename(path)}")
             os.replace(path, target)

@@ -43,7 +43,7 @@ try:
 except ImportError:  # Windows: no flock, and so no log.
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["AbandonedLog", "LogFolder", "Spool", "find_logs", "spool_of", "sweep"]
+__all__ = ["AbandonedLog", "LogFolder", "Spool", "find_logs", "first_row", "spool_of", "sweep"]
 
 logger = logging.getLogger("rlio")
 
@@ -350,6 +350,12 @@ def find_logs(spool: str) -> list[AbandonedLog]:
         return []
     found = [AbandonedLog(os.path.join(spool, name)) for name in names if is_writer_id(name)]
     return [log for log in found if not os.path.islink(log.path) and os.path.isdir(log.path)]
+
+
+def first_row(segment: str) -> int:
+    """The first row of a segment, as its path says."""
+    match = _SEGMENT.fullmatch(os.path.basename(segment))
+    return int(match[1]) if match else 0
 
 
 def sync_folder(path: str) -> None:

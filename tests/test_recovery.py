@@ -1,0 +1,324 @@
+"""Recovery makes of a dead writer's log what the writer would have made, and of a damaged one a prefix."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from crash_child import WRITERS, Tally, batch_of, files_of, fork, logs_of, rows_of, shard_names, wait_for
+
+from rlio import JsonWriter, MultiAgentBatch, ParquetWriter, Roll, SampleBatch
+from rlio.storage.spool import Spool
+from rlio.writers import recovery
+from rlio.writers.recovery import recover
+
+Writer = ParquetWriter | JsonWriter
+
+
+def _abandon(open_writer: Callable[[], Writer], act: Callable[[Writer], object]) -> None:
+    """Use a writer in a child that then dies without a word."""
+
+    def run() -> None:
+        act(open_writer())
+        os._exit(7)
+
+    assert wait_for(fork(run)) == 7
+
+
+@pytest.fixture(scope="module", params=["parquet", "json"])
+def log(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root with a log of 3 segments of 5 writes each, of 3 rows, of which no row is published."""
+    root = tmp_path_factory.mktemp("log")
+
+    def act(writer: Writer) -> None:
+        tally = Tally()
+        for _ in range(3):
+            for _ in range(5):
+                tally.write(writer, 3)
+            writer._log.cut(begins_shard=True)
+
+    _abandon(lambda: WRITERS[request.param](root, writer_id="w"), act)
+    return root
+
+
+def _segments(root: Path) -> list[Path]:
+    return sorted((root / "_wal" / "w").glob("*.wal"))
+
+
+def _copy(log: Path, target: Path) -> Path:
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(log, target)
+    return target
+
+
+def _recover_copy(root: Path) -> recovery.RecoveredLog:
+    (found,) = recover(root, all_hosts=True).logs
+    assert found.outcome == "recovered"
+    assert logs_of(root) == []
+    return found
+
+
+def test_a_log_is_recovered_whole(log: Path, tmp_path: Path) -> None:
+    root = _copy(log, tmp_path / "copy")
+    found = _recover_copy(root)
+    assert (found.rows, found.lost_rows, found.set_aside, found.error) == (45, 0, (), None)
+    assert rows_of(root) == list(range(45))
+    assert len(shard_names(root)) == 3
+    assert list((root / "data" / "w").glob("_sealed-45"))
+
+
+def test_a_log_that_ends_at_any_byte_gives_the_rows_before_it(log: Path, tmp_path: Path) -> None:
+    last = _segments(log)[-1]
+    data = last.read_bytes()
+    sizes = range(0, len(data) + 1, max(len(data) // 60, 1))
+    for size in sizes:
+        root = _copy(log, tmp_path / "copy")
+        _segments(root)[-1].write_bytes(data[:size])
+        found = _recover_copy(root)
+        rows = rows_of(root)
+        assert rows == list(range(len(rows)))
+        # What a death within write() leaves is no damage.
+        assert (found.rows, found.lost_rows, found.error) == (len(rows), 0, None)
+        assert 30 <= len(rows) <= 45
+
+
+def _check_flip(log: Path, root: Path, bit: int) -> None:
+    _copy(log, root)
+    for path in _segments(root):
+        size = path.stat().st_size
+        if bit < 8 * size:
+            data = bytearray(path.read_bytes())
+            data[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(bytes(data))
+            break
+        bit -= 8 * size
+    found = _recover_copy(root)
+    rows = rows_of(root)
+    assert rows == list(range(len(rows)))
+    # At most the damaged frame is not counted as lost: its row count cannot be believed.
+    assert found.rows == len(rows)
+    assert 45 - 3 <= found.rows + found.lost_rows <= 45
+    assert (found.error is None) == (found.set_aside == ())
+    assert found.error is not None or len(rows) >= 42
+    before = files_of(root)
+    assert recover(root, all_hosts=True).logs == ()
+    assert files_of(root) == before
+
+
+def test_no_flipped_bit_of_a_log_publishes_a_wrong_row(log: Path, tmp_path: Path) -> None:
+    bits = 8 * sum(path.stat().st_size for path in _segments(log))
+    for bit in random.Random(1).sample(range(bits), 150):
+        _check_flip(log, tmp_path / "copy", bit)
+
+
+@pytest.mark.soak
+def test_no_flipped_bit_of_all_publishes_a_wrong_row(log: Path, tmp_path: Path) -> None:
+    for bit in range(8 * sum(path.stat().st_size for path in _segments(log))):
+        _check_flip(log, tmp_path / "copy", bit)
+
+
+def test_recovery_of_damage_that_is_interrupted_anywhere_leaves_no_hole(log: Path, tmp_path: Path) -> None:
+    """What is set aside goes the last file first: the next recovery must still see the damage."""
+    from crash_shim import DIED, dying_at, intercepted
+
+    for point in range(1, 200):
+        root = _copy(log, tmp_path / "copy")
+        middle = _segments(root)[0]
+        data = bytearray(middle.read_bytes())
+        data[len(data) * 3 // 4] ^= 1
+        middle.write_bytes(bytes(data))
+
+        def die(point: int = point, root: Path = root) -> None:
+            with intercepted(dying_at(point)):
+                recover(root, all_hosts=True)
+
+        code = wait_for(fork(die))
+        recover(root, all_hosts=True)
+        rows = rows_of(root)
+        assert rows == list(range(len(rows))), point
+        assert 6 <= len(rows) < 15, point
+        if code != DIED:
+            break
+    else:
+        raise AssertionError("it never ended by itself")
+
+
+def test_a_damaged_header_costs_its_segment_and_those_after_it(log: Path, tmp_path: Path) -> None:
+    root = _copy(log, tmp_path / "copy")
+    middle = _segments(root)[1]
+    middle.write_bytes(b"\0" + middle.read_bytes()[1:])
+    found = _recover_copy(root)
+    assert (found.rows, found.lost_rows, len(found.set_aside)) == (15, 30, 2)
+    assert rows_of(root) == list(range(15))
+
+
+def test_pipes_and_links_in_a_log_are_set_aside_unread(log: Path, tmp_path: Path) -> None:
+    for what in ("pipe", "link"):
+        root = _copy(log, tmp_path / what)
+        path = _segments(root)[2]
+        kept = tmp_path / f"{what}.kept"
+        path.rename(kept)
+        if what == "pipe":
+            os.mkfifo(path)
+        else:
+            path.symlink_to(kept)
+        found = _recover_copy(root)
+        assert found.rows == 30
+        assert len(found.set_aside) == 1
+        assert rows_of(root) == list(range(30))
+
+
+def test_a_log_without_segments_or_of_an_empty_one_goes(tmp_path: Path) -> None:
+    _abandon(lambda: ParquetWriter(tmp_path, writer_id="a"), lambda writer: None)
+    (found,) = recover(tmp_path).logs
+    assert (found.rows, found.outcome) == (0, "recovered")
+    assert not (tmp_path / "_wal").exists()
+
+
+def test_a_log_of_a_later_format_stays_and_says_so(log: Path, tmp_path: Path) -> None:
+    root = _copy(log, tmp_path / "copy")
+    from rlio.storage.wal import SegmentWriter, read_segment
+
+    (first, *_) = _segments(root)
+    header = read_segment(str(first)).header
+    for change in ({"format": 9}, {"kind": "other"}, {"roll": None}, {"compression": {}}, {"schema": "["}):
+        first.unlink()
+        segment = SegmentWriter(str(first), header={**header, **change}, first=0)
+        segment.append([b"x"], rows=3)
+        segment.close()
+        (found,) = recover(root, all_hosts=True).logs
+        assert found.outcome == "failed", change
+        assert found.error
+        assert len(_segments(root)) == 3
+    assert rows_of(root) == []
+
+
+def test_one_log_that_cannot_be_recovered_does_not_stop_the_others(log: Path, tmp_path: Path) -> None:
+    root = _copy(log, tmp_path / "copy")
+    shutil.copytree(root / "_wal" / "w", root / "_wal" / "a")
+    for path in (root / "_wal" / "a").glob("*.wal"):
+        path.unlink()
+        path.mkdir()
+    found = {entry.writer: entry for entry in recover(root, all_hosts=True).logs}
+    assert found["w"].rows == 45
+    assert rows_of(root) == list(range(45))
+
+
+def test_recovery_that_fails_leaves_no_threads_and_can_be_repeated(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = _copy(log, tmp_path / "copy")
+    before = threading.active_count()
+    (root / "data").write_text("in the way")
+    for _ in range(3):
+        (found,) = recover(root, all_hosts=True).logs
+        assert found.outcome == "failed"
+    until = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < until:
+        time.sleep(0.01)
+    assert threading.active_count() == before
+    (root / "data").unlink()
+    assert _recover_copy(root).rows == 45
+
+
+def test_the_report_is_json(log: Path, tmp_path: Path) -> None:
+    root = _copy(log, tmp_path / "copy")
+    found = json.loads(json.dumps(recover(root, all_hosts=True).to_json()))
+    assert (found["rows"], found["logs"][0]["writer"]) == (45, "w")
+
+
+# ---- the same bytes ----
+
+
+def _agents(first: int, rows: int) -> MultiAgentBatch:
+    t = np.arange(first, first + rows)
+    eps = np.full(rows, 7)
+    one = SampleBatch(eps_id=eps, t=t, obs=t.astype(np.float32))
+    few = rows // 2 + 1
+    two = SampleBatch(eps_id=eps[:few], t=t[:few], obs=np.ones((few, 300), np.uint8))
+    return MultiAgentBatch({"one": one, "two": two}, rows)
+
+
+def _sequences(first: int, rows: int) -> SampleBatch:
+    lengths = [rows - rows // 2, rows // 2] if rows > 1 else [1]
+    return SampleBatch(
+        t=np.arange(first, first + rows),
+        seq_lens=np.array(lengths, np.int32),
+        state_in_0=np.arange(len(lengths) * 2, dtype=np.float32).reshape(-1, 2),
+    )
+
+
+def _everything(first: int, rows: int) -> SampleBatch:
+    number = np.arange(first, first + rows)
+    return SampleBatch(
+        t=number,
+        obs=np.random.default_rng(first).integers(0, 255, (rows, 12, 12, 3), np.uint8),
+        new_obs=np.random.default_rng(first + 1).integers(0, 255, (rows, 12, 12, 3), np.uint8),
+        half=number.astype(np.float16),
+        small=np.stack([number, number], 1).astype(np.int8),
+        name=np.array([f"row {n}" for n in number]),
+        infos=np.array([{"n": int(n)} for n in number], object),
+        terminateds=number % 5 == 0,
+    )
+
+
+_BATCHES: dict[str, Callable[[int, int], Any]] = {
+    "plain": batch_of,
+    "agents": _agents,
+    "sequences": _sequences,
+    "everything": _everything,
+}
+_ROLLS = {
+    "rows": Roll(max_rows=37, max_seconds=None),
+    "bytes": Roll(max_bytes=6000, max_seconds=None),
+    "both": Roll(max_rows=300, max_bytes=6000, max_seconds=None),
+    "neither": Roll(max_seconds=None),
+}
+
+
+def _sizes() -> Iterator[int]:
+    random_ = random.Random(3)
+    while True:
+        yield random_.choice([1, 5, 20, 60, 150])
+
+
+def _steps(writer: Writer, make: Callable[[int, int], Any], count: int) -> None:
+    first = 0
+    for number, size in zip(range(count), _sizes(), strict=False):
+        batch = make(first, size)
+        writer.write(batch)
+        first += batch.agent_steps()
+        if number == 7:
+            writer.flush()
+
+
+@pytest.mark.parametrize("batches", list(_BATCHES))
+@pytest.mark.parametrize("roll", list(_ROLLS))
+@pytest.mark.parametrize("kind", ["parquet", "json", "json.zst"])
+def test_a_crash_and_recovery_make_the_same_shards_as_no_crash(
+    tmp_path: Path, kind: str, roll: str, batches: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlio.schemas.schema._GROUP_BYTES", 4096)
+    options: dict[str, Any] = {"compression": "zstd"} if kind == "json.zst" else {}
+
+    def open_at(name: str) -> Writer:
+        return WRITERS[kind.removesuffix(".zst")](
+            tmp_path / name, roll=_ROLLS[roll], writer_id="w", spool=Spool(sync="never"), **options
+        )
+
+    make, count = _BATCHES[batches], 7 + len(batches) + len(roll)
+    with open_at("whole") as writer:
+        _steps(writer, make, count)
+    _abandon(lambda: open_at("crashed"), lambda writer: _steps(writer, make, count))
+    report = recover(tmp_path / "crashed")
+    assert report.is_clean
+    assert files_of(tmp_path / "crashed") == files_of(tmp_path / "whole")
