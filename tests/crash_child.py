@@ -59,14 +59,14 @@ class Tally:
         self.acked = self.attempted
 
 
-def fork(act: Callable[[], object]) -> int:
-    """Run ``act`` in a child; give its process id. It ends with 0, or with 1 and a traceback."""
+def fork(act: Callable[..., object], *args: Any) -> int:
+    """Call ``act`` in a child; give its process id. It ends with 0, or with 1 and a traceback."""
     pid = os.fork()
     if pid:
         return pid
     code = 1
     try:
-        act()
+        act(*args)
         code = 0
     except BaseException:
         traceback.print_exc()
