@@ -76,9 +76,11 @@ def test_segments_go_once_all_their_rows_are_stored(tmp_path: Path, journal: Jou
 
 def test_a_write_is_logged_whole_or_not_at_all(tmp_path: Path, journal: Journal) -> None:
     _append(journal, b"a")
-    with intercepted(failing(lambda name, number: name == "writev" and number > 1, errno.ENOSPC)):
-        with pytest.raises(PublishError, match="nothing of this write"):
-            _append(journal, b"b" * 100, b"c" * 100)
+    with (
+        intercepted(failing(lambda name, number: name == "writev" and number > 1, errno.ENOSPC)),
+        pytest.raises(PublishError, match="nothing of this write"),
+    ):
+        _append(journal, b"b" * 100, b"c" * 100)
     assert _logged(tmp_path) == [(0, True, [b"a"])]
     _append(journal, b"d", b"e")
     assert _logged(tmp_path) == [(0, True, [b"a", b"d", b"e"])]
@@ -89,9 +91,11 @@ def test_where_a_frame_cannot_be_taken_back_the_log_goes_on_in_another_segment(
     tmp_path: Path, journal: Journal
 ) -> None:
     _append(journal, b"a")
-    with intercepted(failing(lambda name, number: name in ("writev", "ftruncate"), errno.ENOSPC)):
-        with pytest.raises(PublishError):
-            _append(journal, b"b" * 100)
+    with (
+        intercepted(failing(lambda name, number: name in ("writev", "ftruncate"), errno.ENOSPC)),
+        pytest.raises(PublishError),
+    ):
+        _append(journal, b"b" * 100)
     _append(journal, b"c")
     assert _logged(tmp_path) == [(0, True, [b"a"]), (2, False, [b"c"])]
 
@@ -100,9 +104,11 @@ def test_a_segment_that_replaces_one_without_rows_begins_the_same_shard(tmp_path
     journal = _journal(tmp_path, sync="always")
     _append(journal, b"a")
     journal.cut(begins_shard=True)
-    with intercepted(failing(lambda name, number: name == "fdatasync", errno.EIO)):
-        with pytest.raises(PublishError, match="synced"):
-            _append(journal, b"b")
+    with (
+        intercepted(failing(lambda name, number: name == "fdatasync", errno.EIO)),
+        pytest.raises(PublishError, match="synced"),
+    ):
+        _append(journal, b"b")
     _append(journal, b"c")
     assert _logged(tmp_path) == [(0, True, [b"a"]), (2, True, [b"c"])]
     journal.close(keep=True)
@@ -112,9 +118,11 @@ def test_a_segment_that_replaces_one_without_rows_begins_the_same_shard(tmp_path
 def test_a_segment_that_cannot_be_begun_is_begun_by_the_next_write(tmp_path: Path, call: str) -> None:
     journal = _journal(tmp_path, sync="always")
     for broken in (lambda name: name == call, lambda name: name in (call, "unlink")):
-        with intercepted(failing(lambda name, number, broken=broken: broken(name), errno.EIO)):
-            with pytest.raises(PublishError):
-                _append(journal, b"a")
+        with (
+            intercepted(failing(lambda name, number, broken=broken: broken(name), errno.EIO)),
+            pytest.raises(PublishError),
+        ):
+            _append(journal, b"a")
     _append(journal, b"b")
     assert _logged(tmp_path) == [(0, True, [b"b"])]
     journal.close(keep=True)
@@ -122,11 +130,13 @@ def test_a_segment_that_cannot_be_begun_is_begun_by_the_next_write(tmp_path: Pat
 
 def test_a_file_that_cannot_be_removed_stops_nothing(tmp_path: Path) -> None:
     root = tmp_path / "root"
-    with ParquetWriter(root, roll=Roll(max_rows=4)) as writer:
-        with intercepted(failing(lambda name, number: name == "unlink", errno.EACCES)):
-            for first in range(0, 40, 4):
-                writer.write(batch_of(first, 4))
-            writer.flush()
+    with (
+        ParquetWriter(root, roll=Roll(max_rows=4)) as writer,
+        intercepted(failing(lambda name, number: name == "unlink", errno.EACCES)),
+    ):
+        for first in range(0, 40, 4):
+            writer.write(batch_of(first, 4))
+        writer.flush()
     assert rows_of(root) == list(range(40))
     assert not (root / "_wal").exists()
 
@@ -183,9 +193,11 @@ def test_a_shard_that_cannot_be_spilled_leaves_nothing(tmp_path: Path, journal: 
     journal.spill(name, memoryview(b"bytes"), schema=_SCHEMA)
     other = ShardName(first=2, rows=2, size=5, crc32=1, footer_crc32=0, suffix="jsonl")
     before = sorted(os.listdir(tmp_path / "w"))
-    with intercepted(failing(lambda called, number: called == call, errno.ENOSPC)):
-        with pytest.raises(OSError, match="No space"):
-            journal.spill(other, memoryview(b"other"), schema=_SCHEMA)
+    with (
+        intercepted(failing(lambda called, number: called == call, errno.ENOSPC)),
+        pytest.raises(OSError, match="No space"),
+    ):
+        journal.spill(other, memoryview(b"other"), schema=_SCHEMA)
     assert sorted(os.listdir(tmp_path / "w")) == before
     journal.spill(other, memoryview(b"other"), schema=_SCHEMA)
 
