@@ -172,7 +172,7 @@ class JsonWriter(OutputWriter):
             self._flush()
         elif not journal.has_room():
             self._finish()
-            journal.wait_for_room()
+            self._log.wait_for_room()
 
     def _encode(self, batch: Batch, schema: Schema) -> Iterator[tuple[bytes, int]]:
         """Lines, as they will lie in the file, and the rows of each."""

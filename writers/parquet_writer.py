@@ -165,7 +165,7 @@ class ParquetWriter(OutputWriter):
             self._flush()
         elif not journal.has_room():
             self._finish()
-            journal.wait_for_room()
+            self._log.wait_for_room()
 
     def _use(self, schema: Schema) -> None:
         """Go on with a new schema."""

@@ -119,6 +119,12 @@ class Publisher:
         with self._changed:
             self._changed.wait_for(lambda: not self._queue or self._error is not None or self._slow, timeout)
 
+    def hurry(self) -> None:
+        """Try at once what has failed and waits to be tried again."""
+        with self._changed:
+            self._retry_at = 0.0
+            self._changed.notify_all()
+
     def flush(self, timeout: float | None = None) -> None:
         """Return once every queued shard is stored.
 

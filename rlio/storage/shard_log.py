@@ -274,6 +274,12 @@ class ShardLog:
         """Wait until all queued shards are stored, but not longer than ``timeout`` seconds."""
         self._publisher.wait(timeout)
 
+    def wait_for_room(self) -> None:
+        """Wait until the log is within its bound again; see `Journal.wait_for_room`."""
+        if self.journal is not None:
+            self._publisher.hurry()  # The pause between two attempts may be longer than this wait.
+            self.journal.wait_for_room()
+
     def publish(self, timeout: float | None = None) -> None:
         """Return once every queued shard is stored.
 
