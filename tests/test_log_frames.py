@@ -1,0 +1,98 @@
+"""Rows come out of a frame of the log as they went in, whatever their columns are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlio import Columns, MultiAgentBatch, SampleBatch
+from rlio.errors import CorruptData
+from rlio.schemas.log_frames import LogFrames
+from rlio.schemas.row_groups import pieces_of
+from rlio.schemas.schema import Schema
+
+_ROWS = 5
+_NUMBERS = np.arange(_ROWS)
+
+
+def _texts(*texts: Any) -> Any:
+    values = np.empty(len(texts), object)
+    values[:] = texts
+    return values
+
+
+_COLUMNS: dict[str, Any] = {
+    **{kind: _NUMBERS.astype(kind) for kind in ("int8", "uint64", "float16", "float32", "float64", "bool")},
+    "vectors": np.array([[0.0, -0.0], [np.nan, np.inf], [1, 2], [3, 4], [5, 6]], np.float32),
+    "images": np.random.default_rng(0).integers(0, 255, (_ROWS, 24, 24, 3), np.uint8),
+    "tensors": np.random.default_rng(0).normal(size=(_ROWS, 2, 3, 4)).astype(np.float16),
+    "nothing": np.zeros((_ROWS, 0), np.float32),
+    "text": np.array(["", "a", "ü", "x" * 300, "\0"]),
+    "infos": _texts({}, {"a": 1}, {"b": [1.5, None]}, {"c": "ü"}, {}),
+}
+
+
+def _check(batch: SampleBatch | MultiAgentBatch) -> LogFrames:
+    schema = Schema.of(batch)
+    frames = LogFrames(schema)
+    for pieces in pieces_of(batch, schema, rooms=iter([3, 1000]), limit=3):
+        found = frames.decode(b"".join(frames.encode(pieces)))
+        assert len(found) == len(pieces)
+        for one, other in zip(found, pieces, strict=True):
+            assert (one.policy, one.rows, one.attributes, one.env_steps) == (
+                other.policy,
+                other.rows,
+                other.attributes,
+                other.env_steps,
+            )
+            assert one.arrays.keys() == other.arrays.keys()
+            for name, values in other.arrays.items():
+                assert one.arrays[name].shape == values.shape, name
+                if values.dtype != object:
+                    assert one.arrays[name].tobytes() == np.asarray(values, one.arrays[name].dtype).tobytes()
+                else:
+                    assert list(one.arrays[name]) == list(values)
+    return frames
+
+
+@pytest.mark.parametrize("name", list(_COLUMNS))
+def test_a_column_of_any_kind_comes_back(name: str) -> None:
+    _check(SampleBatch({Columns.T: _NUMBERS, name: _COLUMNS[name]}))
+
+
+def test_sequences_and_their_states_come_back() -> None:
+    _check(
+        SampleBatch(
+            t=_NUMBERS,
+            seq_lens=np.array([2, 1, 2], np.int32),
+            state_in_0=np.arange(6, dtype=np.float32).reshape(3, 2),
+        )
+    )
+
+
+def test_final_observations_that_are_missing_stay_so() -> None:
+    obs = np.arange(10, dtype=np.float32).reshape(_ROWS, 2)
+    valid = np.array([True, True, False, True, False])
+    _check(SampleBatch({Columns.OBS: obs, Columns.NEXT_OBS: obs + 1, Columns.NEXT_OBS_VALID: valid}))
+
+
+def test_several_policies_with_columns_of_their_own_come_back() -> None:
+    ids = {"eps_id": np.full(_ROWS, 7), "t": _NUMBERS}
+    one = SampleBatch({**ids, "obs": _COLUMNS["vectors"]})
+    two = SampleBatch({**ids, "obs": _COLUMNS["images"], "infos": _COLUMNS["infos"]})
+    _check(MultiAgentBatch({"one": one, "two": two}, _ROWS))
+
+
+def test_a_payload_of_another_schema_or_cut_short_is_damage() -> None:
+    batch = SampleBatch(t=_NUMBERS, obs=_COLUMNS["vectors"])
+    schema = Schema.of(batch)
+    (pieces,) = pieces_of(batch, schema, rooms=iter([100]), limit=100)
+    payload = b"".join(LogFrames(schema).encode(pieces))
+    other = LogFrames(Schema.of(SampleBatch(t=_NUMBERS, obs=_COLUMNS["images"])))
+    with pytest.raises(CorruptData):
+        other.decode(payload)
+    for size in (0, 3, 4, 20, len(payload) - 100):
+        with pytest.raises(CorruptData):
+            LogFrames(schema).decode(payload[:size])
