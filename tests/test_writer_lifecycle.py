@@ -290,8 +290,11 @@ def test_a_forked_child_neither_writes_nor_holds_the_log_and_its_parent_goes_on(
 # ---- a KeyboardInterrupt at any line ----
 
 
+@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_interrupt_at_any_line_of_write_loses_and_doubles_no_row(tmp_path: Path, kind: str) -> None:
+def test_an_interrupt_at_any_line_of_write_loses_and_doubles_no_row(
+    tmp_path: Path, kind: str, stride: int
+) -> None:
     """It ends the writer: what is logged and what is in memory may have parted."""
     interrupted, line, done = 0, 0, False
     while not done:
@@ -312,7 +315,7 @@ def test_an_interrupt_at_any_line_of_write_loses_and_doubles_no_row(tmp_path: Pa
         assert ROWS <= len(rows) <= 2 * ROWS, f"interrupted at line {line}"
         assert len(rows) == 2 * ROWS or writer._log.interrupted
         assert find_logs(str(site.folder / "spool")) == []
-        line += 1 if line < 20 else 3
+        line += stride
     assert interrupted > 5
 
 
