@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal, Protocol
 
-from rlio.errors import CorruptData, PublishError, RlioError, UnsafeData, excerpt
+from rlio.errors import CorruptData, LedgerError, PublishError, RlioError, UnsafeData, excerpt
 from rlio.schemas.log_frames import LogFrames
 from rlio.schemas.parquet import Compression
 from rlio.schemas.schema import Schema
@@ -303,7 +303,7 @@ class _Recovery:
         self, maker: _ShardMaker, log: ShardLog, frames: Iterable[tuple[SegmentReader, Frame, bool]]
     ) -> int:
         """Make and store shards of frames; gives the row after the last one."""
-        schema, end = None, 0
+        schema, first, end = None, log.next_row, 0
         for index, (segment, frame, begins_shard) in enumerate(frames):
             if begins_shard and index:
                 maker.finish()
@@ -316,6 +316,13 @@ class _Recovery:
             if log.waiting_bytes >= _MOST_WAITING:
                 log.publish()
         maker.publish()
+        # The log is removed after this: nothing that it holds may be missing, whatever was miscounted.
+        if log.next_row != end or log.rows_published != end - first:
+            raise LedgerError(
+                f"rows {first} to {end - 1} were in the log, and {log.rows_published} of them were stored: "
+                "the log stays; report this",
+                uri=self._storage.uri,
+            )
         return end
 
     def _frames(self, stored: int) -> Iterator[tuple[SegmentReader, Frame, bool]]:

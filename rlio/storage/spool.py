@@ -325,15 +325,16 @@ class AbandonedLog:
             owner = json.loads(os.read(fd, _MAX_OWNER_BYTES))
         except (ValueError, RecursionError):
             owner = None
-        # Without it (a power failure before it was synced) the segments' own headers say the same.
+        # One that says nothing is a stranger's: ours are synced before they have their name.
         return owner if isinstance(owner, dict) else {}
 
     def _is_dead(self, owner: dict[str, Any], fd: int) -> bool:
         """Whether a lock that could be taken proves that the owner is dead."""
-        if owner.get("host", host_id()) != host_id():
-            logger.warning("%s is the log of another host (%s): recover it there", self.path, owner["host"])
+        if owner.get("host") != host_id():
+            host = excerpt(owner.get("host"))
+            logger.warning("%s is the log of another host (%s): recover it there", self.path, host)
             return False
-        if owner.get("inode", os.fstat(fd).st_ino) == os.fstat(fd).st_ino:
+        if owner.get("inode") == os.fstat(fd).st_ino:
             return True
         # A copy: nobody ever locks it, so the lock proves nothing.
         return owner.get("boot") != boot_id() or not _is_running(owner.get("pid"))
