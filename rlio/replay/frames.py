@@ -1,0 +1,175 @@
+"""Wide observations, each kept once: frames on which stacks and next observations are windows.
+
+The observations of an episode lie one after the other, so that ``new_obs`` of a row is the window after its
+``obs``, and a stack of d frames is the window of d frames that ends with its newest.
+
+Example:
+    >>> import numpy as np
+    >>> pool = FramePool(allocate=lambda name, shape, dtype: np.zeros(shape, dtype), name="obs",
+    ...                  shape=(2,), dtype=np.dtype("u1"), stack=None, capacity=8)
+    >>> obs = np.array([[0, 0], [1, 1]], "u1")
+    >>> at, after = pool.append(obs, obs + 1, np.array([1, -1]))
+    >>> at.tolist(), after.tolist()                                # Three observations, not four.
+    ([0, 1], [1, 2])
+    >>> pool.gather(after).tolist()
+    [[1, 1], [2, 2]]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.errors import OptionError
+from rlio.schemas.column import FrameStack
+
+__all__ = ["Allocate", "FramePool"]
+
+#: Makes the array of a name, shape and dtype, all zeros: in memory, or mapped from a file.
+Allocate: TypeAlias = Callable[[str, tuple[int, ...], "np.dtype[Any]"], NDArray[Any]]
+Ids: TypeAlias = NDArray[np.int64]
+
+
+class FramePool:
+    """The observations of one leaf.
+
+    Frames have logical numbers, which only grow; frame f lies in slot f mod capacity, so that old frames make
+    room for new ones. Windows do not wrap: where one would, frames are skipped.
+
+    Args:
+        allocate: Makes the arrays.
+        name: Of the array.
+        shape: Of an observation.
+        dtype: Of its values.
+        stack: How an observation is stacked of frames; None: it is one frame.
+        capacity: Frames.
+    """
+
+    def __init__(
+        self,
+        *,
+        allocate: Allocate,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        stack: FrameStack | None,
+        capacity: int,
+    ) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.stack = stack
+        self.depth = 1 if stack is None else stack.depth
+        frame = shape if stack is None else tuple(n for axis, n in enumerate(shape) if axis != stack.axis)
+        self.frame_shape = frame
+        self.capacity = capacity
+        #: Every frame as one value, so that drawing it is one copy of memory.
+        self._frame = np.dtype((np.void, math.prod(frame) * dtype.itemsize))
+        self._frames = allocate(name, (capacity,), self._frame)
+        #: Logical number of the next frame.
+        self.head = 0
+
+    def room_for(self, rows: int) -> int:
+        """Frames that as many rows may take, at most."""
+        return rows * (self.depth + self.depth)
+
+    def append(self, obs: NDArray[Any], new_obs: NDArray[Any], after: Ids) -> tuple[Ids, Ids]:
+        """Add the observations of rows.
+
+        Args:
+            obs: Shape (rows, *shape).
+            new_obs: Likewise.
+            after: For each row the row here whose ``obs`` is its ``new_obs``, or -1; each later than it, and
+                named by no other row.
+
+        Returns:
+            The windows of ``obs`` and of ``new_obs``, by the logical number of their first frames.
+        """
+        at = np.full(len(obs), -1, np.int64)
+        following = np.full(len(obs), -1, np.int64)
+        begins = np.ones(len(obs), bool)
+        begins[after[after >= 0]] = False
+        stacks, next_stacks = self._frames_of(obs), self._frames_of(new_obs)
+        for first in np.flatnonzero(begins).tolist():
+            chain = _chain(after, first)
+            self._append_chain(chain, stacks, next_stacks, at, following)
+        return at, following
+
+    def gather(self, windows: Ids, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """The observations of the given windows, shape (n, *shape), contiguous; into ``out`` if given."""
+        count = len(windows)
+        if out is None:
+            out = np.empty((count, *self.shape), self.dtype)
+        slots = windows % self.capacity
+        if self.depth == 1:
+            np.take(self._frames, slots, out=self._as_frames(out, count), mode="clip")
+            return out
+        assert self.stack is not None
+        wanted = (slots[:, None] + np.arange(self.depth)).reshape(-1)
+        if self.stack.axis == 0:
+            np.take(self._frames, wanted, out=self._as_frames(out, count * self.depth), mode="clip")
+            return out
+        frames = np.take(self._frames, wanted, mode="clip").view(self.dtype)
+        np.copyto(out, np.moveaxis(frames.reshape(count, self.depth, *self.frame_shape), 1, -1))
+        return out
+
+    def _as_frames(self, out: NDArray[Any], frames: int) -> NDArray[Any]:
+        if not out.flags.c_contiguous:
+            raise OptionError("observations are gathered into contiguous arrays only")
+        return out.reshape(-1).view(np.uint8).view(self._frame).reshape(frames)
+
+    def _frames_of(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Shape (rows, depth), each element one frame."""
+        axis = 0 if self.stack is None else self.stack.axis
+        moved = np.moveaxis(values, axis + 1, 1) if self.stack is not None else values
+        flat = np.ascontiguousarray(moved, self.dtype).reshape(-1).view(np.uint8)
+        return flat.view(self._frame).reshape(len(values), self.depth)
+
+    def _append_chain(
+        self, chain: Ids, stacks: NDArray[Any], next_stacks: NDArray[Any], at: Ids, following: Ids
+    ) -> None:
+        """Add the observations of rows of which each one's ``new_obs`` is the next one's ``obs``."""
+        # The observations in order: those of the rows, then the last one's new_obs. Each adds the frames
+        # that are not the end of the one before.
+        observations = np.concatenate([stacks[chain], next_stacks[chain[-1:]]])
+        fresh = self._fresh(observations)
+        starts = self._place(observations, fresh)
+        at[chain], following[chain] = starts[:-1], starts[1:]
+
+    def _fresh(self, observations: NDArray[Any]) -> NDArray[np.int64]:
+        """How many frames each observation adds behind those of the one before: 1, or all of its own."""
+        fresh = np.full(len(observations), self.depth, np.int64)
+        if self.depth > 1:
+            older = observations[1:, :-1].tobytes(), observations[:-1, 1:].tobytes()
+            size = (self.depth - 1) * self._frame.itemsize
+            one, other = (np.frombuffer(x, np.uint8).reshape(-1, size) for x in older)
+            fresh[1:][(one == other).all(axis=1)] = 1
+        return fresh
+
+    def _place(self, observations: NDArray[Any], fresh: NDArray[np.int64]) -> Ids:
+        """Write the fresh frames of each observation; gives where its window begins."""
+        total = int(fresh.sum())
+        if self.head % self.capacity + total > self.capacity:
+            self.head += self.capacity - self.head % self.capacity
+        if total > self.capacity:
+            raise OptionError(f"{total} frames of one episode do not fit {self.capacity}: raise the capacity")
+        ends = self.head + np.cumsum(fresh)
+        slot = self.head % self.capacity
+        if self.depth == 1:
+            self._frames[slot : slot + total] = observations[:, 0]
+        else:
+            newest = fresh[:, None] > np.arange(self.depth)[::-1]
+            self._frames[slot : slot + total] = observations[newest]
+        self.head += total
+        return ends - self.depth
+
+
+def _chain(after: Ids, first: int) -> Ids:
+    """The rows from ``first`` on, each the one after the row before."""
+    rows = [first]
+    while (row := int(after[rows[-1]])) >= 0:
+        rows.append(row)
+    return np.asarray(rows, np.int64)

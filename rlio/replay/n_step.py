@@ -1,0 +1,90 @@
+"""n-step transitions: rewards along an episode, with the discount and the mask that bootstrapping needs.
+
+    R = r_0 + gamma r_1 + ... + gamma^(k-1) r_(k-1)
+    target = R + n_step_discount * bootstrap_mask * V(new_obs)
+
+with k = n, or less where the episode ends, or where what was recorded of it does. ``n_step_discount`` is
+gamma^k. ``bootstrap_mask`` is 0 after a termination and where the final observation is missing, else 1: a
+truncated episode bootstraps from its true final observation.
+
+Source: Sutton and Barto, "Reinforcement Learning" (2nd ed.), section 7.1; Pardo et al., "Time Limits in
+Reinforcement Learning" (2018), for truncation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.errors import OptionError, excerpt
+from rlio.replay.table import RowTable
+
+__all__ = ["NStep", "Window", "windows"]
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class NStep:
+    """How far to look ahead.
+
+    Attributes:
+        n: Steps, at least 1.
+        gamma: Discount of a step, 0 to 1.
+    """
+
+    n: int = 1
+    gamma: float = 0.99
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.n, int) or isinstance(self.n, bool) or self.n < 1:
+            raise OptionError(f"n_step={excerpt(self.n)}: a number of steps, at least 1")
+        if not 0.0 <= self.gamma <= 1.0:
+            raise OptionError(f"gamma={excerpt(self.gamma)}: a discount, 0 to 1")
+
+
+@dataclass(frozen=True)
+class Window:
+    """The steps that each drawn row looks ahead.
+
+    Attributes:
+        last: Logical number of the last row of each window, shape (n,).
+        steps: Rows in each, shape (n,) int64, at least 1.
+        rewards: Discounted sum, shape (n,), of the rewards' dtype.
+        discount: gamma to the power of ``steps``, shape (n,) float32.
+    """
+
+    last: Ids
+    steps: Ids
+    rewards: NDArray[Any]
+    discount: NDArray[np.float32]
+
+
+def windows(table: RowTable, rows: Ids, step: NStep, *, rewards: str) -> Window:
+    """Follow each row for ``step.n`` steps, or to the end of its episode.
+
+    Args:
+        table: Holds the rows.
+        rows: Logical numbers.
+        step: How far.
+        rewards: Physical name of the rewards.
+    """
+    column = table.column(rewards)
+    total = column[rows % table.capacity].astype(np.float64)
+    last, steps = rows.copy(), np.ones(len(rows), np.int64)
+    live = np.arange(len(rows))
+    factor = 1.0
+    for _ in range(step.n - 1):
+        following = table.successors(last[live])
+        goes_on = following >= 0
+        live, following = live[goes_on], following[goes_on]
+        if not len(live):
+            break
+        factor *= step.gamma
+        last[live] = following
+        steps[live] += 1
+        total[live] += factor * column[following % table.capacity]
+    return Window(last, steps, total.astype(column.dtype), np.power(step.gamma, steps).astype(np.float32))
