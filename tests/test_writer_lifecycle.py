@@ -290,7 +290,7 @@ def test_a_forked_child_neither_writes_nor_holds_the_log_and_its_parent_goes_on(
 # ---- a KeyboardInterrupt at any line ----
 
 
-@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("stride", [13, pytest.param(1, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_interrupt_at_any_line_of_write_loses_and_doubles_no_row(
     tmp_path: Path, kind: str, stride: int
@@ -331,8 +331,9 @@ def _interrupted_at(line: int, call: Callable[[], object]) -> bool:
         nonlocal left
         if "rlio" not in frame.f_globals.get("__name__", ""):
             return None
-        # Leaving a with block shows as a line, at which no signal is handled: its lock would stay locked.
-        if event == "line" and not linecache.getline(*_place(frame)).lstrip().startswith("with "):
+        # CPython handles no signal at these, and releases no lock that an exception meets there: the end of a
+        # with block shows as its first line, and "try:" in a with block is not covered by it.
+        if event == "line" and not linecache.getline(*_place(frame)).lstrip().startswith(("with ", "try:")):
             left -= 1
             if left < 0:
                 sys.settrace(None)
