@@ -151,7 +151,8 @@ class GroupBuffer:
         self._policy = np.empty(0, np.int16)
         self._missing = np.empty(0, np.bool_)
         self._has_missing = False
-        self._batches: list[str | None] = []
+        #: First row and JSON text of each `write()`.
+        self._batches: list[tuple[int, str]] = []
         self._units = 0
         self._env_steps = 0
         self._text = 0
@@ -175,25 +176,42 @@ class GroupBuffer:
         policy = self.schema.policies[piece.policy]
         start, stop = self.rows, self.rows + rows
         self._reserve(stop)
+        self._wipe(start, stop)
+        counts = dict(self._counts)
         for leaf in policy.per_row:
-            self._put(leaf.physical, arrays[leaf.physical], slice(start, stop))
+            self._put(leaf.physical, arrays[leaf.physical], slice(start, stop), counts)
+        units = rows
         if policy.per_sequence:
             lengths = policy.single(arrays, Columns.SEQ_LENS).astype(np.int64)
             firsts = start + np.cumsum(lengths) - lengths
             for leaf in policy.per_sequence:
-                self._put(leaf.physical, arrays[leaf.physical], firsts)
-            self._units += len(lengths)
-        else:
-            self._units += rows
+                self._put(leaf.physical, arrays[leaf.physical], firsts, counts)
+            units = len(lengths)
         self._policy[start:stop] = self._policies.index(piece.policy)
+        has_missing = self._has_missing
         if Columns.NEXT_OBS_VALID in policy.columns:
             self._missing[start:stop] = ~policy.single(arrays, Columns.NEXT_OBS_VALID).astype(bool)
-            self._has_missing = True
-        self._batches += [piece.attributes, *([None] * (rows - 1))]
-        self._env_steps += piece.env_steps
+            has_missing = True
+        if piece.attributes is not None:
+            self._batches.append((start, piece.attributes))
         ends = _text_ends(arrays, policy)
-        self._text += int(ends[-1]) if ends is not None and len(ends) else 0
+        text = int(ends[-1]) if ends is not None and len(ends) else 0
+        # Only now the rows are there. Nothing is called between these lines, so that no signal strikes either.
+        self._counts = counts
+        self._units += units
+        self._has_missing = has_missing
+        self._env_steps += piece.env_steps
+        self._text += text
         self.rows = stop
+
+    def _wipe(self, start: int, stop: int) -> None:
+        """Forget what an `append` that was interrupted has marked of the rows from ``start`` on."""
+        for name in self._partial:
+            if name in self._valid:
+                self._valid[name][start:stop] = False
+        self._missing[start:stop] = False
+        while self._batches and self._batches[-1][0] >= start:
+            self._batches.pop()
 
     def take(self) -> RowGroup:
         """The rows so far as a group, valid until the next `append`; the buffer is then empty."""
@@ -209,18 +227,27 @@ class GroupBuffer:
             policy=self._policy[:rows] if len(self._policies) > 1 else None,
             policies=self._policies,
             missing=self._missing[:rows].copy() if self._has_missing else None,
-            batches=self._batches,
+            batches=self._texts_of_batches(),
             units=self._joint_steps(rows) if self.schema.multi_agent else self._units,
             env_steps=self._env_steps,
         )
         self._clear()
         return group
 
-    def _put(self, name: str, values: NDArray[Any], at: slice | NDArray[np.int64]) -> None:
+    def _texts_of_batches(self) -> list[str | None]:
+        texts: list[str | None] = [None] * self.rows
+        for row, text in self._batches:
+            if row < self.rows:
+                texts[row] = text
+        return texts
+
+    def _put(
+        self, name: str, values: NDArray[Any], at: slice | NDArray[np.int64], counts: dict[str, int]
+    ) -> None:
         """Append the values of a column and note which rows they belong to."""
-        target, count = self._arrays[name], self._counts[name]
+        target, count = self._arrays[name], counts[name]
         target[count : count + len(values)] = values
-        self._counts[name] = count + len(values)
+        counts[name] = count + len(values)
         if name in self._partial:
             self._valid[name][at] = True
 

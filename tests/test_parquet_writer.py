@@ -17,7 +17,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from stored_batches import assert_identical, files, fresh_root, group_bytes, load, numbered, round_trip
 
-from rlio import MultiAgentBatch, ParquetWriter, Roll, SampleBatch, open_dataset
+from rlio import MultiAgentBatch, ParquetWriter, Roll, SampleBatch, concat_samples, open_dataset
 from rlio.errors import (
     ClosedError,
     MissingColumn,
@@ -516,3 +516,44 @@ def test_a_row_group_has_at_most_so_much_text_however_long_the_texts_are(sequenc
     assert max(groups) <= 1.5 * (8 << 20) / 20_000 + 10
     if not sequences:
         assert [segment.rows for segment in dataset.segments] == [900, 900, 200]
+
+
+@pytest.mark.parametrize("call", range(5))
+def test_an_interrupt_while_rows_are_copied_misaligns_none_of_those_before(
+    call: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a log they are in memory only: what was half copied must leave no trace."""
+    from rlio.schemas.row_groups import GroupBuffer
+
+    put, calls = GroupBuffer._put, 0
+
+    def interrupted(self: GroupBuffer, *arguments: Any) -> None:
+        nonlocal calls
+        put(self, *arguments)
+        calls += 1
+        if calls > call:
+            raise KeyboardInterrupt
+
+    def joint(first: int) -> MultiAgentBatch:
+        a, b = (numbered(3, first, eps_id=np.full(3, first)) for _ in range(2))
+        b["weights"] = np.ones(3)
+        return MultiAgentBatch({"a": a, "b": b}, 3)
+
+    root = fresh_root()
+    writer = ParquetWriter(root, spool=None)
+    writer.write(joint(0))
+    with monkeypatch.context() as patch:
+        patch.setattr(GroupBuffer, "_put", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            writer.write(joint(3))
+    with pytest.raises(PublishError, match="interrupted"):
+        writer.write(joint(6))
+    writer.close()
+    found = load(root)
+    assert_identical(found.policy_batches["b"], joint(0).policy_batches["b"])
+    # The piece of policy a was whole: it is there, or not.
+    a = found.policy_batches["a"]
+    assert len(a) in (3, 6)
+    assert_identical(
+        a, concat_samples([joint(0).policy_batches["a"], joint(3).policy_batches["a"]])[: len(a)]
+    )

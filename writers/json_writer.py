@@ -217,6 +217,7 @@ class JsonWriter(OutputWriter):
         if self._log.interrupted:
             if not self.durable:  # Else the flush has recovered and closed the log.
                 self._log.close(seal_at=self.rows_published, timeout=self._seconds_left())
+                self._log.check_interrupted()
             return
         self.ledger.check(uri=self._log.storage.uri)
         self._log.close(seal_at=self._log.received, timeout=self._seconds_left())

@@ -197,6 +197,7 @@ class ParquetWriter(OutputWriter):
             self._builder.abandon()
             if not self.durable:  # Else the flush has recovered and closed the log.
                 self._log.close(seal_at=self.rows_published, timeout=self._seconds_left())
+                self._log.check_interrupted()
             return
         self._builder.close()
         self.ledger.check(uri=self._log.storage.uri)

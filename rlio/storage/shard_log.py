@@ -209,6 +209,20 @@ class ShardLog:
                 uri=self.storage.uri,
             )
 
+    def check_interrupted(self) -> None:
+        """Say what an interrupted writer without a log has lost.
+
+        Raises:
+            LedgerError: Rows that it had taken are not stored.
+        """
+        lost = self.received - self.rows_published
+        if lost > 0:
+            raise LedgerError(
+                f"a write() was interrupted, and {lost} rows that were taken before it are lost: with a log "
+                "(spool='auto') they would not be",
+                uri=self.storage.uri,
+            )
+
     def check_process(self) -> None:
         """Raise in a forked child, which has none of the threads.
 
