@@ -275,7 +275,7 @@ def test_a_writer_id_that_has_rows_is_refused() -> None:
     root = fresh_root()
     with ParquetWriter(root, writer_id="w00000-00000000") as writer:
         writer.write(numbered(3))
-    with pytest.raises(OptionError, match="has rows there already"):
+    with pytest.raises(OptionError, match="was used there already"):
         ParquetWriter(root, writer_id="w00000-00000000")
     assert load(root)["t"].tolist() == [0, 1, 2]
 

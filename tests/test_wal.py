@@ -7,6 +7,7 @@ import random
 import stat
 import struct
 import zlib
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -161,9 +162,9 @@ def test_a_frame_that_inflates_to_another_size_than_it_says_is_refused(tmp_path:
         path = tmp_path / f"{plain}.wal"
         _write(path, 0)
         fields = struct.pack("<4sIQQQQ", b"rlw0", 1, 0, 1, len(stored), plain)
-        crc = zlib.crc32(stored, zlib.crc32(fields))
+        crcs = zlib.crc32(fields), zlib.crc32(stored, zlib.crc32(fields))
         with path.open("ab") as file:
-            file.write(fields + struct.pack("<I", crc) + stored)
+            file.write(fields + struct.pack("<II", *crcs) + stored)
         with pytest.raises(CorruptData):
             list(read_segment(str(path)).frames)
 
@@ -174,7 +175,7 @@ def test_frames_out_of_order_or_of_absurd_lengths_end_the_prefix(tmp_path: Path)
         _write(path, 0)
         fields = struct.pack("<4sIQQQQ", b"rlw0", 0, first, rows, stored, stored)
         with path.open("ab") as file:
-            file.write(fields + struct.pack("<I", zlib.crc32(fields)))
+            file.write(fields + struct.pack("<II", zlib.crc32(fields), zlib.crc32(fields)))
         found = read_segment(str(path))
         assert found.end == 0
         assert found.damage is not None
@@ -195,3 +196,22 @@ def test_what_was_taken_back_is_gone_and_what_follows_is_whole(tmp_path: Path) -
     segment.close()
     segment.close()
     assert _read(path) == [(0, 1, b"kept"), (1, 2, b"next")]
+
+
+@pytest.mark.parametrize("bit", range(8 * 48))
+def test_a_flipped_bit_in_the_fields_of_the_last_frame_is_damage_and_not_a_torn_end(
+    tmp_path: Path, bit: int
+) -> None:
+    """A torn end was never acknowledged, and goes with its log; this frame was."""
+    path = tmp_path / "0.wal"
+    with closing(SegmentWriter(str(path), header={}, first=0)) as segment:
+        segment.append([b"first"], rows=3)
+        start = segment.bytes
+        segment.append([b"second"], rows=3)
+    data = bytearray(path.read_bytes())
+    data[start + bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+    found = read_segment(str(path))
+    assert found.end == 3
+    assert found.damage is not None
+    assert not found.damage.torn

@@ -107,6 +107,7 @@ class JsonWriter(OutputWriter):
             self._log, roll=self._roll, level=self._level, provenance=self._provenance.text
         )
         self._timer = AgeTimer(self._roll.max_seconds, self._on_timer)
+        self._log.on_log_failure(self._on_timer)
         super().__init__()  # Last: from here on the writer is closed at exit, which needs all of it.
 
     @property

@@ -98,6 +98,7 @@ class ParquetWriter(OutputWriter):
         self._rows = RowCollector(self._builder, roll=self._roll)
         self._frames: LogFrames | None = None
         self._timer = AgeTimer(self._roll.max_seconds, self._on_timer)
+        self._log.on_log_failure(self._on_timer)
         super().__init__()  # Last: from here on the writer is closed at exit, which needs all of it.
 
     @property

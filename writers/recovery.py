@@ -28,7 +28,7 @@ from rlio.storage.clients import within
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import list_shards
 from rlio.storage.markers import seal
-from rlio.storage.names import check_writer_id, schema_path
+from rlio.storage.names import check_writer_id, schema_path, trim_name, writer_dir
 from rlio.storage.publish import put_shard
 from rlio.storage.shard_log import ShardLog
 from rlio.storage.spool import AbandonedLog, LogFolder, Spool, find_logs, first_row, spool_of, sweep
@@ -248,6 +248,8 @@ class _Recovery:
         self._move_aside()
         if end:
             seal(self._storage, self._writer, end)
+        else:  # A given id without rows may be given again.
+            self._storage.remove(f"{writer_dir(self._writer)}/{trim_name(0)}")
         for _, path in self._folder.shards():
             os.unlink(path)
         self._folder.remove()

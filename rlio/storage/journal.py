@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlio.errors import PublishError
@@ -51,6 +51,8 @@ class Journal:
         self._failure: PublishError | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        #: Called, in a thread of its own, when the log protects its rows no longer: they must be published.
+        self.on_failure: Callable[[], object] = lambda: None
         #: The row after the last one logged.
         self.end = 0
         #: Seconds that `write()` has waited for room.
@@ -228,9 +230,10 @@ class Journal:
                 try:
                     segment.sync()
                 except PublishError as error:
-                    # Said to the writer, whose next write() publishes the rows instead.
+                    # Publishing takes the writer's lock, which close() holds while it waits for this thread.
                     logger.error("%s", error)
                     self._failure = error
+                    threading.Thread(target=self.on_failure, name="rlio-rescue", daemon=True).start()
 
 
 def _write_durably(path: str, data: memoryview) -> None:

@@ -17,8 +17,8 @@ from rlio.schemas.schema import Schema
 from rlio.storage.filesystem import Storage
 from rlio.storage.journal import Journal
 from rlio.storage.local import PendingFile
-from rlio.storage.markers import seal
-from rlio.storage.names import ShardName, Suffix, check_writer_id, make_writer_id, writer_dir
+from rlio.storage.markers import seal, trim
+from rlio.storage.names import ShardName, Suffix, check_writer_id, make_writer_id, trim_name, writer_dir
 from rlio.storage.publish import put_header
 from rlio.storage.publisher import Publisher, WaitingShard
 from rlio.storage.schema_files import check_agreement, read_schemas
@@ -124,11 +124,16 @@ class ShardLog:
         self.writer_id = make_writer_id(worker_index) if writer_id is None else check_writer_id(writer_id)
         if writer_id is not None and resume_at is None and self.storage.list(writer_dir(writer_id)):
             raise OptionError(
-                f"writer {writer_id!r} has rows there already: take another writer_id, or None for a new one",
+                f"writer {writer_id!r} was used there already: take another writer_id, or None for a new one",
                 uri=self.storage.uri,
             )
         # A root that cannot be written, or is in another format, is found out before rows are taken.
         put_header(self.storage)
+        self._claims = writer_id is not None and resume_at is None
+        if self._claims:
+            # Drawn ids are new; this one could be given again while rows of now are in a log somewhere, and
+            # the same numbers would then stand for other rows. From here on the writer's folder is there.
+            trim(self.storage, self.writer_id, 0)
         self._pid = os.getpid()
         self.journal = self._open_journal(spool, about or {})
         self._publisher = Publisher(self.storage, self.writer_id, self.journal)
@@ -208,6 +213,11 @@ class ShardLog:
                 "was taken; open another writer",
                 uri=self.storage.uri,
             )
+
+    def on_log_failure(self, act: Callable[[], object]) -> None:
+        """Call ``act`` when a sync has failed: logged rows are then safe only once they are published."""
+        if self.journal is not None:
+            self.journal.on_failure = act
 
     def check_interrupted(self) -> None:
         """Say what an interrupted writer without a log has lost.
@@ -317,6 +327,8 @@ class ShardLog:
         try:
             if seal_at:
                 self._publisher.finish(lambda: seal(self.storage, self.writer_id, seal_at), timeout=timeout)
+            elif seal_at == 0 and self._claims:
+                self.storage.remove(f"{writer_dir(self.writer_id)}/{trim_name(0)}")
         except PublishError:
             keep = True
             raise

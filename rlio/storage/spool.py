@@ -334,9 +334,10 @@ class AbandonedLog:
             host = excerpt(owner.get("host"))
             logger.warning("%s is the log of another host (%s): recover it there", self.path, host)
             return False
-        if owner.get("inode") == os.fstat(fd).st_ino:
+        status = os.fstat(fd)
+        if (owner.get("device"), owner.get("inode")) == (status.st_dev, status.st_ino):
             return True
-        # A copy: nobody ever locks it, so the lock proves nothing.
+        # A copy (or a disk that has another number since the last start of the machine): nobody ever locks it, so the lock proves nothing.
         return owner.get("boot") != boot_id() or not _is_running(owner.get("pid"))
 
 
@@ -464,6 +465,7 @@ def _own(path: str, *, root: str, writer: str) -> tuple[dict[str, Any], int]:
             "host": host_id(),
             "boot": boot_id(),
             "pid": os.getpid(),
+            "device": os.fstat(fd).st_dev,
             "inode": os.fstat(fd).st_ino,
         }
         write_whole(fd, memoryview(json.dumps(owner).encode()))

@@ -5,7 +5,8 @@ A frame is acknowledged once one unbuffered write has handed it to the operating
 Nothing here knows what a frame holds (`rlio.writers`), or where logs lie (`rlio.storage.spool`).
 
 Layout, little-endian: ``magic "rlw0", flags u32, first row u64, rows u64, stored bytes u64, plain bytes u64,
-CRC-32 u32`` of all that and the payload, then the payload. The first frame of a segment is its header, JSON.
+CRC-32 of these u32, CRC-32 of these and the payload u32``, then the payload. The first frame of a segment is
+its header, JSON. The fields have a CRC of their own since a flipped length must not look like a torn end.
 
 Example:
     >>> import tempfile
@@ -55,8 +56,9 @@ Sync: TypeAlias = Literal["interval", "always", "never"]
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
 _MAGIC: Final = b"rlw0"
-_FRAME: Final = struct.Struct("<4sIQQQQI")
+_FRAME: Final = struct.Struct("<4sIQQQQII")
 _FIELDS: Final = struct.Struct("<4sIQQQQ")
+_CRCS: Final = struct.Struct("<II")
 _ZSTD: Final = 1
 _HEADER: Final = 2
 #: Bytes that one frame may hold: a `write()` is cut into row groups, of at most 8 MiB but for one long row.
@@ -188,13 +190,13 @@ class SegmentWriter:
             payload, flags = [packed], _ZSTD
         stored = sum(len(part) for part in payload)
         fields = _FIELDS.pack(_MAGIC, flags, self.end, rows, stored, plain)
-        crc32 = zlib.crc32(fields)
+        crc32 = fields_crc32 = zlib.crc32(fields)
         for part in payload:
             crc32 = zlib.crc32(part, crc32)
         start, end = self.bytes, self.end
         try:
             self._whole = False
-            _write_all(self._fd, [fields + struct.pack("<I", crc32), *payload])
+            _write_all(self._fd, [fields + _CRCS.pack(fields_crc32, crc32), *payload])
             self._whole = True
         except OSError as error:
             self.take_back(start, end)
@@ -344,10 +346,11 @@ def _parse(data: bytes | mmap.mmap, position: int, *, row: int | None = None) ->
     """The frame at ``position``; None where there is none that is valid, or not the one of ``row``."""
     if len(data) - position < _FRAME.size:
         return None
-    magic, flags, first, rows, stored, plain, crc32 = _FRAME.unpack_from(data, position)
+    magic, flags, first, rows, stored, plain, fields_crc32, crc32 = _FRAME.unpack_from(data, position)
     start = position + _FRAME.size
     fits = (
         magic == _MAGIC
+        and zlib.crc32(data[position : position + _FIELDS.size]) == fields_crc32
         and flags in ((0, _ZSTD, _HEADER) if row is None else (0, _ZSTD))
         and (row is None or (first == row and rows > 0))
         and first + rows <= MAX_ROW
@@ -358,7 +361,7 @@ def _parse(data: bytes | mmap.mmap, position: int, *, row: int | None = None) ->
     if not fits:
         return None
     with memoryview(data) as view:
-        found = zlib.crc32(view[start : start + stored], zlib.crc32(view[position : position + _FIELDS.size]))
+        found = zlib.crc32(view[start : start + stored], fields_crc32)
     return _Raw(flags, first, rows, start, start + stored, plain) if found == crc32 else None
 
 
@@ -388,9 +391,10 @@ def _is_torn(data: bytes | mmap.mmap, start: int, row: int) -> bool:
     rest = len(data) - start
     if rest < _FRAME.size:
         return _MAGIC.startswith(data[start : start + min(rest, len(_MAGIC))])
-    magic, flags, first, _, stored, _, _ = _FRAME.unpack_from(data, start)
+    magic, flags, first, _, stored, _, fields_crc32, _ = _FRAME.unpack_from(data, start)
     known = magic == _MAGIC and flags in (0, _ZSTD) and first == row
-    return bool(known and rest - _FRAME.size < stored <= MAX_PAYLOAD)
+    whole = zlib.crc32(data[start : start + _FIELDS.size]) == fields_crc32
+    return bool(known and whole and rest - _FRAME.size < stored <= MAX_PAYLOAD)
 
 
 def _write_all(fd: int, parts: list[Buffer]) -> None:
