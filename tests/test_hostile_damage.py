@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -15,8 +17,13 @@ from hostile_corpus import _written, json_files, shard_of, small_batch
 from stored_batches import fresh_root, put
 
 import rlio
-from rlio.errors import RlioError
+from rlio.errors import CorruptData, RlioError
+from rlio.schemas.json_lines import SchemaLookup
+from rlio.storage.filesystem import Storage
+from rlio.storage.json_shard import schema_lookup
+from rlio.storage.listing import ShardRef, list_shards
 from rlio.storage.names import ShardName
+from rlio.storage.shards import open_shard
 
 KINDS = ["parquet", "jsonl", "jsonl.zst"]
 
@@ -48,17 +55,21 @@ def stored(kind: str) -> tuple[str, str]:
 
 def rows_of(reader: Any) -> dict[int, bytes]:
     """Number -> bytes, of the rows that a reader serves; their number is in their infos."""
-    found = {}
+    found: dict[int, bytes] = {}
     with reader:
         for batch in reader:
-            for index, info in enumerate(batch["infos"]):
-                values = [
-                    np.ascontiguousarray(batch[name][index]).tobytes()
-                    for name in ("obs", "new_obs", "rewards", "t")
-                ]
-                assert info["n"] not in found, "a row twice"
-                found[info["n"]] = b"".join([*values, str(batch["label"][index]).encode()])
+            add_rows(found, batch)
     return found
+
+
+def add_rows(found: dict[int, bytes], batch: Any) -> None:
+    """Number -> bytes, of the rows of one more batch."""
+    for index, info in enumerate(batch["infos"]):
+        values = [
+            np.ascontiguousarray(batch[name][index]).tobytes() for name in ("obs", "new_obs", "rewards", "t")
+        ]
+        assert info["n"] not in found, "a row twice"
+        found[info["n"]] = b"".join([*values, str(batch["label"][index]).encode()])
 
 
 def check(kind: str, root: str) -> int:
@@ -114,6 +125,75 @@ def test_every_truncation_of_a_parquet_shard_of_25_kb_is_refused() -> None:
                 footer_crc32=name.footer_crc32,
                 uri="test://shard",
             )
+
+
+def open_and_check(kind: str, storage: Storage, ref: ShardRef, schemas: SchemaLookup) -> int:
+    """Open a JSON shard by our own opener and read every group of it. Gives how many rows there are.
+
+    What is there must be right and in order, and what is not must be declared as lost.
+    """
+    shard = open_shard(storage, ref, schemas=schemas)
+    found: dict[int, bytes] = {}
+    lost = 0
+    for index, rows in enumerate(shard.rows):
+        try:
+            batch = shard.read(index)
+        except CorruptData:
+            lost += rows
+            continue
+        assert len(batch) == rows
+        add_rows(found, batch)
+    true = expected(kind)
+    assert [*found.items()] == [(number, true[number]) for number in sorted(found)]
+    assert len(found) + lost == len(true)
+    return len(found)
+
+
+def json_shard(kind: str) -> tuple[Storage, ShardRef, SchemaLookup]:
+    root, path = stored(kind)
+    storage = Storage.open(root)
+    (refs,) = list_shards(storage).shards.values()
+    assert storage.uri_of(refs[0].path).endswith(path.removeprefix("memory:"))
+    return storage, refs[0], schema_lookup(storage)
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_a_json_shard_cut_at_any_byte_is_refused_and_under_a_name_of_its_size_gives_no_wrong_row(
+    kind: str,
+) -> None:
+    storage, ref, schemas = json_shard(kind)
+    data = shard_of(data_set(kind))
+    path = storage.uri_of(ref.path)
+    served = set()
+    for length in range(1, len(data)):
+        put(path, data[:length])
+        with pytest.raises(CorruptData, match="torn"):
+            open_shard(storage, ref, schemas=schemas)
+        cut = ref._replace(name=replace(ref.name, size=length))
+        try:
+            served.add(open_and_check(kind, storage, cut, schemas))
+        except CorruptData:
+            served.add(0)
+    # The last line lacks its end where nothing but the line feed is cut off.
+    assert served == {0, 10, 20} | ({30} if kind == "jsonl" else set())
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_none_of_4000_flipped_bits_of_a_json_shard_gives_a_wrong_row_and_what_is_lost_is_counted(
+    kind: str,
+) -> None:
+    storage, ref, schemas = json_shard(kind)
+    data = shard_of(data_set(kind))
+    path = storage.uri_of(ref.path)
+    served: Counter[int] = Counter()
+    for bit in random.Random(0).sample(range(8 * len(data)), 4000):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        put(path, bytes(damaged))
+        served[open_and_check(kind, storage, ref, schemas)] += 1
+    # Damage costs its line: two lines, where it is the line feed between them.
+    assert served[20] > 3500, served
+    assert set(served) <= {10, 20, 30}
 
 
 def test_a_header_cut_at_any_byte_or_with_any_bit_flipped_is_refused_or_the_same() -> None:
