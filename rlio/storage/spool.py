@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from rlio.errors import OptionError, PublishError, UnsafeData, excerpt
+from rlio.storage.endpoint import endpoint_of
 from rlio.storage.filesystem import Storage
 from rlio.storage.local import sync_descriptor, write_whole
 from rlio.storage.names import WAL_DIR, ShardName, is_writer_id
@@ -55,9 +56,6 @@ _SCHEMA: Final = re.compile(r"schema-[0-9a-f]{8,64}\.json")
 _LEFTOVER: Final = re.compile(r"[^/]*\.tmp")
 _MAX_OWNER_BYTES: Final = 1 << 20
 _ATTEMPTS: Final = 100
-
-# The options by which fsspec's clients are told of a server.
-_ENDPOINTS: Final = ("endpoint_url", "endpoint", "account_name", "account_host", "host", "port")
 
 # Where flock may be a fiction, or files may vanish with the network: logs lie elsewhere.
 _NETWORK = frozenset(
@@ -133,7 +131,7 @@ def spool_of(storage: Storage, spool: Spool) -> str | None:
     if spool.folder is None and storage.is_local and not _on_network(storage.root):
         return os.path.join(storage.root, WAL_DIR)
     base = os.fspath(spool.folder) if spool.folder is not None else _user_spool()
-    place = "\0".join([storage.uri, *_endpoint(storage)])
+    place = "\0".join([storage.uri, *endpoint_of(storage)])
     digest = hashlib.blake2b(place.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
     return os.path.join(os.path.abspath(os.path.expanduser(base)), digest)
 
@@ -515,16 +513,6 @@ def _user_spool() -> str:
     if sys.platform == "darwin":
         return os.path.expanduser("~/Library/Caches/rlio/spool")
     return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "rlio", "spool")
-
-
-def _endpoint(storage: Storage) -> list[str]:
-    """What tells stores of equal URLs apart: the server that was asked for. No secrets, which may change."""
-    if storage.is_local:
-        return []
-    options = dict(getattr(storage.fs, "storage_options", None) or {})
-    inner = options.get("client_kwargs")
-    given = {**(inner if isinstance(inner, dict) else {}), **options}
-    return [f"{name}={given[name]}" for name in _ENDPOINTS if isinstance(given.get(name), str | int)]
 
 
 def _is_memory(storage: Storage) -> bool:
