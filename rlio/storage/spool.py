@@ -30,9 +30,9 @@ import weakref
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self, TypeAlias
 
-from rlio.errors import OptionError, PublishError, UnsafeData, excerpt
+from rlio.errors import OptionError, PublishError, RlioError, UnsafeData, excerpt
 from rlio.storage.endpoint import endpoint_of
 from rlio.storage.filesystem import Storage
 from rlio.storage.local import sync_descriptor, write_whole
@@ -44,7 +44,17 @@ try:
 except ImportError:  # Windows: no flock, and so no log.
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["AbandonedLog", "LogFolder", "Spool", "find_logs", "first_row", "spool_of", "sweep"]
+__all__ = [
+    "AbandonedLog",
+    "LogFolder",
+    "Spool",
+    "Standing",
+    "find_logs",
+    "first_row",
+    "spool_of",
+    "spools_beside",
+    "sweep",
+]
 
 logger = logging.getLogger("rlio")
 
@@ -53,6 +63,7 @@ _OWNER: Final = "owner"
 _NEW: Final = "_new-"
 _SEGMENT: Final = re.compile(r"([0-9]{1,19})\.wal")
 _SCHEMA: Final = re.compile(r"schema-[0-9a-f]{8,64}\.json")
+_SUB_FOLDER: Final = re.compile(r"[0-9a-f]{16}")
 _LEFTOVER: Final = re.compile(r"[^/]*\.tmp")
 _MAX_OWNER_BYTES: Final = 1 << 20
 _ATTEMPTS: Final = 100
@@ -136,6 +147,31 @@ def spool_of(storage: Storage, spool: Spool) -> str | None:
     return os.path.join(os.path.abspath(os.path.expanduser(base)), digest)
 
 
+def spools_beside(spool: str) -> list[str]:
+    """Folders of the logs of other roots, as `spool_of` names them: beside ``spool``, and in the user's own.
+
+    Only this user's; links are left out.
+    """
+    bases = [os.path.abspath(os.path.expanduser(_user_spool()))]
+    if os.path.basename(spool) != WAL_DIR:
+        bases.append(os.path.dirname(spool))
+    found = []
+    for base in dict.fromkeys(bases):
+        with contextlib.suppress(OSError):  # It is not there, or not for us to see.
+            names = [name for name in sorted(os.listdir(base)) if _SUB_FOLDER.fullmatch(name)]
+            found += [path for name in names if (path := os.path.join(base, name)) != spool and _is_own(path)]
+    return found
+
+
+def _is_own(path: str) -> bool:
+    """Whether a folder, and no link, is this user's."""
+    try:
+        status = os.stat(path, follow_symlinks=False)
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+
+
 class LogFolder:
     """A writer's log folder, locked by this process. Use `create` and `AbandonedLog.claim`.
 
@@ -179,7 +215,9 @@ class LogFolder:
         except OSError as error:
             if not os.path.exists(path) or made == path:
                 raise PublishError(f"the log could not be made: {error}", uri=path) from error
-            raise PublishError("the log of this writer is there already: it lives", uri=path) from error
+            raise PublishError(
+                f"the log of writer {writer!r} is there already: {AbandonedLog(path).why_left()}", uri=path
+            ) from error
         finally:
             if made != path:
                 _unmake_folder(made)
@@ -263,6 +301,20 @@ class LogFolder:
         self.release()
 
 
+#: "gone": it was recovered, or its writer has closed; "ownerless": its files are there, its owner is not.
+Standing: TypeAlias = Literal["alive", "other-host", "other-user", "ownerless", "gone"]
+_WHY_LEFT: Final[dict[Standing, str]] = {
+    "alive": "its writer lives",
+    "other-host": (
+        "it is another host's, whose writer may live: recover it there, or, if that host is gone for good (a "
+        "container that was made anew, a disk that has moved), with `rlio recover --all-hosts`"
+    ),
+    "other-user": "it is another user's, who must recover it",
+    "ownerless": "its owner file is missing, so that nobody can tell whether its writer lives",
+    "gone": "it has just been removed: open the writer again",
+}
+
+
 @dataclass(frozen=True)
 class AbandonedLog:
     """A log folder that was found; whether its owner is dead shows when it is claimed."""
@@ -303,6 +355,59 @@ class AbandonedLog:
             return None
         return LogFolder(self.path, owner, fd)
 
+    @property
+    def owner_path(self) -> str:
+        """Where it says who owns it."""
+        return os.path.join(self.path, _OWNER)
+
+    def owner(self) -> dict[str, Any]:
+        """What the owner file says; {} where that is nothing, or it is no regular file.
+
+        Raises:
+            OSError: It is not there, or another user's.
+        """
+        fd = os.open(self.owner_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                return {}
+            owner = json.loads(os.read(fd, _MAX_OWNER_BYTES))
+        except (ValueError, RecursionError):
+            return {}
+        finally:
+            os.close(fd)
+        return owner if isinstance(owner, dict) else {}
+
+    def has_rows(self) -> bool:
+        """Whether segments or shards are in it."""
+        try:
+            names = os.listdir(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return any(_SEGMENT.fullmatch(name) or ShardName.parse(name) for name in names)
+
+    def standing(self) -> Standing:
+        """Why a log that could not be claimed is left; asked after `claim`."""
+        try:
+            if os.stat(self.path, follow_symlinks=False).st_uid not in (os.getuid(), 0):
+                return "other-user"
+            owner = self.owner()
+        except PermissionError:
+            return "other-user"
+        except (FileNotFoundError, NotADirectoryError):
+            return "ownerless" if self.has_rows() else "gone"
+        return "alive" if owner.get("host") == host_id() else "other-host"
+
+    def why_left(self) -> str:
+        """Say in words why a writer of the same id cannot have this log."""
+        try:
+            folder = self.claim()
+            if folder is None:
+                return _WHY_LEFT[self.standing()]
+            folder.release()
+        except (RlioError, OSError) as error:
+            return f"it cannot be claimed: {error}"
+        return "its writer is dead, and its rows could not be recovered: `rlio recover` says why"
+
     def _lock(self, fd: int, path: str) -> dict[str, Any] | None:
         """Take the lock and read who had it; None where somebody has it."""
         status = os.fstat(fd)
@@ -335,8 +440,9 @@ class AbandonedLog:
         status = os.fstat(fd)
         if (owner.get("device"), owner.get("inode")) == (status.st_dev, status.st_ino):
             return True
-        # A copy (or a disk that has another number since the last start of the machine): nobody ever locks it, so the lock proves nothing.
-        return owner.get("boot") != boot_id() or not _is_running(owner.get("pid"))
+        # A copy (or a disk that has another number since the last start of the machine): nobody ever locks
+        # it, so the lock proves nothing.
+        return owner.get("boot") != boot_id() or not is_running(owner.get("pid"))
 
 
 def find_logs(spool: str) -> list[AbandonedLog]:
@@ -388,7 +494,7 @@ def boot_id() -> str:
         return ""
 
 
-def _is_running(pid: Any) -> bool:
+def is_running(pid: Any) -> bool:
     """Whether a process of that id runs here."""
     if not isinstance(pid, int) or pid <= 0:
         return False
