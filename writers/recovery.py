@@ -18,7 +18,7 @@ import stat
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from rlio.errors import CorruptData, LedgerError, PublishError, RlioError, UnsafeData, excerpt
 from rlio.schemas.log_frames import LogFrames
@@ -29,9 +29,10 @@ from rlio.storage.filesystem import Storage
 from rlio.storage.listing import list_shards
 from rlio.storage.markers import seal
 from rlio.storage.names import check_writer_id, schema_path, trim_name, writer_dir
-from rlio.storage.publish import put_shard
+from rlio.storage.publish import put_shard, read_header
 from rlio.storage.shard_log import ShardLog
-from rlio.storage.spool import AbandonedLog, LogFolder, Spool, find_logs, first_row, spool_of, sweep
+from rlio.storage.spool import AbandonedLog, LogFolder, Spool, Standing, find_logs, first_row, spool_of, sweep
+from rlio.storage.stray_logs import stray_logs
 from rlio.storage.wal import Damage, Frame, SegmentReader, count_whole_rows, read_segment
 from rlio.writers.line_collector import LineCollector
 from rlio.writers.roll import Roll
@@ -40,6 +41,7 @@ from rlio.writers.shard_builder import ShardBuilder
 from rlio.writers.spooling import SpoolLike, parse_spool
 
 __all__ = [
+    "Outcome",
     "RecoveredLog",
     "RecoveryReport",
     "json_header",
@@ -57,13 +59,20 @@ _ASIDE: Final = "_damaged"
 _MOST_WAITING: Final = 128 << 20
 
 
+Outcome: TypeAlias = Literal["recovered", "alive", "other-host", "other-user", "elsewhere", "failed"]
+#: Those that leave rows of writers which are dead, as far as anybody knows.
+_LEFT: Final[frozenset[Outcome]] = frozenset(["other-host", "other-user", "elsewhere", "failed"])
+
+
 @dataclass(frozen=True, kw_only=True)
 class RecoveredLog:
     """What became of one writer's log.
 
     Attributes:
         writer: The writer's id.
-        outcome: "recovered"; "alive" (or of another host, or user); "failed", and will be tried again.
+        outcome: "recovered"; "alive": its writer lives, or may (a copy); "failed", and will be tried again;
+            "other-host", "other-user": left for them; "elsewhere": written to the same URI with other storage
+            options, and left.
         rows: Rows published that were not before.
         lost_rows: Rows of whole frames that lie behind damage; they are set aside, not deleted.
         set_aside: Files that hold what could not be read.
@@ -71,7 +80,7 @@ class RecoveredLog:
     """
 
     writer: str
-    outcome: Literal["recovered", "alive", "failed"]
+    outcome: Outcome
     rows: int = 0
     lost_rows: int = 0
     set_aside: tuple[str, ...] = ()
@@ -99,8 +108,8 @@ class RecoveryReport:
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing failed, and nothing was damaged."""
-        return all(log.error is None for log in self.logs)
+        """Whether nothing failed, nothing was damaged, and nothing is left but what living writers have."""
+        return all(log.error is None and log.outcome not in _LEFT for log in self.logs)
 
     def to_json(self) -> dict[str, Any]:
         """As `rlio recover --json` prints it."""
@@ -132,6 +141,7 @@ def recover(
     *,
     spool: SpoolLike = "auto",
     all_hosts: bool = False,
+    must_exist: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> RecoveryReport:
     """Publish what dead writers left in their logs. Safe at any time, in any number of processes.
@@ -140,12 +150,14 @@ def recover(
         uri: Root of the data set.
         spool: As the writers were given it.
         all_hosts: Also logs of other hosts, and copies of logs: only where their writers are surely dead.
-        storage_options: For fsspec.
+        must_exist: Whether a root with neither a data set nor a log is an error: it may be mistyped.
+        storage_options: For fsspec. Logs lie apart by server: give what the writers were given.
 
     Returns:
         One entry a log; what failed is in it, and logged, and stays to be tried again.
 
     Raises:
+        DataNotFound: With ``must_exist``: there is neither a data set nor a log.
         OptionError: ``spool`` is None, or illegal.
         UnknownName: No filesystem has the URL's scheme.
     """
@@ -155,11 +167,25 @@ def recover(
     if where is not None:
         sweep(where)
     logs = [] if where is None else find_logs(where)
-    return RecoveryReport(
+    found = [_try_log(storage, log, all_hosts=all_hosts) for log in logs]
+    report = RecoveryReport(
         root=storage.uri,
         spool=where,
-        logs=tuple(_try_log(storage, log, all_hosts=all_hosts) for log in logs),
+        logs=(*(log for log in found if log is not None), *_elsewhere(storage, kept)),
     )
+    if must_exist and not report.logs and not list_shards(storage).writers:
+        read_header(storage)
+    return report
+
+
+def _elsewhere(storage: Storage, spool: Spool | None) -> list[RecoveredLog]:
+    """Logs of the same URI in the folders of other servers, which nobody else would ever mention."""
+    strays = [] if spool is None else stray_logs(storage, spool)
+    for stray in strays:
+        logger.warning("%s", stray.message)
+    return [
+        RecoveredLog(writer=stray.log.writer, outcome="elsewhere", error=stray.message) for stray in strays
+    ]
 
 
 def recover_before_writing(
@@ -199,6 +225,8 @@ def recover_interrupted(log: ShardLog, *, timeout: float | None) -> None:
             "`rlio recover` stores them",
             uri=log.storage.uri,
         ) from error
+    if found is None:
+        return
     log.rows_recovered += found.rows
     if found.error is not None or (found.outcome != "recovered" and os.path.exists(path)):
         raise PublishError(
@@ -207,15 +235,19 @@ def recover_interrupted(log: ShardLog, *, timeout: float | None) -> None:
         )
 
 
-def _try_log(storage: Storage, log: AbandonedLog, *, all_hosts: bool) -> RecoveredLog:
-    """Recover one log, whatever may be wrong with it: it must not stand in the way of the others."""
+def _try_log(storage: Storage, log: AbandonedLog, *, all_hosts: bool) -> RecoveredLog | None:
+    """Recover one log, whatever may be wrong with it: it must not stand in the way of the others.
+
+    None where nothing is left of it: its writer has closed, or somebody else has recovered it.
+    """
     try:
         folder = log.claim(all_hosts=all_hosts)
+        standing = log.standing() if folder is None else None
     except (RlioError, OSError) as error:
         logger.error("the log %s could not be claimed: %s", log.path, error)
         return RecoveredLog(writer=log.writer, outcome="failed", error=str(error))
     if folder is None:
-        return RecoveredLog(writer=log.writer, outcome="alive")
+        return _left(log, standing)
     try:
         return _Recovery(storage, folder).run()
     except (RlioError, OSError) as error:
@@ -223,6 +255,17 @@ def _try_log(storage: Storage, log: AbandonedLog, *, all_hosts: bool) -> Recover
         return RecoveredLog(writer=log.writer, outcome="failed", error=str(error))
     finally:
         folder.release()
+
+
+def _left(log: AbandonedLog, standing: Standing | None) -> RecoveredLog | None:
+    """What is said of a log that could not be claimed."""
+    if standing == "gone" or standing is None:
+        return None
+    if standing == "ownerless":
+        error = f"{log.path} has rows and no owner file: restore it, or copy the log once more, whole"
+        logger.error("%s", error)
+        return RecoveredLog(writer=log.writer, outcome="failed", error=error)
+    return RecoveredLog(writer=log.writer, outcome=standing)
 
 
 class _Recovery:
