@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlio.cli.options import IntoStorageOptions, StorageOptions, Uri, parse_storage_options
 from rlio.errors import OptionError, excerpt
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["compact", "gc", "trim"]
 
-_Uri = Annotated[str, typer.Argument(help="Root of the data set: a path or any fsspec URL.")]
 _DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -27,7 +27,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def compact(
-    uri: _Uri,
+    uri: Uri,
     into: Annotated[
         str | None, typer.Option(help="Write one copy of all writers into this new root instead.")
     ] = None,
@@ -41,6 +41,8 @@ def compact(
     ] = False,
     dry_run: _DryRun = False,
     as_json: _Json = False,
+    storage_options: StorageOptions = None,
+    into_storage_options: IntoStorageOptions = None,
 ) -> None:
     """Merge small shards into large ones. Nothing is removed: `rlio gc` does that, a day later."""
     from rlio.maintenance.compact import compact as run
@@ -54,39 +56,47 @@ def compact(
         on_error="skip" if skip_damaged else "raise",
         dry_run=dry_run,
         progress=_bytes_bar,
+        storage_options=parse_storage_options(storage_options),
+        into_storage_options=parse_storage_options(into_storage_options, option="--into-storage-options"),
     )
     _print(report.to_json(), _compact_text(report), as_json=as_json)
 
 
 def trim(
-    uri: _Uri,
+    uri: Uri,
     before: Annotated[
         list[str] | None, typer.Option(help="WRITER=ROW: the first row of a writer to keep; repeatable.")
     ] = None,
     keep_rows: Annotated[int | None, typer.Option(min=0, help="Keep that many of the newest rows.")] = None,
     dry_run: _DryRun = False,
     as_json: _Json = False,
+    storage_options: StorageOptions = None,
 ) -> None:
     """Remove the oldest rows, for good: --before WRITER=ROW, or --keep-rows N."""
     from rlio.maintenance.trim import trim as run
 
     rows = dict(map(_writer_row, before)) if before else None
-    report = run(uri, before=rows, keep_rows=keep_rows, dry_run=dry_run, progress=_bar)
+    options = parse_storage_options(storage_options)
+    report = run(
+        uri, before=rows, keep_rows=keep_rows, dry_run=dry_run, progress=_bar, storage_options=options
+    )
     _print(report.to_json(), _trim_text(report), as_json=as_json)
 
 
 def gc(
-    uri: _Uri,
+    uri: Uri,
     grace: Annotated[
         str, typer.Option(help="How long something must have been superfluous: 90s, 30m, 24h, 7d, or 0.")
     ] = "24h",
     dry_run: _DryRun = False,
     as_json: _Json = False,
+    storage_options: StorageOptions = None,
 ) -> None:
     """Remove what no reader needs: covered shards, trimmed ones, torn and unfinished files."""
     from rlio.maintenance.gc import gc as run
 
-    report = run(uri, grace=_seconds(grace), dry_run=dry_run, progress=_bar)
+    options = parse_storage_options(storage_options)
+    report = run(uri, grace=_seconds(grace), dry_run=dry_run, progress=_bar, storage_options=options)
     _print(report.to_json(), _gc_text(report), as_json=as_json)
 
 

@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-__all__ = ["recover"]
+from rlio.cli.options import StorageOptions, Uri, parse_storage_options
+from rlio.errors import RlioError
+
+if TYPE_CHECKING:
+    from rlio.writers.recovery import RecoveredLog, RecoveryReport
+
+__all__ = ["EXIT_FAILED", "EXIT_LEFT", "recover"]
+
+#: Exit codes, beside 0: something is left, or was damaged; nothing could be said about it.
+EXIT_LEFT: Final = 1
+EXIT_FAILED: Final = 2
+
+_SAID: Final = {
+    "alive": "its writer lives, or it is the copy of a log whose writer does",
+    "other-host": "another host's, and stays: recover it there, or with --all-hosts if that host is gone",
+    "other-user": "another user's, who must recover it",
+    "elsewhere": "written with other storage options, and stays",
+    "failed": "failed, and stays",
+}
 
 
 def recover(
-    uri: Annotated[str, typer.Argument(help="Root of the data set: a path or any fsspec URL.")],
+    uri: Uri,
     spool: Annotated[
         str | None, typer.Option(help="Folder of the writers' logs, where they were given one.")
     ] = None,
@@ -22,27 +40,48 @@ def recover(
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    storage_options: StorageOptions = None,
 ) -> None:
     """Publish the rows that dead writers of this machine left in their logs. Safe at any time.
 
-    Exit codes: 0, nothing is left to recover; 1, a log could not be recovered, or was damaged.
+    Exit codes: 0, nothing is left but what living writers have; 1, a log could not be recovered, was damaged,
+    is another host's or user's, or was written with other storage options; 2, there is neither a data set
+    nor a log, the store cannot be asked, or an option is wrong.
     """
     from rlio.writers.recovery import recover as run_recover
 
-    report = run_recover(uri, spool="auto" if spool is None else spool, all_hosts=all_hosts)
+    try:
+        report = run_recover(
+            uri,
+            spool="auto" if spool is None else spool,
+            all_hosts=all_hosts,
+            must_exist=True,
+            storage_options=parse_storage_options(storage_options),
+        )
+    except (RlioError, OSError, ImportError) as error:
+        typer.echo(f"rlio: {type(error).__name__}: {error}", err=True)
+        raise typer.Exit(EXIT_FAILED) from error
     if as_json:
         typer.echo(json.dumps(report.to_json()))
     else:
-        for log in report.logs:
-            said = {
-                "recovered": f"{log.rows} rows published",
-                "alive": "its writer lives, or is not this host's or user's",
-                "failed": "failed, and stays",
-            }[log.outcome]
-            typer.echo(f"{log.writer}: {said}" + (f"; {log.error}" if log.error else ""))
-            for path in log.set_aside:
-                typer.echo(f"  set aside: {path}")
-            if log.lost_rows:
-                typer.echo(f"  {log.lost_rows} whole rows lie behind the damage")
-        typer.echo(f"{report.rows} rows recovered from {len(report.logs)} logs in {report.spool}")
-    raise typer.Exit(0 if report.is_clean else 1)
+        _show(report)
+    raise typer.Exit(0 if report.is_clean else EXIT_LEFT)
+
+
+def _show(report: RecoveryReport) -> None:
+    """Print what became of each log, and the sum of it."""
+    for log in report.logs:
+        _show_log(log)
+    done = sum(log.outcome == "recovered" for log in report.logs)
+    left = len(report.logs) - done
+    rest = f"; {left} logs are left" if left else ""
+    typer.echo(f"{report.rows} rows recovered from {done} logs in {report.spool}{rest}")
+
+
+def _show_log(log: RecoveredLog) -> None:
+    said = _SAID.get(log.outcome, f"{log.rows} rows published")
+    typer.echo(f"{log.writer}: {said}" + (f"; {log.error}" if log.error else ""))
+    for path in log.set_aside:
+        typer.echo(f"  set aside: {path}")
+    if log.lost_rows:
+        typer.echo(f"  {log.lost_rows} whole rows lie behind the damage")

@@ -6,10 +6,11 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlio.cli.options import StorageOptions, Uri, parse_storage_options
 from rlio.errors import RlioError
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ _COLUMNS = ("end", "trimmed", "missing", "damaged", "live", "waiting", "shards")
 
 
 def verify(
-    uri: Annotated[str, typer.Argument(help="Root of the data set: a path or any fsspec URL.")],
+    uri: Uri,
     level: Annotated[
         LevelOption, typer.Option(help="full: read every byte. quick: names, footers and small files only.")
     ] = LevelOption.full,
@@ -50,6 +51,7 @@ def verify(
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 also for warnings.")] = False,
     limit: Annotated[int, typer.Option(min=1, help="Findings to show; the others are counted.")] = 1000,
+    storage_options: StorageOptions = None,
 ) -> None:
     """Check names, checksums, schemas, values, episodes and the ledger of a data set.
 
@@ -58,15 +60,21 @@ def verify(
     """
     done: RepairReport | None = None
     try:
+        given: dict[str, Any] = {
+            "level": level.value,
+            "spool": spool,
+            "limit": limit,
+            "storage_options": parse_storage_options(storage_options),
+        }
         if repair:
             from rlio.maintenance.repair import repair as run_repair
 
-            done = run_repair(uri, level=level.value, spool=spool, progress=_bar, limit=limit)
+            done = run_repair(uri, progress=_bar, **given)
             report = done.after
         else:
             from rlio.maintenance.verify import verify as run_verify
 
-            report = run_verify(uri, level=level.value, spool=spool, progress=_bar, limit=limit)
+            report = run_verify(uri, progress=_bar, **given)
     except (RlioError, OSError, ImportError) as error:
         typer.echo(f"rlio: {type(error).__name__}: {error}", err=True)
         raise typer.Exit(EXIT_FAILED) from error

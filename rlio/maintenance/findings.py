@@ -75,6 +75,7 @@ CODES: Final[Mapping[str, Severity]] = MappingProxyType(
         "log-unreadable": "warning",
         "log-set-aside": "note",
         "log-waiting": "note",
+        "log-elsewhere": "warning",
     }
 )
 

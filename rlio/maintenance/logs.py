@@ -11,6 +11,7 @@ from rlio.maintenance.row_ranges import without
 from rlio.storage.filesystem import Storage
 from rlio.storage.names import MAX_ROW, ShardName
 from rlio.storage.spool import Spool, find_logs, spool_of
+from rlio.storage.stray_logs import stray_logs
 from rlio.storage.wal import read_segment
 
 __all__ = ["waiting_rows"]
@@ -56,7 +57,20 @@ def waiting_rows(
                 uri=log.path,
                 rows=waiting,
             )
+    _tell_strays(storage, stored, findings, Spool(folder=spool))
     return found
+
+
+def _tell_strays(
+    storage: Storage, stored: Mapping[str, list[range]], findings: Findings, spool: Spool
+) -> None:
+    """Tell of logs of the same URI in the folders of other servers, whose rows may be this data set's."""
+    for stray in stray_logs(storage, spool):
+        rows = without(_logged_rows(stray.log.path, findings), stored.get(stray.log.writer, []))
+        if rows:
+            waiting = sum(map(len, rows))
+            message = f"{waiting} rows of writer {stray.log.writer!r} are in no shard here: {stray.message}"
+            findings.add("log-elsewhere", message, uri=stray.log.path, rows=waiting)
 
 
 def _tell_set_aside(folder: str, findings: Findings) -> None:
