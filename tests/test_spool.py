@@ -74,7 +74,8 @@ def test_logs_are_for_their_user_alone(tmp_path: Path) -> None:
 def test_a_log_of_another_host_is_recovered_by_command_alone(tmp_path: Path) -> None:
     _die_with_rows(tmp_path)
     _edit_owner(tmp_path, host="elsewhere")
-    assert [log.outcome for log in recover(tmp_path).logs] == ["alive"]
+    left = recover(tmp_path)
+    assert ([log.outcome for log in left.logs], left.is_clean) == (["other-host"], False)
     with ParquetWriter(tmp_path):
         pass
     assert rows_of(tmp_path) == []
@@ -139,7 +140,8 @@ def test_logs_and_spools_of_other_users_are_refused(tmp_path: Path) -> None:
     assert (found.outcome, "4242" in str(found.error)) == ("failed", True)
     os.chown(owner, 0, 0)
     os.chown(root / "_wal" / "w", 4242, 4242)
-    assert [log.outcome for log in recover(root).logs] == ["alive"]
+    left = recover(root)
+    assert ([log.outcome for log in left.logs], left.is_clean) == (["other-user"], False)
     assert rows_of(root) == []
     os.chown(root / "_wal" / "w", 0, 0)
     assert recover(root).rows == 3
@@ -205,7 +207,7 @@ def test_a_log_that_is_being_made_is_not_swept_away(tmp_path: Path) -> None:
 def test_a_second_writer_of_the_same_id_is_refused(tmp_path: Path) -> None:
     with ParquetWriter(tmp_path, writer_id="w") as writer:
         writer.write(batch_of(0, 1))
-        with pytest.raises(PublishError, match="there already"):
+        with pytest.raises(PublishError, match="there already: its writer lives"):
             ParquetWriter(tmp_path, writer_id="w")
     assert rows_of(tmp_path) == [0]
 
