@@ -17,6 +17,7 @@ Example:
 from __future__ import annotations
 
 import atexit
+import concurrent.futures.thread  # noqa: F401 - its hook at exit must be registered before ours
 import contextlib
 import logging
 import operator
@@ -494,6 +495,9 @@ def _disown_writers() -> None:
     _written_writers.clear()
 
 
+# Clients of object stores use thread pools, which refuse work once the interpreter has begun to exit: before
+# what atexit runs, and in the reverse order of registration, so that those of the import above come later.
+getattr(threading, "_register_atexit", atexit.register)(_close_open_writers)
 atexit.register(_close_open_writers)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_disown_writers)

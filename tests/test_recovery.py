@@ -218,6 +218,7 @@ def test_recovery_that_fails_leaves_no_threads_and_can_be_repeated(
 ) -> None:
     root = _copy(log, tmp_path / "copy")
     before = threading.active_count()
+    shutil.rmtree(root / "data")
     (root / "data").write_text("in the way")
     for _ in range(3):
         (found,) = recover(root, all_hosts=True).logs

@@ -207,7 +207,7 @@ def test_a_log_that_is_being_made_is_not_swept_away(tmp_path: Path) -> None:
 def test_a_second_writer_of_the_same_id_is_refused(tmp_path: Path) -> None:
     with ParquetWriter(tmp_path, writer_id="w") as writer:
         writer.write(batch_of(0, 1))
-        with pytest.raises(PublishError, match="there already: its writer lives"):
+        with pytest.raises(OptionError, match="was used there already"):
             ParquetWriter(tmp_path, writer_id="w")
     assert rows_of(tmp_path) == [0]
 

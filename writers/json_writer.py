@@ -93,7 +93,8 @@ class JsonWriter(OutputWriter):
         self._provenance = provenance or Provenance()
         self._spaces = self._provenance.spaces_to_json(spaces)
         kept = parse_spool(spool, sync)
-        recover_before_writing(root, kept, storage_options=storage_options)
+        if writer_id is not None:  # Of which there may be a log.
+            recover_before_writing(root, kept, storage_options=storage_options)
         self._log = ShardLog(
             root,
             writer_id=writer_id,
@@ -102,6 +103,9 @@ class JsonWriter(OutputWriter):
             spool=kept,
             about=json_header(self._level, roll=self._roll, provenance=self._provenance.text),
         )
+        if writer_id is None:
+            # After this writer is there to see: who follows must not find every writer closed in between.
+            recover_before_writing(root, kept, storage_options=storage_options)
         self.durable = self._log.is_durable
         self._lines = LineCollector(
             self._log, roll=self._roll, level=self._level, provenance=self._provenance.text

@@ -78,7 +78,8 @@ class ParquetWriter(OutputWriter):
         self._provenance = provenance or Provenance()
         self._spaces = self._provenance.spaces_to_json(spaces)
         kept = parse_spool(spool, sync)
-        recover_before_writing(root, kept, storage_options=storage_options)
+        if writer_id is not None:  # Of which there may be a log.
+            recover_before_writing(root, kept, storage_options=storage_options)
         self._log = ShardLog(
             root,
             writer_id=writer_id,
@@ -87,6 +88,9 @@ class ParquetWriter(OutputWriter):
             spool=kept,
             about=parquet_header(codec, roll=self._roll, provenance=self._provenance.text),
         )
+        if writer_id is None:
+            # After this writer is there to see: who follows must not find every writer closed in between.
+            recover_before_writing(root, kept, storage_options=storage_options)
         self.durable = self._log.is_durable
         self._builder = ShardBuilder(
             self._log,

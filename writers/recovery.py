@@ -27,8 +27,8 @@ from rlio.schemas.schema import Schema
 from rlio.storage.clients import within
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import list_shards
-from rlio.storage.markers import seal
-from rlio.storage.names import check_writer_id, schema_path, trim_name, writer_dir
+from rlio.storage.markers import disclaim, seal
+from rlio.storage.names import check_writer_id, schema_path
 from rlio.storage.publish import put_shard, read_header
 from rlio.storage.shard_log import ShardLog
 from rlio.storage.spool import AbandonedLog, LogFolder, Spool, Standing, find_logs, first_row, spool_of, sweep
@@ -291,8 +291,7 @@ class _Recovery:
         self._move_aside()
         if end:
             seal(self._storage, self._writer, end)
-        else:  # A given id without rows may be given again.
-            self._storage.remove(f"{writer_dir(self._writer)}/{trim_name(0)}")
+        disclaim(self._storage, self._writer)
         for _, path in self._folder.shards():
             os.unlink(path)
         self._folder.remove()

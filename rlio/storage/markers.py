@@ -20,7 +20,7 @@ from __future__ import annotations
 from rlio.storage.filesystem import Storage
 from rlio.storage.names import sealed_name, trim_name, writer_dir
 
-__all__ = ["seal", "trim"]
+__all__ = ["claim", "disclaim", "seal", "trim"]
 
 
 def seal(storage: Storage, writer: str, rows: int) -> None:
@@ -41,6 +41,25 @@ def trim(storage: Storage, writer: str, row: int) -> None:
         OptionError: There is no such writer id or row.
     """
     _put(storage, writer, trim_name(row))
+
+
+def claim(storage: Storage, writer: str) -> None:
+    """Say that ``writer`` is there, before it has stored a row: no row of it is gone.
+
+    Who follows the data set then waits for it, though all others are closed; and a writer id that was given,
+    and not drawn, cannot be given again while rows of it are in a log somewhere, whose numbers would then
+    stand for other rows.
+
+    Raises:
+        PublishError: The marker could not be stored.
+        OptionError: There is no such writer id.
+    """
+    trim(storage, writer, 0)
+
+
+def disclaim(storage: Storage, writer: str) -> None:
+    """Remove what `claim` has put: ``writer`` is sealed, or has no rows and never will."""
+    storage.remove(f"{writer_dir(writer)}/{trim_name(0)}")
 
 
 def _put(storage: Storage, writer: str, name: str) -> None:

@@ -6,7 +6,9 @@ What encodes rows (`rlio.writers`) logs them here and hands whole shards over.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +19,8 @@ from rlio.schemas.schema import Schema
 from rlio.storage.filesystem import Storage
 from rlio.storage.journal import Journal
 from rlio.storage.local import PendingFile
-from rlio.storage.markers import seal, trim
-from rlio.storage.names import ShardName, Suffix, check_writer_id, make_writer_id, trim_name, writer_dir
+from rlio.storage.markers import claim, disclaim, seal
+from rlio.storage.names import ShardName, Suffix, check_writer_id, make_writer_id, writer_dir
 from rlio.storage.publish import put_header
 from rlio.storage.publisher import Publisher, WaitingShard
 from rlio.storage.schema_files import check_agreement, read_schemas
@@ -26,6 +28,11 @@ from rlio.storage.spool import LogFolder, Spool, spool_of
 from rlio.storage.wal import Buffer
 
 __all__ = ["NewShard", "ShardLog", "WriteLedger"]
+
+logger = logging.getLogger("rlio")
+
+# How long opening a writer waits until it can be seen.
+_CLAIM_SECONDS = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,12 +135,19 @@ class ShardLog:
                 uri=self.storage.uri,
             )
         # A root that cannot be written, or is in another format, is found out before rows are taken.
-        put_header(self.storage)
-        self._claims = writer_id is not None and resume_at is None
-        if self._claims:
-            # Drawn ids are new; this one could be given again while rows of now are in a log somewhere, and
-            # the same numbers would then stand for other rows. From here on the writer's folder is there.
-            trim(self.storage, self.writer_id, 0)
+        self._claims = resume_at is None
+        try:
+            put_header(self.storage)
+            if self._claims:
+                self._claim(given=writer_id is not None)
+        except OSError as error:
+            if isinstance(error, RlioError):
+                raise
+            raise PublishError(
+                f"nothing can be stored there: {type(error).__name__}: {error}; repair access, then open the "
+                "writer again",
+                uri=self.storage.uri,
+            ) from error
         self._pid = os.getpid()
         self.journal = self._open_journal(spool, about or {})
         self._publisher = Publisher(self.storage, self.writer_id, self.journal)
@@ -145,6 +159,22 @@ class ShardLog:
         self.interrupted = False
         #: Rows that were stored from the log, since memory was in doubt.
         self.rows_recovered = 0
+
+    def _claim(self, *, given: bool) -> None:
+        """Be seen. A drawn id needs no claim to be safe: a store that hangs does not hold up its writer."""
+        if given:
+            claim(self.storage, self.writer_id)
+            return
+
+        def attempt() -> None:
+            try:
+                claim(self.storage, self.writer_id)
+            except (RlioError, OSError) as error:
+                logger.warning("followers will not see this writer before its first shard: %s", error)
+
+        thread = threading.Thread(target=attempt, name="rlio-claim", daemon=True)
+        thread.start()
+        thread.join(_CLAIM_SECONDS)
 
     def _open_journal(self, spool: Spool | None, about: Mapping[str, Any]) -> Journal | None:
         where = None if spool is None else spool_of(self.storage, spool)
@@ -325,10 +355,8 @@ class ShardLog:
         """
         keep = seal_at is None
         try:
-            if seal_at:
-                self._publisher.finish(lambda: seal(self.storage, self.writer_id, seal_at), timeout=timeout)
-            elif seal_at == 0 and self._claims:
-                self.storage.remove(f"{writer_dir(self.writer_id)}/{trim_name(0)}")
+            if seal_at is not None:
+                self._publisher.finish(lambda: self._say_closed(seal_at), timeout=timeout)
         except PublishError:
             keep = True
             raise
@@ -336,3 +364,9 @@ class ShardLog:
             self._publisher.stop()
             if self.journal is not None:
                 self.journal.close(keep=keep)
+
+    def _say_closed(self, rows: int) -> None:
+        if rows:
+            seal(self.storage, self.writer_id, rows)
+        if self._claims:
+            disclaim(self.storage, self.writer_id)
