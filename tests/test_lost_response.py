@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +17,8 @@ from stored_batches import numbered
 from rlio import DatasetReader, ParquetWriter, concat_samples
 from rlio.errors import PublishError, RlioError
 from rlio.storage.filesystem import Retry, Storage
+from rlio.storage.spool import Spool
+from rlio.writers.recovery import recover
 
 STORES = [
     pytest.param("s3", marks=pytest.mark.xdist_group("s3")),
@@ -46,12 +51,14 @@ def read(server: Server, root: str) -> list[int]:
     return rows
 
 
-def write_through(between: Proxy, server: Server, spoil: Spoil, at: range) -> int:
+def write_through(
+    between: Proxy, server: Server, spoil: Spoil, at: range, *, spool: Spool | None = None
+) -> int:
     """Write while exchanges are spoiled; gives how often flush() was refused."""
     root, options = server.fresh_root(), dict(server.options_at(between.port))
     refused = 0
     between.disarm()
-    with ParquetWriter(root, spool=None, storage_options=options) as writer:
+    with ParquetWriter(root, spool=spool, storage_options=options) as writer:
         between.arm(spoil, at)
         for first in range(0, 20, 10):
             writer.write(numbered(10, first))
@@ -73,6 +80,70 @@ def test_a_lost_answer_to_a_writer_loses_and_doubles_nothing(
     server: Server, between: Proxy, spoil: Spoil, k: int
 ) -> None:
     assert write_through(between, server, spoil, range(k, k + 1)) == 0, "one loss is repaired by trying again"
+
+
+@pytest.mark.parametrize("spoil", ["drop", "cut", "reset"])
+@pytest.mark.parametrize("k", [1, 2])
+def test_a_lost_answer_to_a_writer_with_a_log_loses_and_doubles_nothing(
+    server: Server, between: Proxy, spoil: Spoil, k: int, tmp_path: Path
+) -> None:
+    assert write_through(between, server, spoil, range(k, k + 1), spool=Spool(folder=tmp_path)) == 0
+    assert logged(tmp_path) == [], "a log goes once its rows are stored"
+
+
+def test_rows_whose_answers_were_all_lost_are_in_the_log_of_a_dead_writer_and_recovered_once(
+    server: Server, between: Proxy, tmp_path: Path
+) -> None:
+    """The store has a shard of which the writer never learned; recovery makes the same one again."""
+    root, options = server.fresh_root(), dict(server.options_at(between.port))
+    program = _WRITING.format(
+        tests=str(Path(__file__).parent), root=root, spool=str(tmp_path), options=options
+    )
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", program], **pipes) as process:
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            assert process.stdout.readline() == "open\n"
+            between.arm("drop", range(1, 10_000))
+            process.stdin.write("write\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "written\n"
+            until = time.monotonic() + 30
+            while not between.spoiled:
+                assert time.monotonic() < until
+                time.sleep(0.01)
+        finally:
+            process.kill()
+    between.disarm()
+    assert logged(tmp_path) != [], "what is tested"
+    report = recover(root, spool=Spool(folder=tmp_path), storage_options=options)
+    assert report.is_clean, report
+    assert (len(report.logs), logged(tmp_path)) == (1, [])
+    assert read(server, root) == list(range(25))
+
+
+_WRITING = """
+import sys
+sys.path.insert(0, {tests!r})
+from rlio import ParquetWriter, Roll
+from rlio.storage.spool import Spool
+from stored_batches import numbered
+roll = Roll(max_rows=10, max_seconds=None)
+writer = ParquetWriter({root!r}, spool=Spool(folder={spool!r}), roll=roll, storage_options={options!r})
+writer.write(numbered(5))  # The first one asks the store for its schemas.
+print("open", flush=True)
+sys.stdin.readline()
+for first in range(5, 25, 5):
+    writer.write(numbered(5, first))
+print("written", flush=True)
+sys.stdin.readline()
+"""
+
+
+def logged(folder: Path) -> list[str]:
+    """Segments and shards that wait in a spool."""
+    return sorted(path.name for path in folder.rglob("*") if path.suffix in (".wal", ".parquet"))
 
 
 @pytest.mark.soak
