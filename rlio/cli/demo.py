@@ -18,6 +18,7 @@ import typer
 from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch
+from rlio.cli.options import StorageOptions, parse_storage_options
 from rlio.errors import MissingExtra, OptionError
 from rlio.storage.filesystem import Storage
 
@@ -44,6 +45,7 @@ class DemoOptions:
         offline_updates: Updates of the policy that learns from the record alone.
         tuning_updates: Updates on the mix that follow; each takes half a batch of live steps.
         episodes: Episodes of each evaluation.
+        storage_options: For fsspec.
     """
 
     out: str = "runs/demo"
@@ -53,6 +55,8 @@ class DemoOptions:
     offline_updates: int = 4_000
     tuning_updates: int = 400
     episodes: int = 100
+    # May hold secrets.
+    storage_options: dict[str, Any] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,7 @@ class DemoReport:
 
     Attributes:
         root: The data set.
+        uri: The data set, for people: absolute, without secrets.
         plot: URI of the plot.
         rows: The table.
         recorded_steps: Steps in the data set.
@@ -92,6 +97,7 @@ class DemoReport:
     """
 
     root: str = ""
+    uri: str = ""
     plot: str = ""
     rows: list[Row] = field(default_factory=list)
     recorded_steps: int = 0
@@ -115,7 +121,7 @@ def run_demo(options: DemoOptions, *, progress: Progress | None = None) -> DemoR
 
     shown = progress or _silent
     report = DemoReport()
-    root = _fresh_folder(options.out)
+    root = _fresh_folder(options)
     report.root = f"{root}/cartpole"
     _evaluate(report, options, "random", RandomPolicy(), live=0, logged=0, speed=None)
     behaviour = _train_live(report, options, shown)
@@ -126,8 +132,9 @@ def run_demo(options: DemoOptions, *, progress: Progress | None = None) -> DemoR
         row if row.policy == "random" else replace(row, bytes_per_step=report.bytes_per_step)
         for row in report.rows
     ]
-    storage = Storage.open(root)
+    storage = Storage.open(root, storage_options=options.storage_options)
     storage.put("returns.png", _plot(report))
+    report.uri = storage.uri_of("cartpole")
     report.plot = storage.uri_of("returns.png")
     return report
 
@@ -170,7 +177,7 @@ def _record(report: DemoReport, options: DemoOptions, policy: DQN, progress: Pro
 
     num_envs, fragment = 10, 100
     # A fixed id, so that a seed gives the same files; a data set of one's own leaves it out.
-    writer = ParquetWriter(report.root, writer_id="w00000-00000000")
+    writer = ParquetWriter(report.root, writer_id="w00000-00000000", storage_options=options.storage_options)
     raw = 0
     start = time.perf_counter()
     with (
@@ -213,6 +220,7 @@ def _train_offline(report: DemoReport, options: DemoOptions, progress: Progress)
             shuffle=True,
             seed=_seed(options, "offline"),
             columns=list(_LEARNED),
+            storage_options=options.storage_options,
         ) as reader,
         progress("train offline", options.offline_updates) as advance,
     ):
@@ -239,7 +247,12 @@ def _tune(report: DemoReport, options: DemoOptions, policy: DQN, progress: Progr
             ENV,
             policy,
             input={"sampler": 0.5, report.root: 0.5},
-            input_options={"batch_size": size, "shuffle": True, "columns": "intersect"},
+            input_options={
+                "batch_size": size,
+                "shuffle": True,
+                "columns": "intersect",
+                "storage_options": options.storage_options,
+            },
             rollout=RolloutConfig(num_envs=8, rollout_fragment_length=16),
             seed=_seed(options, "tuning"),
         ) as worker,
@@ -308,11 +321,12 @@ def _seed(options: DemoOptions, part: str) -> int:
     return int(np.random.SeedSequence([options.seed, _SEEDS[part]]).generate_state(1)[0])
 
 
-def _fresh_folder(out: str) -> str:
+def _fresh_folder(options: DemoOptions) -> str:
     """The first numbered folder below ``out`` that holds nothing."""
+    out = options.out
     for number in range(1, 10_000):
         root = f"{out.rstrip('/')}/{number:03d}"
-        if not Storage.open(root).exists():
+        if not Storage.open(root, storage_options=options.storage_options).exists():
             return root
     raise OptionError(f"out={out!r} holds 9,999 runs: name another folder")
 
@@ -372,17 +386,17 @@ def demo(
     quick: Annotated[
         bool, typer.Option(help="A tenth of the work: to see it run, not to learn much.")
     ] = False,
+    storage_options: StorageOptions = None,
 ) -> None:
     """Train a little on CartPole, record 50,000 steps, train from them alone, then tune on a live mix."""
     import torch
 
     # Networks this small are quicker in one thread; the other core decodes and encodes.
     torch.set_num_threads(1)
-    options = DemoOptions(out=out, seed=seed)
+    options = DemoOptions(out=out, seed=seed, storage_options=parse_storage_options(storage_options))
     if quick:
-        options = DemoOptions(
-            out=out,
-            seed=seed,
+        options = replace(
+            options,
             train_steps=1_600,
             record_steps=5_000,
             offline_updates=200,
@@ -416,5 +430,4 @@ def _show(report: DemoReport) -> None:
         f"{report.bytes_per_step:.1f} bytes a step ({report.raw_bytes_per_step:.0f} in memory)",
         highlight=False,
     )
-    where = Storage.open(report.root).uri
-    console.print(f"data set  {where}\nplot      {report.plot}", highlight=False, soft_wrap=True)
+    console.print(f"data set  {report.uri}\nplot      {report.plot}", highlight=False, soft_wrap=True)
