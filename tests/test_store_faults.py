@@ -9,6 +9,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import fsspec
@@ -16,14 +17,16 @@ import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from rlio import DatasetReader, JsonWriter, ParquetWriter, Roll, SampleBatch, concat_samples
+from rlio import DatasetReader, JsonWriter, ParquetWriter, Roll, SampleBatch, compact, concat_samples
 from rlio.errors import CorruptData, EndOfData, PublishError, RlioError
 from rlio.interfaces import OutputWriter
+from rlio.maintenance.compact import CompactReport
 from rlio.storage.filesystem import Retry
+from rlio.storage.spool import Spool
 from rlio.testing import FaultyFileSystem, FaultyRenamingFileSystem
 from rlio.testing.filesystem import Call, Fault
 
-FAILURES: tuple[Fault, ...] = ("before", "after", "torn", "stale", "unordered")
+FAILURES: tuple[Fault, ...] = ("before", "after", "torn", "slow", "stale", "unordered")
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +52,7 @@ class Store:
             "target": MemoryFileSystem(),
             "choose": self._choose,
             "history": {},
+            "delay": 0.002,
         }
 
     def _choose(self, call: Call) -> Fault | None:
@@ -56,11 +60,16 @@ class Store:
         self.count += 1
         return self.choose(numbered)
 
-    def writer(self, index: int, *, json: bool = False, rows: int = 7) -> OutputWriter:
+    def writer(
+        self, index: int, *, json: bool = False, rows: int = 7, spool: Spool | None = None
+    ) -> OutputWriter:
         kind = JsonWriter if json else ParquetWriter
         roll = Roll(max_rows=rows, max_seconds=None)
         name = f"w{index:05d}-00000000"
-        return kind(self.root, spool=None, roll=roll, writer_id=name, storage_options=self.options)
+        return kind(self.root, spool=spool, roll=roll, writer_id=name, storage_options=self.options)
+
+    def compact(self) -> CompactReport:
+        return compact(self.root, storage_options=self.options)
 
     def leftovers(self) -> list[str]:
         """Unfinished uploads."""
@@ -81,8 +90,11 @@ def batch_of(who: int, first: int, rows: int) -> SampleBatch:
     return SampleBatch(t=t, who=np.full(rows, who), obs=t.astype(np.float32))
 
 
-def run_seed(seed: int) -> Counter[str]:
-    """One or two writers and a reader over a store that fails at random; gives what happened how often."""
+def run_seed(seed: int, folder: Path) -> Counter[str]:
+    """Writers, readers and compaction over a store that fails at random; gives what happened how often.
+
+    Half of the seeds write with a log, which lies in ``folder``.
+    """
     draw = random.Random(seed)
     store = Store(renames=bool(seed % 2))
     share = draw.choice((0.02, 0.1, 0.3))
@@ -102,33 +114,53 @@ def run_seed(seed: int) -> Counter[str]:
         return fault
 
     count = draw.choice((1, 1, 2))
-    writers = [store.writer(i, json=draw.random() < 0.3) for i in range(count)]
+    spool = Spool(folder=folder, sync="never") if seed % 4 < 2 else None
+    writers = [store.writer(i, json=draw.random() < 0.3, spool=spool) for i in range(count)]
     written, acknowledged = [0] * count, [0] * count
     store.choose = choose
-    for _ in range(draw.randrange(4, 10)):
+    for _ in range(draw.randrange(4, 9)):
         i = draw.randrange(count)
         what = draw.random()
-        if what < 0.6:
+        if what < 0.55:
             rows = draw.randrange(1, 9)
             writers[i].write(batch_of(i, written[i], rows))
             written[i] += rows
-        elif what < 0.85:
+        elif what < 0.8:
             try:
                 writers[i].flush()
                 acknowledged[i] = written[i]
             except PublishError:
                 happened["flush refused"] += 1
-        else:
+        elif what < 0.95:
             _read_amid_faults(store, written, acknowledged, happened)
+        else:
+            _compact_amid_faults(store, happened)
     store.choose = lambda call: None
     _check(store, written, acknowledged, "as if the writers had died here")
     died_with = list(acknowledged)
     for i, writer in enumerate(writers):
         writer.close()
         acknowledged[i] = written[i]
+    assert logs_in(folder) == []
+    if draw.random() < 0.2 and sum(written):
+        happened["merged"] += len(store.compact().runs)
+        died_with = []
     if acknowledged != died_with:
         _check(store, written, acknowledged, "once the store works again")
     return happened
+
+
+def logs_in(folder: Path) -> list[Path]:
+    """Segments and shards that wait in a spool."""
+    return [path for path in folder.rglob("*") if path.suffix in (".wal", ".parquet", ".jsonl")]
+
+
+def _compact_amid_faults(store: Store, happened: Counter[str]) -> None:
+    """It merges what it finds, or raises an error that says what it is."""
+    try:
+        happened["merged"] += len(store.compact().runs)
+    except (RlioError, OSError) as error:
+        happened[f"compaction refused: {type(error).__name__}"] += 1
 
 
 def _read_amid_faults(
@@ -165,30 +197,31 @@ def _check_prefixes(rows: list[tuple[int, int]], least: list[int], most: list[in
         assert least[i] <= len(numbers) <= most[i]
 
 
-def run_seeds(seeds: range) -> Counter[str]:
+def run_seeds(seeds: range, folder: Path) -> Counter[str]:
     happened: Counter[str] = Counter()
     for seed in seeds:
         try:
-            happened += run_seed(seed)
+            happened += run_seed(seed, folder)
         except BaseException as error:
-            error.add_note(f"run_seed({seed}) repeats it")
+            error.add_note(f"run_seed({seed}, folder) repeats it")
             raise
         MemoryFileSystem.store.clear()
     return happened
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_over_1000_seeds_of_faults_every_acknowledged_row_is_there_once(part: int) -> None:
-    happened = run_seeds(range(250 * part, 250 * (part + 1)))
+def test_over_1000_seeds_of_faults_every_acknowledged_row_is_there_once(part: int, tmp_path: Path) -> None:
+    happened = run_seeds(range(250 * part, 250 * (part + 1)), tmp_path)
     assert all(happened[fault] > 25 for fault in FAILURES)
     assert happened["read"] > 25, "the readers amid faults read something too"
+    assert happened["merged"] > 25, "compaction had something to do"
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("part", range(20))
 @pytest.mark.timeout(3600)
-def test_over_20000_seeds_of_faults_every_acknowledged_row_is_there_once(part: int) -> None:
-    run_seeds(range(1000 * (part + 1), 1000 * (part + 2)))
+def test_over_20000_seeds_of_faults_every_acknowledged_row_is_there_once(part: int, tmp_path: Path) -> None:
+    run_seeds(range(1000 * (part + 1), 1000 * (part + 2)), tmp_path)
 
 
 def test_a_last_shard_that_is_half_uploaded_is_not_there_yet_and_of_a_closed_writer_it_is_torn(
