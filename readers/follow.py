@@ -426,7 +426,8 @@ class FollowPass:
 
     def _is_complete(self) -> bool:
         """Whether every writer is closed for good; all that was listed is served."""
-        writers = self._listing.writers
+        # With those that are only known by a marker: writers that have just begun.
+        writers = self._listing.writers + list(self._listing.trimmed)
         return bool(writers) and all(writer in self._listing.sealed for writer in writers)
 
     def _end_idle(self) -> None:
