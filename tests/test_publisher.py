@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from crash_shim import impatient
 
-from rlio import SampleBatch
+from rlio import ParquetWriter, SampleBatch
 from rlio.errors import PublishError
 from rlio.schemas.schema import Schema
 from rlio.storage.filesystem import Storage
@@ -184,3 +184,17 @@ def test_a_flush_with_nothing_to_store_returns_at_once(tmp_path: Path) -> None:
     publisher, _ = _publisher(tmp_path)
     publisher.flush()
     publisher.stop()
+
+
+def test_a_thread_that_dies_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A defect in the background is an error of the next call, not a wait for ever."""
+    def defect(self: Journal, row: int) -> None:
+        raise TypeError("planted")
+
+    writer = ParquetWriter(tmp_path)
+    writer.write(SampleBatch(t=np.arange(3)))
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "release", defect)
+        for act in (writer.flush, writer.flush):
+            with pytest.raises(PublishError, match=r"has died.*planted"):
+                act()

@@ -82,6 +82,8 @@ class Publisher:
         self._delay = 0.0
         self._retry_at = 0.0
         self._urgent = 0
+        #: What ended the thread, if it did not end as it should.
+        self._died: BaseException | None = None
         #: Whether the store keeps shards waiting: then nobody waits for it a second time.
         self._slow = False
         self._last: Callable[[], object] | None = None
@@ -139,9 +141,12 @@ class Publisher:
             first = self._attempts + 1
             self._changed.notify_all()
             try:
-                self._changed.wait_for(lambda: not self._queue or self._failed >= first, timeout)
+                self._changed.wait_for(
+                    lambda: not self._queue or self._failed >= first or self._died is not None, timeout
+                )
             finally:
                 self._urgent -= 1
+            self._check_alive()
             if not self._queue:
                 return
             rows = sum(shard.name.rows for shard in self._queue)
@@ -164,7 +169,8 @@ class Publisher:
         with self._changed:
             self._last = last
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._last is None, timeout)
+            self._changed.wait_for(lambda: self._last is None or self._died is not None, timeout)
+            self._check_alive()
             failure, pending = self._last_error, self._last is not None
         if failure is not None:
             raise failure
@@ -192,6 +198,24 @@ class Publisher:
     # ---- in the thread ----
 
     def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            # A defect of ours: whoever waits for this thread must not wait for ever.
+            logger.exception("the thread that stores shards has died")
+            with self._changed:
+                self._died = error
+                self._changed.notify_all()
+
+    def _check_alive(self) -> None:
+        if self._died is not None:
+            raise PublishError(
+                f"the thread that stores shards has died ({self._died!r}), with rows that are not stored: "
+                f"{self._safe()}; report this",
+                uri=self._storage.uri,
+            ) from self._died
+
+    def _work(self) -> None:
         while (shard := self._next()) is not None:
             try:
                 self._store(shard)
