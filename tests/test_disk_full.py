@@ -20,7 +20,7 @@ from crash_child import WRITERS, Tally, fork, logs_of, rows_of, wait_for
 from crash_shim import Call, failing, impatient, intercepted
 
 from rlio import JsonWriter, ParquetWriter, Roll
-from rlio.errors import PublishError, RlioError
+from rlio.errors import OptionError, PublishError, RlioError
 from rlio.storage.wal import Sync
 from rlio.writers.recovery import recover
 
@@ -30,7 +30,10 @@ _ROLL = Roll(max_rows=8, max_seconds=None)
 
 
 def _open(root: Path, kind: str, sync: Sync) -> ParquetWriter | JsonWriter:
-    return WRITERS[kind](root, roll=_ROLL, writer_id="w", sync=sync)
+    try:
+        return WRITERS[kind](root, roll=_ROLL, writer_id="w", sync=sync)
+    except OptionError:  # An earlier attempt has claimed the id, and could not give it back.
+        return WRITERS[kind](root, roll=_ROLL, sync=sync)
 
 
 def _persist(act: Callable[[], object], *, attempts: int = 4) -> None:

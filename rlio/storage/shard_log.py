@@ -136,20 +136,24 @@ class ShardLog:
             )
         # A root that cannot be written, or is in another format, is found out before rows are taken.
         self._claims = resume_at is None
+        self._pid = os.getpid()
         try:
             put_header(self.storage)
             if self._claims:
                 self._claim(given=writer_id is not None)
-        except OSError as error:
-            if isinstance(error, RlioError):
+            self.journal = self._open_journal(spool, about or {})
+        except BaseException as error:
+            if self._claims and writer_id is not None:
+                # So that the same id can be given again; where that fails too, it cannot.
+                with contextlib.suppress(OSError, RlioError):
+                    disclaim(self.storage, self.writer_id)
+            if not isinstance(error, OSError) or isinstance(error, RlioError):
                 raise
             raise PublishError(
                 f"nothing can be stored there: {type(error).__name__}: {error}; repair access, then open the "
                 "writer again",
                 uri=self.storage.uri,
             ) from error
-        self._pid = os.getpid()
-        self.journal = self._open_journal(spool, about or {})
         self._publisher = Publisher(self.storage, self.writer_id, self.journal)
         #: Number of the first row of the next shard.
         self.next_row = resume_at or 0
