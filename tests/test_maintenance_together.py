@@ -137,6 +137,10 @@ def _run_all(root: Path, *, processes: int, shards: int, threads: int, readers: 
         process.start()
     for process in writers:
         process.join(120)
+    until = time.monotonic() + 60  # The trimmer may only just have begun, on a busy machine.
+    while not {writer_id(x) for x in trimmed} <= set(list_shards(Storage.open(data)).trimmed):
+        assert time.monotonic() < until
+        time.sleep(0.1)
     done.set()
     for process in others:
         process.join(60)
