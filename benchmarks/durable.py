@@ -135,7 +135,7 @@ def show(report: dict[str, Any]) -> None:
             print(f"  {text:<26} {report[key]:.2f}x")
     for key, figures in report.items():
         if key.startswith("write()"):
-            print(f"  {key:<32} " + "  ".join(f"{name} {value:.2f}" for name, value in figures.items()))
+            print(f"  {key:<36} " + "  ".join(f"{name} {value:.2f}" for name, value in figures.items()))
 
 
 if __name__ == "__main__":
