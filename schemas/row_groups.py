@@ -196,7 +196,7 @@ class GroupBuffer:
             self._batches.append((start, piece.attributes))
         ends = _text_ends(arrays, policy)
         text = int(ends[-1]) if ends is not None and len(ends) else 0
-        # Only now the rows are there. Nothing is called between these lines, so that no signal strikes either.
+        # Only now the rows are there. Nothing is called between these lines, so that no signal strikes.
         self._counts = counts
         self._units += units
         self._has_missing = has_missing

@@ -188,6 +188,7 @@ def test_a_flush_with_nothing_to_store_returns_at_once(tmp_path: Path) -> None:
 
 def test_a_thread_that_dies_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A defect in the background is an error of the next call, not a wait for ever."""
+
     def defect(self: Journal, row: int) -> None:
         raise TypeError("planted")
 
