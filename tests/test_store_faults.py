@@ -252,14 +252,14 @@ def test_a_last_shard_that_is_half_uploaded_is_not_there_yet_and_of_a_closed_wri
 # ---- the n-th call fails, n = 1, 2, 3 ... until none is left ----
 
 
-def threads_of_ours() -> list[str]:
-    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("rlio"))
+def threads_of_ours() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("rlio")]
 
 
-def settled(expected: list[str]) -> bool:
-    """Whether the threads that were started since have ended."""
+def settled(before: list[threading.Thread]) -> bool:
+    """Whether the threads that were started since have ended; those of other tests may end meanwhile."""
     for _ in range(100):
-        if threads_of_ours() == expected:
+        if all(thread in before for thread in threads_of_ours()):
             return True
         time.sleep(0.02)
     return False
