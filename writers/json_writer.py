@@ -33,7 +33,7 @@ from rlio.writers.age_timer import AgeTimer
 from rlio.writers.line_collector import LineCollector
 from rlio.writers.recovery import json_header, recover_before_writing, recover_interrupted
 from rlio.writers.roll import Roll
-from rlio.writers.spooling import SpoolLike, parse_spool, schema_after
+from rlio.writers.spooling import SpoolLike, make_room, parse_spool, schema_after
 
 __all__ = ["JsonWriter"]
 
@@ -137,7 +137,7 @@ class JsonWriter(OutputWriter):
     def _write(self, batch: Batch) -> None:
         self._log.check_whole()
         self._lines.check()
-        self._make_room()
+        make_room(self._log, self._roll, store=self._log.publish, flush=self._flush, finish=self._finish)
         if batch.agent_steps() == 0:
             return
         # Until all of the batch is encoded nothing is kept: one that is refused leaves no trace.
@@ -162,22 +162,6 @@ class JsonWriter(OutputWriter):
         if self._lines.ended > ended:
             self._log.cut(begins_shard=False)
         self._timer.start()
-
-    def _make_room(self) -> None:
-        """Publish first what can be neither logged nor held in memory any longer.
-
-        Raises:
-            PublishError: It cannot be published; nothing new is taken.
-        """
-        journal = self._log.journal
-        if journal is None:
-            if self._log.waiting_bytes >= self._roll.max_bytes:
-                self._log.publish()
-        elif journal.failure is not None:  # A sync has failed: the log no longer protects what is in it.
-            self._flush()
-        elif not journal.has_room():
-            self._finish()
-            self._log.wait_for_room()
 
     def _encode(self, batch: Batch, schema: Schema) -> Iterator[tuple[bytes, int]]:
         """Lines, as they will lie in the file, and the rows of each."""

@@ -27,7 +27,7 @@ from rlio.writers.recovery import parquet_header, recover_before_writing, recove
 from rlio.writers.roll import Roll
 from rlio.writers.row_collector import RowCollector
 from rlio.writers.shard_builder import ShardBuilder
-from rlio.writers.spooling import SpoolLike, parse_spool, schema_after
+from rlio.writers.spooling import SpoolLike, make_room, parse_spool, schema_after
 
 __all__ = ["ParquetWriter"]
 
@@ -128,7 +128,7 @@ class ParquetWriter(OutputWriter):
     def _write(self, batch: Batch) -> None:
         self._log.check_whole()
         self._builder.check()
-        self._make_room()
+        make_room(self._log, self._roll, store=self._builder.store, flush=self._flush, finish=self._finish)
         schema = schema_after(self._rows.schema, batch, spaces=self._spaces, stored=self._provenance.stored)
         if not schema.policies:
             return
@@ -155,22 +155,6 @@ class ParquetWriter(OutputWriter):
         if self._rows.ended > ended:
             self._log.cut(begins_shard=False)
         self._timer.start()
-
-    def _make_room(self) -> None:
-        """Publish first what can be neither logged nor held in memory any longer.
-
-        Raises:
-            PublishError: It cannot be published; nothing new is taken.
-        """
-        journal = self._log.journal
-        if journal is None:
-            if self._log.waiting_bytes >= self._roll.max_bytes:
-                self._builder.store()
-        elif journal.failure is not None:  # A sync has failed: the log no longer protects what is in it.
-            self._flush()
-        elif not journal.has_room():
-            self._finish()
-            self._log.wait_for_room()
 
     def _use(self, schema: Schema) -> None:
         """Go on with a new schema."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
@@ -11,10 +11,12 @@ from rlio.batch import MultiAgentBatch
 from rlio.errors import OptionError, SchemaConflict, excerpt
 from rlio.interfaces import Batch
 from rlio.schemas.schema import Schema
+from rlio.storage.shard_log import ShardLog
 from rlio.storage.spool import Spool
 from rlio.storage.wal import Sync
+from rlio.writers.roll import Roll
 
-__all__ = ["SpoolLike", "parse_spool", "schema_after"]
+__all__ = ["SpoolLike", "make_room", "parse_spool", "schema_after"]
 
 SpoolLike: TypeAlias = "Literal['auto'] | str | os.PathLike[str] | Spool | None"
 
@@ -61,3 +63,34 @@ def schema_after(
             "as_multi_agent(), or open another writer"
         )
     return schema.extended(batch, spaces=spaces)
+
+
+def make_room(
+    log: ShardLog,
+    roll: Roll,
+    *,
+    store: Callable[[], object],
+    flush: Callable[[], object],
+    finish: Callable[[], object],
+) -> None:
+    """Publish first what can be neither logged nor held in memory any longer.
+
+    Args:
+        log: The writer's.
+        roll: Its ``max_bytes`` is what may wait in memory where there is no log.
+        store: Stores the shards that wait.
+        flush: Publishes everything.
+        finish: Ends the open shard, which is then stored in the background.
+
+    Raises:
+        PublishError: It cannot be published; nothing new is to be taken.
+    """
+    journal = log.journal
+    if journal is None:
+        if log.waiting_bytes >= roll.max_bytes:
+            store()
+    elif journal.failure is not None:  # A sync has failed: the log no longer protects what is in it.
+        flush()
+    elif not journal.has_room():
+        finish()
+        log.wait_for_room()

@@ -78,6 +78,7 @@ class Clients:
         return {"fs": self._fs, "timeout": self.timeout}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        # Connections do not travel: all but these two is made anew, which is what __init__ does.
         self.__init__(state["fs"], timeout=state["timeout"])  # type: ignore[misc]
 
     def __del__(self) -> None:

@@ -42,7 +42,7 @@ from rlio.storage.wal import Sync
 try:
     import fcntl
 except ImportError:  # Windows: no flock, and so no log.
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None  # type: ignore[assignment]  # To mypy a module is never None.
 
 __all__ = [
     "AbandonedLog",

@@ -26,7 +26,7 @@ from rlio.storage.spool import (
 try:
     import fcntl
 except ImportError:  # Windows: no flock, and so no log.
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None  # type: ignore[assignment]  # To mypy a module is never None.
 
 __all__ = ["StrayLog", "stray_logs"]
 
