@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.errors import CorruptData, SchemaError
+from rlio.schemas.dtypes import stored_dtype
 
 __all__ = ["TEXTS", "ColumnSpec", "FrameStack", "Kind", "Nullable"]
 
@@ -100,7 +101,7 @@ class ColumnSpec:
     @property
     def numpy(self) -> np.dtype[Any]:
         """The in-memory dtype."""
-        return np.dtype(self.dtype)
+        return stored_dtype(self.dtype)
 
     @property
     def native(self) -> np.dtype[Any]:

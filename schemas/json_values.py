@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.errors import CorruptData, SchemaError, excerpt
+from rlio.schemas.dtypes import stored_dtype
 
 __all__ = ["dump_value", "floats_from_json", "floats_to_json", "load_value", "value_from_json"]
 
@@ -198,7 +199,7 @@ def _array_from_plain(dtype_text: str, shape: tuple[int, ...], data: Any, depth:
         for index, item in enumerate(data):
             flat[index] = _from_plain(item, depth + 1)
         return flat.reshape(shape)
-    dtype = np.dtype(dtype_text)
+    dtype = stored_dtype(dtype_text)
     if dtype.kind not in "biufcmMSU":
         raise ValueError(f"dtype {dtype_text}")
     if math.prod(shape) * dtype.itemsize > _MAX_ARRAY_BYTES:

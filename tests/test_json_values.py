@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as npst
 from stored_batches import same_objects
 
 from rlio.errors import CorruptData, SchemaError
+from rlio.schemas.column import ColumnSpec
 from rlio.schemas.json_values import dump_value, floats_from_json, floats_to_json, load_value
 
 scalars = st.one_of(
@@ -116,3 +117,13 @@ def test_names_of_classes_are_only_text() -> None:
 def test_lists_of_floats_hold_what_any_json_reader_takes(values: np.ndarray) -> None:
     text = json.dumps(floats_to_json(values), allow_nan=False)
     assert np.array_equal(np.array(floats_from_json(json.loads(text)), np.float32), values, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "text", ["<,", ",4", "3f4,i8", "f4,f4", "(2,)f4", "<f4 ", "|V8", "a,b" * 99, "<f99", 4]
+)
+def test_a_dtype_is_one_name_and_nothing_that_numpy_would_evaluate(text: object) -> None:
+    with pytest.raises(CorruptData):
+        load_value(json.dumps({"$array": text, "shape": [0], "data": []}))
+    with pytest.raises(CorruptData):
+        ColumnSpec.from_json({"dtype": text, "shape": [], "kind": "scalar"}, column="obs")

@@ -1,0 +1,30 @@
+"""NumPy dtypes from texts of strangers.
+
+`np.dtype` understands a small language of its own, parts of which it evaluates: ``np.dtype("<,")`` raises a
+SyntaxError, and ``"3f4,i8"`` is a structure. What is stored is only ever a dtype's ``str``.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import numpy as np
+
+__all__ = ["stored_dtype"]
+
+_PLAIN: Final = re.compile(r"[<>|=]?(?:[?biufcSUO][0-9]{0,9}|[mM]8(?:\[[0-9]{0,9}[a-zA-Z]{1,2}\])?)")
+
+
+def stored_dtype(text: object) -> np.dtype[Any]:
+    """The dtype that ``text``, the ``str`` of a dtype without fields, names.
+
+    Raises:
+        ValueError: It names none.
+    """
+    if not isinstance(text, str) or not _PLAIN.fullmatch(text):
+        raise ValueError(f"not a dtype: {text!r:.100}")
+    try:
+        return np.dtype(text)
+    except TypeError as error:
+        raise ValueError(f"not a dtype: {text!r:.100}") from error
