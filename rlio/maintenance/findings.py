@@ -73,7 +73,7 @@ CODES: Final[Mapping[str, Severity]] = MappingProxyType(
         # Logs.
         "log-damaged": "error",
         "log-unreadable": "warning",
-        "log-set-aside": "note",
+        "log-set-aside": "error",
         "log-waiting": "note",
         "log-elsewhere": "warning",
     }

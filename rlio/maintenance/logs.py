@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from rlio.errors import CorruptData
 from rlio.maintenance.findings import Findings
 from rlio.maintenance.row_ranges import without
+from rlio.maintenance.set_aside import tell_set_aside
 from rlio.storage.filesystem import Storage
 from rlio.storage.names import MAX_ROW, ShardName
 from rlio.storage.spool import Spool, find_logs, spool_of
@@ -15,9 +16,6 @@ from rlio.storage.stray_logs import stray_logs
 from rlio.storage.wal import read_segment
 
 __all__ = ["waiting_rows"]
-
-#: Where recovery puts what it cannot use, within a spool.
-SET_ASIDE = "_damaged"
 
 
 def waiting_rows(
@@ -41,7 +39,7 @@ def waiting_rows(
         return found
     try:
         logs = find_logs(folder)
-        _tell_set_aside(os.path.join(folder, SET_ASIDE), findings)
+        tell_set_aside(folder, stored, findings)
     except OSError as error:
         findings.add("log-unreadable", f"the folder of logs cannot be listed: {error}", uri=folder)
         return found
@@ -71,17 +69,6 @@ def _tell_strays(
             waiting = sum(map(len, rows))
             message = f"{waiting} rows of writer {stray.log.writer!r} are in no shard here: {stray.message}"
             findings.add("log-elsewhere", message, uri=stray.log.path, rows=waiting)
-
-
-def _tell_set_aside(folder: str, findings: Findings) -> None:
-    """Tell of what recovery could not use."""
-    if not os.path.islink(folder) and os.path.isdir(folder) and (names := os.listdir(folder)):
-        findings.add(
-            "log-set-aside",
-            f"{len(names)} files of damaged logs, set aside by recovery: remove them once nobody wants "
-            "to look into them",
-            uri=folder,
-        )
 
 
 def _logged_rows(path: str, findings: Findings) -> list[range]:

@@ -50,6 +50,7 @@ __all__ = [
     "Sync",
     "count_whole_rows",
     "read_segment",
+    "whole_rows",
 ]
 
 Sync: TypeAlias = Literal["interval", "always", "never"]
@@ -316,16 +317,23 @@ def read_segment(path: str) -> SegmentReader:
         os.close(fd)
 
 
-def count_whole_rows(path: str) -> int:
+def whole_rows(path: str) -> list[range]:
     """Rows of the whole frames of a file, wherever they lie: what a damaged header leaves without a home."""
     with open(path, "rb") as file:
         data = file.read()
-    rows, position = 0, data.find(_MAGIC)
+    rows: list[range] = []
+    position = data.find(_MAGIC)
     while position >= 0:
         raw = _parse(data, position)
-        rows += 0 if raw is None else raw.rows
+        if raw is not None and raw.rows:
+            rows.append(range(raw.first, raw.first + raw.rows))
         position = data.find(_MAGIC, position + 1 if raw is None else raw.stop)
     return rows
+
+
+def count_whole_rows(path: str) -> int:
+    """How many rows `whole_rows` finds."""
+    return sum(map(len, whole_rows(path)))
 
 
 # ---- frames ----
