@@ -20,8 +20,14 @@ from rlio.replay.table import RowTable
 from rlio.schemas.schema import Schema
 
 
-def allocate(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    return np.zeros(shape, dtype)
+class Plain:
+    """Arrays in memory."""
+
+    def array(self, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        return np.zeros(shape, dtype)
+
+    def reserve(self, name: str, rows: int) -> None:
+        pass
 
 
 def steps(
@@ -56,7 +62,7 @@ def steps(
 
 def table_of(batch: SampleBatch, capacity: int, **options: Any) -> tuple[RowTable, Ingest]:
     policy = Schema.of(batch).policies["default_policy"]
-    table = RowTable(RowLayout.of(policy), capacity=capacity, allocate=allocate, **options)
+    table = RowTable(RowLayout.of(policy), capacity=capacity, arrays=Plain(), ring=True, **options)
     return table, Ingest(table, policy, name="default_policy")
 
 

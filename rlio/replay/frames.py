@@ -5,8 +5,8 @@ The observations of an episode lie one after the other, so that ``new_obs`` of a
 
 Example:
     >>> import numpy as np
-    >>> pool = FramePool(allocate=lambda name, shape, dtype: np.zeros(shape, dtype), name="obs",
-    ...                  shape=(2,), dtype=np.dtype("u1"), stack=None, capacity=8)
+    >>> from rlio.replay.memory import RamArrays
+    >>> pool = FramePool(arrays=RamArrays(), name="obs", shape=(2,), dtype=np.dtype("u1"), stack=None, capacity=8)
     >>> obs = np.array([[0, 0], [1, 1]], "u1")
     >>> at, after = pool.append(obs, obs + 1, np.array([1, -1]))
     >>> at.tolist(), after.tolist()                                # Three observations, not four.
@@ -18,19 +18,18 @@ Example:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlio.errors import OptionError
+from rlio.replay.buffers import Buffers
+from rlio.replay.texts import Arrays
 from rlio.schemas.column import FrameStack
 
-__all__ = ["Allocate", "FramePool"]
+__all__ = ["FramePool"]
 
-#: Makes the array of a name, shape and dtype, all zeros: in memory, or mapped from a file.
-Allocate: TypeAlias = Callable[[str, tuple[int, ...], "np.dtype[Any]"], NDArray[Any]]
 Ids: TypeAlias = NDArray[np.int64]
 
 
@@ -41,23 +40,25 @@ class FramePool:
     room for new ones. Windows do not wrap: where one would, frames are skipped.
 
     Args:
-        allocate: Makes the arrays.
+        arrays: Where they lie.
         name: Of the array.
         shape: Of an observation.
         dtype: Of its values.
         stack: How an observation is stacked of frames; None: it is one frame.
         capacity: Frames.
+        head: Logical number of the next frame: how many are there already.
     """
 
     def __init__(
         self,
         *,
-        allocate: Allocate,
+        arrays: Arrays,
         name: str,
         shape: tuple[int, ...],
         dtype: np.dtype[Any],
         stack: FrameStack | None,
         capacity: int,
+        head: int = 0,
     ) -> None:
         self.shape = shape
         self.dtype = dtype
@@ -68,13 +69,11 @@ class FramePool:
         self.capacity = capacity
         #: Every frame as one value, so that drawing it is one copy of memory.
         self._frame = np.dtype((np.void, math.prod(frame) * dtype.itemsize))
-        self._frames = allocate(name, (capacity,), self._frame)
+        self._frames = arrays.array(name, (capacity,), self._frame)
+        self._arrays = arrays
+        self._name = name
         #: Logical number of the next frame.
-        self.head = 0
-
-    def room_for(self, rows: int) -> int:
-        """Frames that as many rows may take, at most."""
-        return rows * (self.depth + self.depth)
+        self.head = head
 
     def append(self, obs: NDArray[Any], new_obs: NDArray[Any], after: Ids) -> tuple[Ids, Ids]:
         """Add the observations of rows.
@@ -115,6 +114,21 @@ class FramePool:
         frames = np.take(self._frames, wanted, mode="clip").view(self.dtype)
         np.copyto(out, np.moveaxis(frames.reshape(count, self.depth, *self.frame_shape), 1, -1))
         return out
+
+    def gather_pairs(self, windows: Ids, buffers: Buffers) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The observations of windows, and those one frame on: read-only views of one block."""
+        count, span = len(windows), self.depth + 1
+        wanted = ((windows % self.capacity)[:, None] + np.arange(span)).reshape(-1)
+        block = buffers.empty((count * span,), self._frame)
+        np.take(self._frames, wanted, out=block, mode="clip")
+        frames = block.view(self.dtype).reshape(count, span, *self.frame_shape)
+        frames.flags.writeable = False
+        if self.stack is None:
+            return frames[:, 0], frames[:, 1]
+        earlier, later = frames[:, :-1], frames[:, 1:]
+        if self.stack.axis == 0:
+            return earlier, later
+        return np.moveaxis(earlier, 1, -1), np.moveaxis(later, 1, -1)
 
     def _as_frames(self, out: NDArray[Any], frames: int) -> NDArray[Any]:
         if not out.flags.c_contiguous:
@@ -158,6 +172,7 @@ class FramePool:
             raise OptionError(f"{total} frames of one episode do not fit {self.capacity}: raise the capacity")
         ends = self.head + np.cumsum(fresh)
         slot = self.head % self.capacity
+        self._arrays.reserve(self._name, slot + total)
         if self.depth == 1:
             self._frames[slot : slot + total] = observations[:, 0]
         else:

@@ -63,7 +63,7 @@ class Window:
     discount: NDArray[np.float32]
 
 
-def windows(table: RowTable, rows: Ids, step: NStep, *, rewards: str) -> Window:
+def windows(table: RowTable, rows: Ids, step: NStep, *, rewards: str, head: int | None = None) -> Window:
     """Follow each row for ``step.n`` steps, or to the end of its episode.
 
     Args:
@@ -71,14 +71,15 @@ def windows(table: RowTable, rows: Ids, step: NStep, *, rewards: str) -> Window:
         rows: Logical numbers.
         step: How far.
         rewards: Physical name of the rewards.
+        head: Rows from here on are taken to be not there; None: all are.
     """
-    column = table.column(rewards)
-    total = column[rows % table.capacity].astype(np.float64)
+    own = table.values(rewards, rows)
+    total = own.astype(np.float64)
     last, steps = rows.copy(), np.ones(len(rows), np.int64)
     live = np.arange(len(rows))
     factor = 1.0
     for _ in range(step.n - 1):
-        following = table.successors(last[live])
+        following = table.successors(last[live], head=head)
         goes_on = following >= 0
         live, following = live[goes_on], following[goes_on]
         if not len(live):
@@ -86,5 +87,5 @@ def windows(table: RowTable, rows: Ids, step: NStep, *, rewards: str) -> Window:
         factor *= step.gamma
         last[live] = following
         steps[live] += 1
-        total[live] += factor * column[following % table.capacity]
-    return Window(last, steps, total.astype(column.dtype), np.power(step.gamma, steps).astype(np.float32))
+        total[live] += factor * table.values(rewards, following)
+    return Window(last, steps, total.astype(own.dtype), np.power(step.gamma, steps).astype(np.float32))

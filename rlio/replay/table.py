@@ -1,13 +1,14 @@
-"""The rows of one policy in slots of fixed size: appended, linked to their successors, and gathered.
+"""The rows of one policy in slots of fixed size: appended, linked along their episodes, and gathered.
 
-Rows have logical numbers, which only grow; row r lies in slot r mod capacity, so that a full table forgets
-its oldest rows. Not here: where the memory comes from, and which rows are drawn.
+Rows have logical numbers, which only grow. In a ring, row r lies in slot r mod capacity, so that a full table
+forgets its oldest rows; else in slot r. Not here: where the memory comes from, and which rows are drawn.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -17,101 +18,189 @@ from rlio.columns import Columns
 from rlio.errors import OptionError
 from rlio.nested import Path
 from rlio.replay.buffers import Buffers, batch_dtype
-from rlio.replay.frames import Allocate, FramePool
+from rlio.replay.frames import FramePool
 from rlio.replay.layout import RowLayout
+from rlio.replay.texts import Arrays, TextHeap
 from rlio.schemas.schema import Leaf
 
-__all__ = ["NEXT", "RowTable"]
+__all__ = ["Chains", "Extent", "RowTable"]
 
 Ids = NDArray[np.int64]
 
-#: Hidden field of a packed row: how many rows below its successor lies, 0 for none.
-NEXT: Final = "@next"
+#: Hidden fields of a packed row: how many rows below its successor lies, and above its predecessor, 0 for
+#: none; and its place in its episode, counted from the first row of it that was recorded without a gap.
+_NEXT: Final = "@next"
+_PREV: Final = "@prev"
+_AT: Final = "@at"
 _OBS: Final = "@obs "
 _NEW_OBS: Final = "@new_obs "
+_TEXTS: Final = ("text", "json")
+# Rows of an episode that lie further apart than this are not linked.
+_FAR: Final = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Chains:
+    """How the rows of one append follow each other.
+
+    Attributes:
+        after: For each row, the row here that is its successor in its episode, or -1; later than it.
+        at: Its place in its episode.
+    """
+
+    after: Ids
+    at: Ids
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How far a table is filled: what another one over the same arrays begins with.
+
+    Attributes:
+        rows: Rows.
+        frames: Pool -> frames.
+        texts: Column -> bytes of its chunks, and how many of the last one's are used.
+    """
+
+    rows: int = 0
+    frames: Mapping[str, int] = field(default_factory=dict)
+    texts: Mapping[str, tuple[tuple[int, ...], int]] = field(default_factory=dict)
 
 
 class RowTable:
-    """Fixed-capacity storage of rows.
+    """Storage of rows.
 
     Args:
         layout: Which columns lie where.
         capacity: Rows that are kept.
-        allocate: Makes the arrays.
-        frames: Frames that each pool of wide observations keeps: where they are used up, rows are forgotten
-            before there are ``capacity`` of them. None: enough for ``capacity`` rows, whatever they share.
+        arrays: Where they lie.
+        ring: Whether new rows take the place of the oldest; else a full table refuses them.
+        frames: Frames that each pool of wide observations of a ring keeps: where they are used up, rows are
+            forgotten before there are ``capacity`` of them. None: enough for ``capacity`` rows, whatever they
+            share.
+        extent: What is in the arrays already; of a table that is no ring.
     """
 
     def __init__(
-        self, layout: RowLayout, *, capacity: int, allocate: Allocate, frames: int | None = None
+        self,
+        layout: RowLayout,
+        *,
+        capacity: int,
+        arrays: Arrays,
+        ring: bool = False,
+        frames: int | None = None,
+        extent: Extent | None = None,
     ) -> None:
         if capacity < 1:
             raise OptionError(f"capacity={capacity}: rows to keep, at least 1")
         self.layout = layout
         self.capacity = capacity
+        self.ring = ring
+        self._arrays = arrays
+        filled = extent or Extent()
         pairs = _pooled(layout)
         self._row = _with_hidden(layout, pairs)
-        self._rows = allocate("rows", (capacity,), self._row)
+        self._rows = arrays.array("rows", (capacity,), self._row)
         self._void = self._rows.view(np.dtype((np.void, self._row.itemsize)))
+        self._next, self._prev, self._at = self._rows[_NEXT], self._rows[_PREV], self._rows[_AT]
         self._pools = {
             obs.physical: FramePool(
-                allocate=allocate,
-                name=obs.physical,
+                arrays=arrays,
+                name=f"frames {obs.physical}",
                 shape=obs.spec.shape,
                 dtype=obs.spec.numpy,
                 stack=obs.spec.stack,
                 capacity=frames or 2 * capacity * (1 if obs.spec.stack is None else obs.spec.stack.depth),
+                head=filled.frames.get(obs.physical, 0),
             )
             for obs, _ in pairs
         }
         self._pairs = pairs
-        pooled = {leaf.physical for pair in pairs for leaf in pair}
+        #: Leaf -> its pool, and the hidden field that says where in it.
+        self._windows: dict[str, tuple[FramePool, str]] = {}
+        for obs, new_obs in pairs:
+            pool = self._pools[obs.physical]
+            self._windows[obs.physical] = (pool, _OBS + obs.physical)
+            self._windows[new_obs.physical] = (pool, _NEW_OBS + obs.physical)
         self._wide = {
-            leaf.physical: allocate(leaf.physical, (capacity, *leaf.spec.shape), leaf.spec.numpy)
+            leaf.physical: arrays.array(f"wide {leaf.physical}", (capacity, *leaf.spec.shape), leaf.spec.numpy)
             for leaf in layout.wide
-            if leaf.physical not in pooled
+            if leaf.physical not in self._windows
         }
-        self._texts: dict[str, list[Any]] = {leaf.physical: [None] * capacity for leaf in layout.texts}
+        self._texts = {
+            leaf.physical: TextHeap(
+                leaf.spec,
+                arrays=arrays,
+                name=f"texts {leaf.physical}",
+                capacity=capacity,
+                ring=ring,
+                chunks=filled.texts.get(leaf.physical, ((), 0))[0],
+                used=filled.texts.get(leaf.physical, ((), 0))[1],
+            )
+            for leaf in layout.texts
+        }
         self._buffers = Buffers()
         #: Logical numbers of the oldest row that is kept, and of the next one.
-        self.tail = self.head = 0
+        self.tail, self.head = 0, filled.rows
         #: For each append that is still in the pools: its first row, and the lowest frame of each pool.
         self._marks: deque[tuple[int, dict[str, int]]] = deque()
 
     def __len__(self) -> int:
         return self.head - self.tail
 
-    def append(self, arrays: Mapping[str, NDArray[Any]], after: Ids) -> None:
-        """Add rows; the oldest ones make room.
+    @property
+    def extent(self) -> Extent:
+        """How far it is filled."""
+        return Extent(
+            self.head,
+            {name: pool.head for name, pool in self._pools.items()},
+            {name: heap.extent for name, heap in self._texts.items()},
+        )
+
+    @property
+    def leaves(self) -> list[Leaf]:
+        """What can be gathered."""
+        layout = self.layout
+        return [*layout.packed, *layout.wide, *layout.texts, *layout.empty]
+
+    # ---- adding ----
+
+    def append(self, arrays: Mapping[str, NDArray[Any]], chains: Chains) -> None:
+        """Add rows; in a ring, the oldest ones make room.
 
         Args:
             arrays: Physical column -> values, one a row; texts as objects.
-            after: For each row, the row here that is its successor in its episode, or -1; later than it.
+            chains: How they follow each other.
 
         Raises:
             OptionError: They are more than the table keeps.
         """
-        rows = len(after)
-        if rows > self.capacity:
-            raise OptionError(f"{rows} rows at once into a table of {self.capacity}: add fewer")
+        rows = len(chains.after)
+        if rows > self.capacity - (0 if self.ring else self.head):
+            raise OptionError(f"{rows} rows at once into a table of {self.capacity}, {self.head} used: add fewer")
         first = self.head
-        slots = np.arange(first, first + rows) % self.capacity
+        slots = self._slots(np.arange(first, first + rows))
         # Nobody may draw what is about to be overwritten.
         self.tail = max(self.tail, first + rows - self.capacity)
-        self._append_packed(arrays, after, slots)
+        self._arrays.reserve("rows", int(slots.max(initial=-1)) + 1)
+        self._append_packed(arrays, chains, slots)
         for name, target in self._wide.items():
+            self._arrays.reserve(f"wide {name}", int(slots.max(initial=-1)) + 1)
             target[slots] = arrays[name]
-        for name, texts in self._texts.items():
-            for slot, value in zip(slots.tolist(), arrays[name].tolist(), strict=True):
-                texts[slot] = value
+        for name, heap in self._texts.items():
+            heap.append(slots, arrays[name])
         self.head = first + rows
         self._forget_frames()
 
-    def _append_packed(self, arrays: Mapping[str, NDArray[Any]], after: Ids, slots: Ids) -> None:
+    def _append_packed(self, arrays: Mapping[str, NDArray[Any]], chains: Chains, slots: Ids) -> None:
         block = np.zeros(len(slots), self._row)
         for leaf in self.layout.packed:
             block[leaf.physical] = arrays[leaf.physical]
-        block[NEXT] = np.where(after >= 0, after - np.arange(len(after)), 0)
+        after = chains.after
+        linked = np.flatnonzero(after >= 0)
+        linked = linked[after[linked] - linked <= _FAR]
+        block[_NEXT][linked] = block[_PREV][after[linked]] = after[linked] - linked
+        block[_AT] = chains.at
         lowest: dict[str, int] = {}
         for obs, new_obs in self._pairs:
             pool = self._pools[obs.physical]
@@ -123,7 +212,7 @@ class RowTable:
             at, following = pool.append(here, there, np.where(same, after, -1))
             block[_OBS + obs.physical], block[_NEW_OBS + obs.physical] = at, following
             lowest[obs.physical] = int(at.min(initial=pool.head))
-        if lowest:
+        if lowest and self.ring:
             self._marks.append((self.head, lowest))
         self._rows[slots] = block
 
@@ -138,72 +227,94 @@ class RowTable:
 
     def link(self, row: int, successor: int) -> None:
         """Say that ``successor`` follows ``row``, which was added before it; both by logical number."""
-        if row >= self.tail:
-            self._rows[NEXT][row % self.capacity] = successor - row
+        if row >= self.tail and successor - row <= _FAR:
+            row_slot, next_slot = self._slots(np.array([row, successor])).tolist()
+            self._next[row_slot] = self._prev[next_slot] = successor - row
+
+    # ---- drawing ----
+
+    def _slots(self, rows: Ids) -> Ids:
+        return rows % self.capacity if self.ring else rows
 
     def gather(self, rows: Ids, leaves: Iterable[Leaf] | None = None) -> dict[str, NDArray[Any]]:
         """Copies of the given rows: physical column -> contiguous array, texts as objects.
 
         The arrays are the caller's; their memory is used again once nobody sees it.
         """
-        wanted = list(self._leaves() if leaves is None else leaves)
-        slots = rows % self.capacity
-        block = self.block(slots)
-        packed = [leaf for leaf in wanted if leaf.physical in (self._row.names or ())]
-        pooled = self._windows()
+        wanted = self.leaves if leaves is None else list(leaves)
+        slots = self._slots(rows)
         fixed = {
             leaf.physical: (leaf.spec.numpy, leaf.spec.shape)
             for leaf in wanted
             if leaf.spec.kind not in _TEXTS
         }
         out: dict[str, NDArray[Any]] = self._buffers.columns(batch_dtype(len(rows), fixed))
-        for leaf in packed:
-            np.copyto(out[leaf.physical], block[leaf.physical])
+        block = self._block(slots)
         for leaf in wanted:
             name = leaf.physical
-            if name in pooled:
-                pool, hidden = pooled[name]
+            if name in self._windows:
+                pool, hidden = self._windows[name]
                 pool.gather(block[hidden], out[name])
             elif name in self._wide:
                 np.take(self._wide[name], slots, axis=0, out=out[name], mode="clip")
             elif name in self._texts:
-                values = self._texts[name]
-                found = np.empty(len(rows), object)
-                found[:] = [values[slot] for slot in slots.tolist()]
-                out[name] = found
+                out[name] = self._texts[name].gather(slots)
+            elif leaf.spec.kind != "none":
+                np.copyto(out[name], block[name])
         return out
 
-    def block(self, slots: Ids) -> NDArray[Any]:
+    def gather_views(self, rows: Ids) -> dict[str, NDArray[Any]]:
+        """Wide ``obs`` and ``new_obs`` as overlapping, read-only views of one gathered block.
+
+        Returns:
+            Physical column -> view, shape (rows, *shape); without those pairs of which some row's ``new_obs``
+            does not begin one frame behind its ``obs``.
+        """
+        block = self._block(self._slots(rows))
+        found: dict[str, NDArray[Any]] = {}
+        for obs, new_obs in self._pairs:
+            pool = self._pools[obs.physical]
+            at, following = block[_OBS + obs.physical], block[_NEW_OBS + obs.physical]
+            if (following == at + 1).all():
+                found[obs.physical], found[new_obs.physical] = pool.gather_pairs(at, self._buffers)
+        return found
+
+    def _block(self, slots: Ids) -> NDArray[Any]:
         """The packed rows in the given slots: a structured array in memory that is used again."""
         memory = self._buffers.empty((len(slots),), self._void.dtype)
         np.take(self._void, slots, out=memory, mode="clip")
         return memory.view(self._row)
 
-    def successors(self, rows: Ids) -> Ids:
-        """The successor of each row in its episode, by logical number; -1 where none is kept."""
-        distance = self._rows[NEXT][rows % self.capacity]
-        return np.where(distance > 0, rows + distance, -1)
+    def packed(self, rows: Ids) -> NDArray[Any]:
+        """The packed rows, hidden fields included: a structured array in memory that is used again."""
+        return self._block(self._slots(rows))
 
-    def column(self, physical: str) -> NDArray[Any]:
-        """A packed column in the order of the slots: a view, strided."""
-        values: NDArray[Any] = self._rows[physical]
-        return values
+    def successors(self, rows: Ids, *, head: int | None = None) -> Ids:
+        """The successor of each row in its episode, by logical number; -1 where none is kept.
 
-    def _windows(self) -> dict[str, tuple[FramePool, str]]:
-        """Leaves that lie in pools: which, and the hidden field that says where."""
-        found = {}
-        for obs, new_obs in self._pairs:
-            pool = self._pools[obs.physical]
-            found[obs.physical] = (pool, _OBS + obs.physical)
-            found[new_obs.physical] = (pool, _NEW_OBS + obs.physical)
+        Args:
+            rows: Logical numbers.
+            head: Rows from here on are taken to be not there; None: all are.
+        """
+        distance = self._next[self._slots(rows)].astype(np.int64)
+        found = rows + distance
+        return np.where((distance > 0) & (found < (self.head if head is None else head)), found, -1)
+
+    def predecessors(self, rows: Ids) -> Ids:
+        """The predecessor of each row in its episode, by logical number; -1 where none is kept."""
+        distance = self._prev[self._slots(rows)].astype(np.int64)
+        found = rows - distance
+        return np.where((distance > 0) & (found >= self.tail), found, -1)
+
+    def places(self, start: int, stop: int) -> Ids:
+        """The place of each of the rows ``start`` to ``stop - 1`` in its episode."""
+        found: Ids = self._at[self._slots(np.arange(start, stop))]
         return found
 
-    def _leaves(self) -> list[Leaf]:
-        layout = self.layout
-        return [*layout.packed, *layout.wide, *layout.texts]
-
-
-_TEXTS = ("text", "json")
+    def values(self, physical: str, rows: Ids) -> NDArray[Any]:
+        """A packed column of the given rows: a copy."""
+        found: NDArray[Any] = self._rows[physical][self._slots(rows)]
+        return found
 
 
 def _pooled(layout: RowLayout) -> list[tuple[Leaf, Leaf]]:
@@ -218,19 +329,18 @@ def _pooled(layout: RowLayout) -> list[tuple[Leaf, Leaf]]:
 def _with_hidden(layout: RowLayout, pairs: list[tuple[Leaf, Leaf]]) -> np.dtype[Any]:
     """The packed row with its hidden fields."""
     row = layout.row
-    hidden = [(NEXT, np.dtype(np.int64))]
+    hidden = [(_NEXT, "<i4"), (_PREV, "<i4"), (_AT, "<i8")]
     for obs, _ in pairs:
-        hidden += [(_OBS + obs.physical, np.dtype(np.int64)), (_NEW_OBS + obs.physical, np.dtype(np.int64))]
+        hidden += [(_OBS + obs.physical, "<i8"), (_NEW_OBS + obs.physical, "<i8")]
     fields: Mapping[str, Any] = row.fields or {}
     names = list(row.names or ())
+    sizes = [np.dtype(kind).itemsize for _, kind in hidden]
+    ends = np.cumsum([row.itemsize, *sizes]).tolist()
     return np.dtype(
         {
             "names": [*names, *(name for name, _ in hidden)],
             "formats": [*(fields[name][0] for name in names), *(kind for _, kind in hidden)],
-            "offsets": [
-                *(fields[name][1] for name in names),
-                *range(row.itemsize, row.itemsize + 8 * len(hidden), 8),
-            ],
-            "itemsize": row.itemsize + 8 * len(hidden),
+            "offsets": [*(fields[name][1] for name in names), *ends[:-1]],
+            "itemsize": ends[-1],
         }
     )
