@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch
 from rlio.cli.options import StorageOptions, parse_storage_options
+from rlio.cli.tables import print_table
 from rlio.errors import MissingExtra, OptionError
 from rlio.storage.filesystem import Storage
 
@@ -409,22 +410,24 @@ def demo(
 def _show(report: DemoReport) -> None:
     """Print the table and where things are."""
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table(title=f"{ENV}, {len(report.returns['random'])} episodes on fresh seeds")
-    for heading in ("policy", "live steps", "logged steps", "mean return", "steps/s", "bytes a step"):
-        table.add_column(heading, justify="left" if heading == "policy" else "right", no_wrap=True)
-    for row in report.rows:
-        table.add_row(
+    rows = [
+        [
             row.policy,
             f"{row.live:,}",
             f"{row.logged:,}",
             f"{row.mean:.1f} ± {row.standard_error:.1f}",
             "" if row.steps_per_s is None else f"{row.steps_per_s:,.0f}",
             "" if row.bytes_per_step is None else f"{row.bytes_per_step:.1f}",
-        )
+        ]
+        for row in report.rows
+    ]
+    print_table(
+        f"{ENV}, {len(report.returns['random'])} episodes on fresh seeds",
+        ["policy", "live steps", "logged steps", "mean return", "steps/s", "bytes a step"],
+        rows,
+    )
     console = Console()
-    console.print(table)
     console.print(
         f"recorded {report.recorded_steps:,} steps at {report.recorded_steps_per_s:,.0f} steps/s, "
         f"{report.bytes_per_step:.1f} bytes a step ({report.raw_bytes_per_step:.0f} in memory)",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlio.cli.options import StorageOptions, Uri, parse_storage_options
+from rlio.cli.tables import print_table
 from rlio.errors import RlioError
 
 if TYPE_CHECKING:
@@ -106,7 +107,6 @@ def _show(report: VerifyReport, done: RepairReport | None) -> None:
     """Print what was found, the ledger, and the sum of it."""
     from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
 
     console = Console(highlight=False, soft_wrap=True)
     for action in done.actions if done is not None else ():
@@ -117,14 +117,16 @@ def _show(report: VerifyReport, done: RepairReport | None) -> None:
         console.print(f"[{colour}]{finding.severity}[/{colour}]{escape(text)}")
     if report.omitted:
         console.print(f"and {report.omitted} more findings: see them with --limit")
-    table = Table(title="rows by writer")
-    for heading in ("writer", *_COLUMNS, "sealed"):
-        table.add_column(heading, justify="left" if heading == "writer" else "right", no_wrap=True)
     entries = [*report.ledger, report.total] if len(report.ledger) != 1 else [*report.ledger]
-    for entry in entries:
-        numbers = [f"{getattr(entry, name):,}" for name in _COLUMNS]
-        table.add_row(entry.writer, *numbers, "" if entry.sealed is None else f"{entry.sealed:,}")
-    console.print(table)
+    rows = [
+        [
+            entry.writer,
+            *(f"{getattr(entry, name):,}" for name in _COLUMNS),
+            "" if entry.sealed is None else f"{entry.sealed:,}",
+        ]
+        for entry in entries
+    ]
+    print_table("rows by writer", ["writer", *_COLUMNS, "sealed"], rows)
     counts = report.counts
     verdict = "clean" if report.ok else "damaged"
     console.print(

@@ -1,0 +1,37 @@
+"""Tables on standard output, readable in full: as wide as they are in a pipe, lines on a narrow terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["print_table"]
+
+#: Characters a line that no table reaches.
+_UNBOUNDED = 100_000
+
+
+def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table whose first column names its rows.
+
+    In a pipe or a file it is as wide as it has to be, since what was cut there is gone. On a terminal that is
+    too narrow for it each row becomes a line of "heading value" pairs, which the terminal wraps.
+    """
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=escape(title))
+    for number, heading in enumerate(headings):
+        table.add_column(escape(heading), justify="right" if number else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    console = Console(highlight=False)
+    width = console.measure(table, options=console.options.update_width(_UNBOUNDED)).maximum
+    if width <= console.width or not console.is_terminal:
+        console.width = width
+        console.print(table)
+        return
+    console.print(escape(title), style="italic", soft_wrap=True)
+    for name, *values in rows:
+        pairs = [f"{heading} {value}" for heading, value in zip(headings[1:], values, strict=True) if value]
+        console.print(escape(f"{name}: {', '.join(pairs)}"), soft_wrap=True)
