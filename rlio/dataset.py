@@ -38,10 +38,11 @@ from rlio.schemas.schema import Schema, canonical_json
 from rlio.storage.filesystem import Storage
 from rlio.storage.json_shard import schema_lookup
 from rlio.storage.listing import Coverage, Listing, Segment, list_settled
-from rlio.storage.names import MAX_ROW, is_writer_id
+from rlio.storage.names import HEADER, MAX_ROW, is_writer_id
 from rlio.storage.publish import read_header
 from rlio.storage.schema_files import check_agreement, read_schemas
 from rlio.storage.shards import OpenShard, open_shard
+from rlio.storage.spool import Spool, find_logs, spool_of
 
 __all__ = ["Dataset", "EpisodeInfo", "Snapshot", "common_columns", "dataset_on", "open_dataset"]
 
@@ -157,6 +158,10 @@ class Dataset:
     def digest(self) -> str:
         """16 hex digits that name the snapshot."""
         return hashlib.blake2b(canonical_json(self.snapshot()).encode(), digest_size=8).hexdigest()
+
+    def why_empty(self) -> str:
+        """What to say where it has no rows: also that rows wait in logs of this machine, if some do."""
+        return f"the data set has no rows{_waiting(self.storage)}"
 
     def files(self) -> list[str]:
         """URIs of the live Parquet and JSON shards, for other tools (DuckDB, Polars, pandas).
@@ -367,6 +372,8 @@ def open_dataset(
         storage_options: For fsspec.
         limits: What the data may ask for: memory, names, depth.
 
+    A data set without rows is no error; that rows of it wait in logs of this machine is logged.
+
     Raises:
         DataNotFound: There is no data set.
         HoleError: Rows of the snapshot are not there, or were trimmed since it was taken.
@@ -382,8 +389,33 @@ def open_dataset(
 
 def dataset_on(storage: Storage, *, at: Snapshot | None = None) -> Dataset:
     """`open_dataset` for a root that is open already; what is missing is counted."""
-    read_header(storage)
-    return _listed(storage, at)
+    try:
+        read_header(storage)
+    except DataNotFound as error:
+        # Its writer may have died before the store could be reached.
+        if waiting := _waiting(storage):
+            raise DataNotFound(f"no data set yet: {HEADER} is not there{waiting}", uri=storage.uri) from error
+        raise
+    found = _listed(storage, at)
+    if at is None and not len(found) and (waiting := _waiting(storage)):
+        logger.warning("%s has no rows%s", storage.uri, waiting)
+    return found
+
+
+def _waiting(storage: Storage) -> str:
+    """What is to be said of a root without rows: that some wait in logs, and where; "" if none do."""
+    folder = spool_of(storage, Spool())
+    try:
+        count = 0 if folder is None else sum(log.has_rows() for log in find_logs(folder))
+    except OSError:  # Another user's folder.
+        return ""
+    if not count:
+        return ""
+    logs = "one log" if count == 1 else f"{count} logs"
+    return (
+        f", but rows wait in {logs} in {folder}: a living writer stores them at flush(), at close() or when "
+        f"a shard is full; those of a dead one, `rlio recover {storage.uri}`"
+    )
 
 
 def _listed(storage: Storage, at: Snapshot | None) -> Dataset:

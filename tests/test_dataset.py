@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from crash_child import fork, wait_for
 from stored_batches import files, fresh_root, load, numbered, put, remove, store
 
 from rlio import MultiAgentBatch, ParquetWriter, Roll, SampleBatch, open_dataset
@@ -100,6 +102,50 @@ def test_no_data_set_another_format_and_a_damaged_header_are_told_apart() -> Non
     put(header, b"{")
     with pytest.raises(CorruptData, match="header"):
         open_dataset(root)
+
+
+needs_logs = pytest.mark.skipif(not hasattr(os, "fork"), reason="no logs without flock")
+
+
+def _logged(root: Path, rows: int) -> None:
+    """What a writer leaves that is killed before it has stored a row."""
+
+    def run() -> None:
+        writer = ParquetWriter(root)
+        if rows:
+            writer.write(numbered(rows))
+        os._exit(5)
+
+    assert wait_for(fork(run)) == 5
+
+
+@needs_logs
+def test_that_rows_wait_in_a_log_is_said_of_a_data_set_without_rows(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _logged(tmp_path, 3)
+    data = open_dataset(tmp_path)
+    assert len(data) == 0
+    said = f"rows wait in one log in {tmp_path / '_wal'}"
+    assert said in data.why_empty()
+    assert f"`rlio recover {data.uri}`" in data.why_empty()
+    assert said in caplog.text
+    (tmp_path / "_rlio.json").unlink()
+    with pytest.raises(DataNotFound, match="rlio recover"):
+        open_dataset(tmp_path)
+
+
+@needs_logs
+def test_nothing_is_said_of_logs_that_have_no_rows_or_where_rows_are_stored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _logged(tmp_path / "begun", 0)
+    assert open_dataset(tmp_path / "begun").why_empty() == "the data set has no rows"
+    store(numbered(3), root=str(tmp_path / "stored"))
+    with ParquetWriter(tmp_path / "stored") as writer:
+        writer.write(numbered(3))
+        assert len(open_dataset(tmp_path / "stored")) == 3
+    assert "rows wait" not in caplog.text
 
 
 def test_a_schema_file_whose_bytes_are_not_its_name_is_refused() -> None:
