@@ -17,6 +17,7 @@ from rlio._lazy import lazy_exports
 __all__ = [
     "DQN",
     "BehaviourCloning",
+    "CacheError",
     "ClosedError",
     "Columns",
     "CorruptData",
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
     from rlio.dataset import Dataset, open_dataset
     from rlio.episode import Episode
     from rlio.errors import (
+        CacheError,
         ClosedError,
         CorruptData,
         DataNotFound,
@@ -140,6 +142,7 @@ else:
         __name__,
         {
             "BehaviourCloning": "rlio.policies.behaviour_cloning",
+            "CacheError": "rlio.errors",
             "ClosedError": "rlio.errors",
             "Columns": "rlio.columns",
             "CorruptData": "rlio.errors",

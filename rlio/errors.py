@@ -17,6 +17,7 @@
     |- ClosedError (ValueError)      the reader or writer was used after close()
     |- LedgerError                   rows were counted on both sides, and the numbers differ
     |- PublishError (OSError)        a shard could not be stored
+    |- CacheError (OSError)          the folder of built stores has no room, or is no place for them
     |- MissingExtra (ImportError)    an optional dependency is not installed
 
 A message says what was found, what was expected, where, and what to do.
@@ -25,6 +26,7 @@ A message says what was found, what was expected, where, and what to do.
 from __future__ import annotations
 
 __all__ = [
+    "CacheError",
     "ClosedError",
     "CorruptData",
     "DataNotFound",
@@ -128,6 +130,13 @@ class ClosedError(RlioError, ValueError):
 
 class PublishError(RlioError, OSError):
     """A shard could not be stored; the rows are still with the writer."""
+
+
+class CacheError(RlioError, OSError):
+    """The folder of built stores has no room, is no place for them, or is in use by another process.
+
+    Nothing is lost by it: what lies there can be built again from the data sets.
+    """
 
 
 class LedgerError(RlioError):

@@ -26,6 +26,7 @@ INITS = {
 # A name that leaves this list breaks somebody's program: the changelog says so, and what to do.
 PUBLIC = [
     "BehaviourCloning",
+    "CacheError",
     "ClosedError",
     "Columns",
     "CorruptData",
