@@ -17,6 +17,7 @@ Example:
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol, Unpack
@@ -54,6 +55,8 @@ class _Pass(Protocol):
     seed: int | None
 
     def take(self, n: int | None) -> Batch: ...
+
+    def skip(self, n: int) -> None: ...
 
     def position(self) -> JsonState: ...
 
@@ -179,6 +182,26 @@ class DatasetReader(InputReader):
     def __len__(self) -> int:
         """Units of one epoch, of all ranks together; when following, the rows that are listed."""
         return self._pass.total
+
+    def skip(self, n: int) -> None:
+        """Step over ``n`` batches of ``batch_size`` units: go where as many calls of `sample` would lead.
+
+        Nothing is read, unless with ``on_error="skip"``: rows after damaged ones fill batches up, so that
+        only reading tells where the next one begins. Rows that were stepped over are in no number of
+        `ledger`, as if another rank had them: the ledgers of readers that take turns add up.
+
+        Args:
+            n: Batches, 0 or more.
+
+        Raises:
+            EndOfData: Fewer are left; the reader is at the end then, as after `sample` raised it.
+            OptionError: ``n`` is below 0, or the reader follows a data set, whose batches are what is there.
+            ClosedError: After `close`.
+        """
+        self._check_open()
+        if operator.index(n) < 0:
+            raise OptionError(f"skip(n={n}): n is a number of batches, 0 or more")
+        self._pass.skip(operator.index(n))
 
     # ---- hooks of InputReader ----
 

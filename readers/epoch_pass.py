@@ -67,6 +67,8 @@ class EpochPass:
         self._tally = ReadLedger()
         # Whether drop_last dropped the end of the last epoch.
         self._cut_short = False
+        # Whether batches were stepped over unread, which are in no ledger.
+        self._stepped_over = False
 
     @property
     def unit(self) -> Unit:
@@ -95,7 +97,7 @@ class EpochPass:
     @property
     def _reads_all(self) -> bool:
         """Whether the ledger holds what one reader alone read, from the beginning."""
-        return self._began == (0, 0) and self.options.shard[1] == 1
+        return self._began == (0, 0) and self.options.shard[1] == 1 and not self._stepped_over
 
     # ---- batches ----
 
@@ -122,6 +124,56 @@ class EpochPass:
                 # What was read and not served is read again: the error comes back until its cause is gone.
                 self._go_back(before)
                 raise
+
+    def skip(self, n: int) -> None:
+        """Go where ``n`` calls of `take` would lead; what they would give is in no number of the ledger.
+
+        Raises:
+            EndOfData: There are fewer; it is at the end then.
+        """
+        if n == 0:
+            return
+        self._stepped_over = True
+        if self.options.on_error == "skip":
+            self._read_over(n)
+            return
+        total, epochs = self._source.total, self.options.epochs
+        covered = self.options.shard[1] * self._batch_size
+        if epochs is None and total:
+            self._step_over(n * covered)
+            return
+        left = max(((epochs or 0) - self.epoch) * total - self._offset, 0)
+        whole, rest = divmod(left, covered)
+        if n <= whole:
+            self._step_over(n * covered)
+            return
+        if self.options.drop_last:
+            self._step_over(whole * covered)
+            raise EndOfData(f"fewer than {n} batches are left: drop_last leaves the last {rest} {self.unit}")
+        start, stop = self._part_of(rest)
+        self._step_over(left)
+        if n > whole + (stop > start):
+            raise EndOfData(f"fewer than {n} batches were left of {epochs} epochs of {total} {self.unit}")
+
+    def _read_over(self, n: int) -> None:
+        """Step over batches by reading them: those after damage are filled up with what comes next."""
+        before = self._tally, self._cut_short
+        try:
+            for _ in range(n):
+                self.take(None)
+        finally:
+            self._tally, self._cut_short = before
+
+    def _step_over(self, units: int) -> None:
+        """Step over units of all ranks."""
+        if units:
+            crossed, self._offset = divmod(self._offset + units, self._source.total)
+            self.epoch += crossed
+
+    def _part_of(self, covered: int) -> tuple[int, int]:
+        """This rank's part, from where to where, of so many units of all ranks."""
+        rank, world = self.options.shard
+        return covered * rank // world, covered * (rank + 1) // world
 
     def _go_back(self, before: tuple[int, int, ReadLedger]) -> None:
         self.epoch, self._offset, self._tally = before
@@ -155,9 +207,8 @@ class EpochPass:
         Raises:
             EndOfData: The last epoch is over (or its rest is dropped).
         """
-        rank, world = self.options.shard
         total, epochs = self._source.total, self.options.epochs
-        covered = world * n
+        covered = self.options.shard[1] * n
         if epochs is not None:
             left = (epochs - self.epoch) * total - self._offset
             if left <= 0 or (self.options.drop_last and left < covered):
@@ -165,11 +216,9 @@ class EpochPass:
                 self._drop_rest(left)
                 raise EndOfData(f"all {epochs} epochs of {total} {self.unit} have been read")
             covered = min(covered, left)
-        first = self._offset + covered * rank // world
-        last = self._offset + covered * (rank + 1) // world
-        spans = list(_epochs_of(self.epoch, first, last, total))
-        crossed, self._offset = divmod(self._offset + covered, total)
-        self.epoch += crossed
+        start, stop = self._part_of(covered)
+        spans = list(_epochs_of(self.epoch, self._offset + start, self._offset + stop, total))
+        self._step_over(covered)
         return spans
 
     def _drop(self, parts: list[Batch]) -> None:
@@ -185,8 +234,8 @@ class EpochPass:
         self._cut_short = True
         rows = 0
         if self._source.by_row:
-            rank, world = self.options.shard
-            rows = left * (rank + 1) // world - left * rank // world
+            start, stop = self._part_of(left)
+            rows = stop - start
         elif self._reads_all:
             rows = (self.options.epochs or 0) * self._named_rows() - self.ledger.expected
         self._tally = self._tally.plus(expected=rows, dropped=rows)
@@ -319,7 +368,7 @@ class EpochPass:
                 f"there are {'endless' if last is None else last} epochs"
             )
         self.epoch, self._offset = self._began = (epoch, offset)
-        self._tally, self._cut_short = ReadLedger(), False
+        self._tally, self._cut_short, self._stepped_over = ReadLedger(), False, False
         self._source.rewind()
 
     def _fingerprint(self) -> dict[str, Any]:

@@ -211,6 +211,10 @@ class FollowPass:
             self._go_back(mark)
             raise
 
+    def skip(self, n: int) -> None:
+        """Refuse to: a batch is what is there when it is read."""
+        raise OptionError("skip() with follow=True: what comes is not known; sample() and drop the batches")
+
     def _gather(self, wanted: int | None) -> tuple[list[Batch], int]:
         """Batches of ``wanted`` units in all, or fewer at the end; None: one batch of what is there."""
         parts: list[Batch] = []
