@@ -139,7 +139,7 @@ def spool_of(storage: Storage, spool: Spool) -> str | None:
         return None
     if not storage.is_local and _is_memory(storage):
         return None
-    if spool.folder is None and storage.is_local and not _on_network(storage.root):
+    if spool.folder is None and storage.is_local and not on_network(storage.root):
         return os.path.join(storage.root, WAL_DIR)
     base = os.fspath(spool.folder) if spool.folder is not None else _user_spool()
     place = "\0".join([storage.uri, *endpoint_of(storage)])
@@ -627,7 +627,7 @@ def _is_memory(storage: Storage) -> bool:
     return isinstance(storage.fs, MemoryFileSystem)
 
 
-def _on_network(path: str) -> bool:
+def on_network(path: str) -> bool:
     """Whether a local path lies on a network filesystem, as far as /proc tells."""
     try:
         text = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
