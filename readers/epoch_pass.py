@@ -19,8 +19,8 @@ from rlio.dataset import Dataset
 from rlio.errors import CorruptData, DataNotFound, EndOfData, HoleError, LedgerError, StateError
 from rlio.interfaces import Batch, JsonState, ReadLedger, ReadOptions, Unit
 from rlio.readers.group_source import GroupSource, WindowedOrder, open_groups
-from rlio.readers.segment_reader import ShardGone, group_options, own_size
 from rlio.replay.order import ORDER_VERSION
+from rlio.replay.segment_reader import ShardGone, group_options, own_size
 from rlio.schemas.schema import canonical_json
 from rlio.storage import listing
 

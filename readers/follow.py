@@ -40,7 +40,7 @@ from rlio.errors import (
 )
 from rlio.interfaces import Batch, JsonState, ReadLedger, ReadOptions, Unit
 from rlio.readers.epoch_pass import check_options, columns_digest
-from rlio.readers.segment_reader import (
+from rlio.replay.segment_reader import (
     Ahead,
     SegmentReader,
     ShardGone,

@@ -25,7 +25,8 @@ from rlio.dataset import Dataset
 from rlio.errors import CorruptData
 from rlio.interfaces import Batch, Unit
 from rlio.multi_agent import step_numbers
-from rlio.readers.segment_reader import (
+from rlio.replay.order import WindowOrder, WindowRef
+from rlio.replay.segment_reader import (
     Ahead,
     Counting,
     GroupOptions,
@@ -34,7 +35,6 @@ from rlio.readers.segment_reader import (
     counting_of,
     split_batch,
 )
-from rlio.replay.order import WindowOrder, WindowRef
 from rlio.storage.listing import Segment
 
 __all__ = ["Dealt", "GroupSource", "RecordedOrder", "WindowedOrder", "open_groups"]
@@ -102,7 +102,7 @@ class GroupSource(ABC):
         """The units at positions ``start`` to ``stop - 1``, in parts.
 
         Raises:
-            ShardGone: A shard is not there: see `rlio.readers.segment_reader`.
+            ShardGone: A shard is not there: see `rlio.replay.segment_reader`.
         """
 
     @abstractmethod

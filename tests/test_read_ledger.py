@@ -15,7 +15,7 @@ from rlio import DatasetReader, MultiAgentBatch, Roll, SampleBatch
 from rlio.errors import CorruptData, EndOfData, LedgerError
 from rlio.interfaces import ReadLedger
 from rlio.readers import group_source
-from rlio.readers.segment_reader import split_batch
+from rlio.replay.segment_reader import split_batch
 from rlio.schemas import batches
 from rlio.storage import listing
 from rlio.storage.listing import Patience
@@ -179,7 +179,7 @@ def test_a_row_that_a_shuffle_loses_is_found_out(stored: str, monkeypatch: pytes
 def test_groups_that_an_epoch_leaves_out_are_found_out_at_its_end(
     stored: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rlio.readers.segment_reader import SegmentReader
+    from rlio.replay.segment_reader import SegmentReader
 
     spans = SegmentReader.spans
     monkeypatch.setattr(SegmentReader, "spans", lambda self, segment: spans(self, segment)[1:])
