@@ -14,7 +14,9 @@ from stored_batches import files, fresh_root, load, numbered, put, remove, store
 from rlio import MultiAgentBatch, ParquetWriter, Roll, SampleBatch, open_dataset
 from rlio.errors import CorruptData, DataNotFound, OptionError, SchemaConflict
 from rlio.schemas.provenance import Provenance
+from rlio.storage import listing
 from rlio.storage.filesystem import Storage
+from rlio.storage.listing import Patience
 
 
 def two_writers() -> str:
@@ -102,6 +104,48 @@ def test_no_data_set_another_format_and_a_damaged_header_are_told_apart() -> Non
     put(header, b"{")
     with pytest.raises(CorruptData, match="header"):
         open_dataset(root)
+
+
+class _Uploading:
+    """Puts the rest of a half-uploaded schema file after so many waits."""
+
+    def __init__(self, root: str, waits: int) -> None:
+        self.waits = waits
+        ((self._path, self._text),) = files(root, "_schema").items()
+        put(self._path, self._text[: len(self._text) // 2])
+
+    def sleep(self, seconds: float) -> None:
+        self.waits -= 1
+        if self.waits == 0:
+            put(self._path, self._text)
+
+
+def test_a_schema_that_another_writer_is_uploading_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = store(numbered(3))
+    upload = _Uploading(root, 2)
+    monkeypatch.setattr(listing, "PATIENCE", Patience(listings=3, sleep=upload.sleep))
+    assert len(load(root)) == 3
+    assert upload.waits == 0
+
+
+def test_a_schema_that_stays_half_uploaded_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = store(numbered(3))
+    upload = _Uploading(root, 99)
+    monkeypatch.setattr(listing, "PATIENCE", Patience(listings=3, sleep=upload.sleep))
+    with pytest.raises(CorruptData, match=r"it ends after \d+ bytes.*rlio recover"):
+        load(root)
+    assert upload.waits == 97
+
+
+def test_a_schema_that_is_damaged_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = store(numbered(3))
+    ((path, text),) = files(root, "_schema").items()
+    put(path, text[:9] + b"!" + text[10:])
+    waits: list[float] = []
+    monkeypatch.setattr(listing, "PATIENCE", Patience(sleep=waits.append))
+    with pytest.raises(CorruptData, match="not a schema"):
+        _ = open_dataset(root).schemas
+    assert waits == []
 
 
 needs_logs = pytest.mark.skipif(not hasattr(os, "fork"), reason="no logs without flock")

@@ -11,17 +11,22 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Literal
 
-from rlio.errors import CorruptData, SchemaConflict
+from rlio.errors import CorruptData, SchemaConflict, UnsafeData
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.schema import Schema
+from rlio.storage import listing
 from rlio.storage.filesystem import Storage
 from rlio.storage.names import SCHEMA_DIR
 
-__all__ = ["check_agreement", "read_schemas"]
+__all__ = ["check_agreement", "check_schema", "read_schemas"]
 
 logger = logging.getLogger("rlio")
 
 _SCHEMA_PATH = re.compile(rf"{SCHEMA_DIR}/[0-9a-f]{{16}}\.json")
+
+
+class _Torn(CorruptData):
+    """A schema file ends too early."""
 
 
 def read_schemas(storage: Storage, *, torn: Literal["raise", "skip"] = "raise") -> dict[str, Schema]:
@@ -30,11 +35,23 @@ def read_schemas(storage: Storage, *, torn: Literal["raise", "skip"] = "raise") 
     Args:
         storage: The root.
         torn: What to do with a file that ends too early: where puts are not atomic it is being uploaded, or
-            was when its writer died. "skip" is for writers, whom no other writer's accident may stop.
+            was when its writer died. "raise" looks again first, as often as `listing.PATIENCE` says. "skip"
+            is for writers, whom no other writer's accident may stop.
 
     Raises:
         CorruptData: A file does not hold the schema of its name.
     """
+    patience = listing.PATIENCE
+    for _ in range(patience.listings - 1):
+        try:
+            return _read_once(storage, torn)
+        except _Torn as error:
+            logger.debug("%s", error)
+            patience.sleep(patience.seconds)
+    return _read_once(storage, torn)
+
+
+def _read_once(storage: Storage, torn: Literal["raise", "skip"]) -> dict[str, Schema]:
     found, left = {}, storage.limits.schema_bytes
     for entry in storage.list(SCHEMA_DIR):
         if not _SCHEMA_PATH.fullmatch(entry.path):
@@ -43,10 +60,22 @@ def read_schemas(storage: Storage, *, torn: Literal["raise", "skip"] = "raise") 
         # The bound is that of all of them together: a folder of a thousand large ones is none of ours.
         text = storage.read(entry.path, limit=left)
         left -= len(text)
-        if torn == "skip" and _ends_early(text):
+        try:
+            schema = Schema.from_text(text, uri=uri, limits=storage.limits)
+        except UnsafeData:
+            raise
+        except CorruptData as error:
+            if not _ends_early(text):
+                raise
+            if torn == "raise":
+                raise _Torn(
+                    f"not a schema: it ends after {len(text)} bytes; another writer is uploading it, or died "
+                    "then. Read again later; `rlio recover`, or `rlio verify --repair`, puts it where rows need "
+                    "it; where none do, remove it",
+                    uri=uri,
+                ) from error
             logger.warning("%s ends after %d bytes: torn, or not uploaded yet", uri, len(text))
             continue
-        schema = Schema.from_text(text, uri=uri, limits=storage.limits)
         if not entry.path.endswith(f"/{schema.hash}.json"):
             raise CorruptData(f"the schema's hash is {schema.hash}: the file is damaged", uri=uri)
         found[schema.hash] = schema
@@ -63,6 +92,27 @@ def _ends_early(text: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     return False
+
+
+def check_schema(storage: Storage, schema: Schema, *, again: bool = False) -> None:
+    """Refuse a schema that gives a column another type than the root's other writers do.
+
+    A writer that begins at the same moment is not seen here; then readers refuse.
+
+    Args:
+        storage: The root.
+        schema: Of rows that are to be stored there.
+        again: Take one that is stored there already, whatever the others are: rows that follow rows of the
+            same schema make nothing worse.
+
+    Raises:
+        SchemaConflict: It does; the message names both schemas.
+        CorruptData: A schema file there is damaged.
+        OSError: The store cannot be asked.
+    """
+    known = read_schemas(storage, torn="skip")
+    if not (again and schema.hash in known):
+        check_agreement({**known, schema.hash: schema}, uri=storage.uri)
 
 
 def check_agreement(
