@@ -51,6 +51,7 @@ __all__ = [
     "Standing",
     "find_logs",
     "first_row",
+    "on_network",
     "spool_of",
     "spools_beside",
     "sweep",
