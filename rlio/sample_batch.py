@@ -462,7 +462,19 @@ class SampleBatch(ColumnMapping):
         pin_memory: bool = False,
         non_blocking: bool = False,
     ) -> dict[str, Any]:
-        """The columns as a dict of tensors, nested as they are; see `rlio.tensors.to_tensors`."""
+        """The columns as a dict of tensors, nested as they are; what cannot be a tensor stays NumPy.
+
+        On the CPU, tensors share the memory of writable arrays; read-only ones are copied once. To another
+        device, columns that lie in one piece of memory go in one copy; see `rlio.tensors.to_tensors`.
+
+        Args:
+            device: Where the tensors go; None: the CPU.
+            pin_memory: Copy through pinned memory, which is used again; without a device, tensors lie in it.
+            non_blocking: Start copies without waiting for them; of use with ``pin_memory`` only.
+
+        Raises:
+            OptionError: ``pin_memory`` where torch has no accelerator to pin memory for.
+        """
         return to_tensors(self._columns, device, pin_memory=pin_memory, non_blocking=non_blocking)
 
     def to_device(

@@ -1,5 +1,9 @@
 """From columns to torch tensors; torch is imported when they are asked for.
 
+On the CPU a tensor shares the memory of its array where that is safe. To another device all columns of a
+batch go in one copy where they lie in one piece of memory, as those of pinned batches always do: a copy costs
+some ten microseconds to start, and batches are made of many small columns.
+
 Example:
     >>> to_tensors({"obs": np.zeros((2, 3), np.float32)})["obs"].shape
     torch.Size([2, 3])
@@ -8,12 +12,16 @@ Example:
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from rlio import pinned
 from rlio.arrays import Column
-from rlio.nested import map_structure
+from rlio.nested import leaves, map_structure
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +36,13 @@ _TORCH_DTYPES = {
     *(("f", size) for size in (2, 4, 8)),
     *(("c", size) for size in (8, 16)),
 }
+# Where a column may begin in a piece of memory that holds several: a multiple of every item size.
+_ALIGN = 64
+# A piece is copied as a whole only if its columns fill as much of it, but for what aligns them: they may be
+# slices of longer ones.
+_LEAST_FILLED = 0.75
+
+Array = NDArray[Any]
 
 
 def to_tensors(
@@ -43,33 +58,163 @@ def to_tensors(
     Args:
         columns: Columns, nested or not.
         device: Where the tensors go; None: the CPU, and tensors stay where they are.
-        pin_memory: Copy CPU memory into pinned memory first.
-        non_blocking: Start copies to the device without waiting; of use with ``pin_memory`` only.
+        pin_memory: With a device, copy through pinned memory, which is used again once the copy is over.
+            Without one, give tensors in pinned memory.
+        non_blocking: Start copies to the device without waiting; of use with ``pin_memory`` only. The arrays
+            may be changed at once: they have been copied into pinned memory then.
         stream: CUDA stream on which copies to the device are issued.
 
     Returns:
         The same structure. A CPU tensor shares the memory of its array where torch allows: not of read-only
-        arrays, of those with negative strides or a foreign byte order, and not of pinned ones.
+        arrays, of those with negative strides or a foreign byte order, which are copied once, and not of
+        pinned ones. Tensors that were copied in one piece share its memory, without overlapping.
+
+    Raises:
+        OptionError: ``pin_memory`` where torch has no accelerator to pin memory for.
     """
     import torch
 
+    target = None if device is None else torch.device(device)
+
     def convert(leaf: Any) -> Any:
-        if isinstance(leaf, np.ndarray):
-            if (leaf.dtype.kind, leaf.dtype.itemsize) not in _TORCH_DTYPES:
-                return leaf
-            leaf = torch.from_numpy(_plain(leaf))
+        if _is_numeric(leaf):
+            return next(tensors)
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
         if pin_memory and leaf.device.type == "cpu":
             leaf = leaf.pin_memory()
-        return leaf if device is None else leaf.to(device, non_blocking=non_blocking)
+        return leaf if target is None else leaf.to(target, non_blocking=non_blocking)
 
+    arrays = [leaf for column in columns.values() for _, leaf in leaves(column) if _is_numeric(leaf)]
     with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
+        if pin_memory and arrays:
+            made = _through_pinned(arrays, target, non_blocking)
+        elif target is None or target.type == "cpu":
+            made = [torch.from_numpy(_plain(array)) for array in arrays]
+        else:
+            made = _to_device(arrays, target, non_blocking)
+        tensors = iter(made)
         return {name: map_structure(convert, column) for name, column in columns.items()}
 
 
-def _plain(array: np.ndarray) -> np.ndarray:
+def _is_numeric(leaf: Any) -> bool:
+    return isinstance(leaf, np.ndarray) and (leaf.dtype.kind, leaf.dtype.itemsize) in _TORCH_DTYPES
+
+
+def _plain(array: Array) -> Array:
     """``array``, or a copy of it in the layout that torch accepts."""
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
     # torch has no read-only tensors: writing into one would reach rows that others share.
     if not array.flags.writeable or any(s < 0 or s % array.itemsize for s in array.strides):
         return array.copy()
     return array
+
+
+# ---- through pinned memory ----
+
+
+def _through_pinned(
+    arrays: Sequence[Array], target: torch.device | None, non_blocking: bool
+) -> list[torch.Tensor]:
+    """Copy arrays into one piece of pinned memory, whatever their layout, and on to ``target``, if any."""
+    sizes = [-(-array.nbytes // _ALIGN) * _ALIGN for array in arrays]
+    offsets = [0, *accumulate(sizes)]
+    total = offsets.pop()
+    if target is None or target.type == "cpu":
+        flat = pinned.pinned_memory(total)
+        _fill(flat, arrays, offsets)
+        return _cut(flat, arrays, offsets)
+    pool = pinned.staging()
+    buffer = pool.take(total)
+    _fill(buffer, arrays, offsets)
+    flat = _copy(buffer[:total], target, non_blocking)
+    pool.give_back(buffer, _event_after(flat) if non_blocking else None)
+    return _cut(flat, arrays, offsets)
+
+
+def _fill(flat: torch.Tensor, arrays: Sequence[Array], offsets: Sequence[int]) -> None:
+    """Copy arrays to their places; in the machine's byte order and C order."""
+    memory: Array = flat.numpy()
+    for array, offset in zip(arrays, offsets, strict=True):
+        place = memory[offset : offset + array.nbytes].view(array.dtype.newbyteorder("="))
+        np.copyto(place.reshape(array.shape), array)
+
+
+def _cut(flat: torch.Tensor, arrays: Sequence[Array], offsets: Sequence[int]) -> list[torch.Tensor]:
+    """Tensors of the dtypes and shapes of ``arrays`` at their places in ``flat``."""
+    return [
+        flat[offset : offset + array.nbytes].view(_torch_dtype(array.dtype)).view(array.shape)
+        for array, offset in zip(arrays, offsets, strict=True)
+    ]
+
+
+def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    import torch
+
+    return torch.from_numpy(np.empty(0, dtype.newbyteorder("="))).dtype
+
+
+def _copy(flat: torch.Tensor, target: torch.device, non_blocking: bool) -> torch.Tensor:
+    return flat.to(target, non_blocking=non_blocking)
+
+
+def _event_after(copied: torch.Tensor) -> pinned.Done | None:
+    """Tells when the copy to ``copied`` is over; None where copies wait, as they do on what is no GPU."""
+    import torch
+
+    if not copied.is_cuda:
+        return None
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # Its __new__ has no annotations.
+    event.record(torch.cuda.current_stream(copied.device))
+    return event
+
+
+# ---- from where they lie ----
+
+
+def _to_device(arrays: Sequence[Array], target: torch.device, non_blocking: bool) -> list[torch.Tensor]:
+    """Copy arrays to a device: all at once if they lie side by side, else one by one."""
+    import torch
+
+    piece = _one_piece(arrays)
+    if piece is None:
+        return [_copy(torch.from_numpy(_plain(array)), target, non_blocking) for array in arrays]
+    start = _address(piece)
+    flat = _copy(torch.from_numpy(piece), target, non_blocking)
+    return _cut(flat, arrays, [_address(array) - start for array in arrays])
+
+
+def _one_piece(arrays: Sequence[Array]) -> Array | None:
+    """The bytes from the first array to the last, if there is little else between; None if there is no such.
+
+    Arrays that overlap are no such: their tensors would share memory, and be written to.
+    """
+    if len(arrays) < 2 or not all(array.flags.c_contiguous and array.dtype.isnative for array in arrays):
+        return None
+    owner = _owner(arrays[0])
+    if not (owner.flags.c_contiguous and owner.flags.writeable) or owner.dtype.hasobject:
+        return None
+    if any(_owner(array) is not owner for array in arrays):
+        return None
+    spans = sorted((_address(array), _address(array) + array.nbytes) for array in arrays)
+    start, stop = spans[0][0], spans[-1][1]
+    if any(end > following for (_, end), (following, _) in pairwise(spans)):
+        return None
+    used = sum(array.nbytes for array in arrays)
+    if stop - start > used / _LEAST_FILLED + _ALIGN * len(arrays):
+        return None
+    if any((_address(array) - start) % array.itemsize for array in arrays):
+        return None
+    offset = start - _address(owner)
+    return owner.reshape(-1).view(np.uint8)[offset : offset + stop - start]
+
+
+def _owner(array: Array) -> Array:
+    """The array whose memory ``array`` shows."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def _address(array: Array) -> int:
+    return array.__array_interface__["data"][0]  # type: ignore[no-any-return]  # NumPy types it as Any.

@@ -21,6 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "rlio.joining",
         "rlio.layout",
         "rlio.nested",
+        "rlio.pinned",
         "rlio.policy_inputs",
         "rlio.rows",
         "rlio.sample_batch",
