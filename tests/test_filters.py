@@ -1,0 +1,765 @@
+"""Row filters: what their texts may say, what that means for rows, and what bounds tell of it."""
+
+from __future__ import annotations
+
+import math
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlio.batch import SampleBatch
+from rlio.errors import MissingColumn, OptionError, SchemaError
+from rlio.replay.filter_syntax import Ref, parse, text_of
+from rlio.replay.filters import RowFilter
+from rlio.schemas.schema import PolicySchema, Schema
+
+# ---- texts ----
+
+CANONICAL = {
+    "rewards>0": "rewards > 0",
+    "((rewards) > (0))": "rewards > 0",
+    " rewards\n\t> 0 ": "rewards > 0",
+    "(rewards > 0) & ~terminateds": "rewards > 0 and not terminateds",
+    "(a > 0) | (b > 0) & c": "a > 0 or b > 0 and c",
+    "((a > 0) | b) & c": "(a > 0 or b) and c",
+    "a and (b and c)": "a and b and c",
+    "not (a and b)": "not (a and b)",
+    "obs[0, 2] < 1": "obs[0][2] < 1",
+    "obs.position[0] < 1": "obs['position'][0] < 1",
+    'obs["position", 0] < 1': "obs['position'][0] < 1",
+    "column('my column') == b'x'": "column('my column') == b'x'",
+    "column('t') == +1": "t == 1",
+    "t in [1, -2]": "t in (1, -2)",
+    "not t in (1)": "t not in (1,)",
+    "a - (b - c) - d > 2 * 3": "a - (b - c) - d > 6",
+    "(a - b) - c > -x * (-y)": "a - b - c > -x * -y",
+    "a / (b * c) > -(a + b)": "a / (b * c) > -(a + b)",
+    "0 < a <= .5": "0 < a <= 0.5",
+    "dones": "terminateds or truncateds",
+    "~dones & (t > 1)": "not (terminateds or truncateds) and t > 1",
+    "isnan(a) or isfinite(abs(b))": "isnan(a) or isfinite(abs(b))",
+    "name == 'it''s'": 'name == "its"'.replace('"', "'"),
+    "name == 'é\\n'": "name == '\\xe9\\n'",
+    "x > abs(-3)": "x > 3",
+}
+
+
+@pytest.mark.parametrize(("text", "canonical"), CANONICAL.items())
+def test_the_canonical_text_forgets_spaces_and_parentheses_and_means_the_same(
+    text: str, canonical: str
+) -> None:
+    assert RowFilter.parse(text).text == canonical
+    assert parse(canonical) == parse(text)
+    assert RowFilter.parse(canonical).text == canonical
+
+
+def test_columns_are_those_of_the_text_in_its_order_each_once() -> None:
+    chosen = RowFilter.parse("obs.a[0] > rewards and t in (1, 2) and obs.b > t")
+    assert chosen.columns == ("obs", "rewards", "t")
+    assert chosen.reads("t")
+    assert not chosen.reads("actions")
+
+
+REFUSED = {
+    "9**9**9 > x": (1, "9**9"),
+    "x.__class__ > 1": (1, "__class__"),
+    "__import__('os').system('true')": (1, "__import__"),
+    "exec('1')": (1, "no function 'exec'"),
+    "(lambda: x)() > 0": (2, "lambda"),
+    "[y for y in x]": (4, "for"),
+    "x if y else z": (3, "if"),
+    "x > 1 and (y := 2)": (14, ":="),
+    "rewards = 1": (9, "== compares"),
+    "x is y": (3, "is"),
+    "x > None": (5, "None"),
+    "x > 1j": (5, "1j"),
+    "x > 0x10": (5, "0x10"),
+    "x > 1and y": (5, "1and"),
+    "x > ...": (5, "..."),
+    "f'{x}' == y": (1, "prefix"),
+    "y == rb'x'": (6, "prefix"),
+    "y == '\\d'": (6, "'"),
+    "x @ y > 1": (3, "@"),
+    "x // 2 > 1": (1, "x // 2"),
+    "x % 2 == 1": (3, "%"),
+    "x > {1}": (5, "{"),
+    "obs[1:2] > 0": (6, ":"),
+    "obs[x] > 0": (5, "an index"),
+    "obs[1.0] > 0": (5, "an index"),
+    "obs[True] > 0": (5, "an index"),
+    "obs[()] > 0": (5, "()"),
+    "x > 1; y": (6, ";"),
+    "x > 1 # c": (7, "#"),
+    "x >": (1, ""),
+    "": (1, ""),
+    "(x > 1": (1, "never closed"),
+    "x > 1)": (6, "unmatched"),
+    "x y": (3, "invalid syntax"),
+    "x > 1e999": (5, "float64"),
+    "x > 1/0": (5, "division by zero"),
+    "x > 1/(2-2)": (5, "division by zero"),
+    "x > 1e308*10": (5, "float64"),
+    "x > 18446744073709551616": (5, "64 bits"),
+    "x > -9223372036854775809": (5, "64 bits"),
+    "x > 4611686018427387904 * 8": (5, "64 bits"),
+    "x > 'a' + 'b'": (5, "text"),
+    "x > -'a'": (6, "text"),
+    "1 < 2": (1, "two constants"),
+    "0 < 1 < x": (1, "two constants"),
+    "True": (1, "condition"),
+    "1": (1, "condition"),
+    "x + 1": (1, "condition"),
+    "'a'": (1, "condition"),
+    "(x > 1) == (y > 1)": (2, "a condition cannot"),
+    "(x > 1) + 1 > 1": (2, "a condition cannot"),
+    "x > 0 & y < 1": (5, "bind closer"),
+    "x > 1 & y": (5, "bind closer"),
+    "1 & x": (1, "bind closer"),
+    "x in y": (6, "constants"),
+    "x in ()": (6, "at least one"),
+    "x in (1, 'a')": (6, "one kind"),
+    "1 in (1, 2)": (1, "constant"),
+    "0 < x in (1, 2)": (1, "chained"),
+    "dones == 1": (1, "dones"),
+    "isnan(x, y)": (1, "one argument"),
+    "isnan(x=1)": (8, "=1"),
+    "isnan(*x)": (1, "one argument"),
+    "isnan": (1, "no column"),
+    "column(x) > 1": (1, "column('its name')"),
+    "sqrt(x) > 1": (1, "there are abs"),
+    "x.sum() > 1": (1, "expected a column"),
+    "(x + y)[0] > 1": (2, "expected a column"),
+    "é > 1 and ü ^ y": (13, "^"),
+    "é > 1 and 'ü' > ö + 'x'": (21, "text"),
+}
+
+
+@pytest.mark.parametrize(("text", "place"), REFUSED.items())
+def test_everything_else_is_refused_at_its_place(text: str, place: tuple[int, str]) -> None:
+    with pytest.raises(OptionError) as caught:
+        RowFilter.parse(text)
+    at, part = place
+    assert f"character {at}:" in str(caught.value)
+    assert part in str(caught.value)
+
+
+HUGE = {
+    "characters": "x > 0 or " * 120_000 + "x > 0",
+    "digits": "x > " + "9" * 60_000,
+    "digits with underscores": "x > 9" + "_9" * 30_000 + "z",
+    "parentheses": "(" * 5000 + "x > 0" + ")" * 5000,
+    "a few parentheses too many": "(" * 300 + "x > 0" + ")" * 300,
+    "brackets": "x" + "[0]" * 20_000 + " > 0",
+    "attributes": "x" + ".a" * 30_000 + " > 0",
+    "not": "not " * 15_000 + "x",
+    "a few nots too many": "not " * 60 + "x",
+    "minus": "x > " + "-" * 60_000 + "1",
+    "minus, of which Python's parser would take all": "x > " + "-" * 900 + "y",
+    "tilde": "~" * 60_000 + "x",
+    "sums": "x" + " + x" * 10_000 + " > 0",
+    "sums, deeper than it is long": "x" + "+x" * 90 + " > 0",
+    "products in parentheses": "(x*" * 60 + "x" + ")" * 60 + " > 0",
+    "names": "x" * 60_000 + " > 'y",
+    "open text": "x == '" + "a" * 60_000,
+    "backslashes": "x == '" + "\\" * 60_001 + "'",
+    "calls": "abs(" * 100 + "x" + ")" * 100 + " > 0",
+    "nul": "x == '\0'",
+    "surrogate": "x == '\ud800'",
+    "million": "(" * 1_000_000,
+}
+
+
+@pytest.mark.parametrize("text", HUGE.values(), ids=HUGE.keys())
+def test_texts_without_bound_are_refused_and_harm_nobody(text: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(OptionError) as caught:
+            RowFilter.parse(text)
+    assert len(str(caught.value)) < 1000
+
+
+def test_within_the_bounds_long_texts_are_taken() -> None:
+    ids = ", ".join(map(str, range(8000)))
+    assert RowFilter.parse(f"eps_id in ({ids})").mask({"eps_id": np.array([7, 8000])}).tolist() == [
+        True,
+        False,
+    ]
+    many = " or ".join(f"t == {i}" for i in range(200))
+    assert RowFilter.parse(many).mask({"t": np.arange(300)}).sum() == 200
+    assert RowFilter.parse("not " * 40 + "x").mask({"x": np.array([True])}).tolist() == [True]
+
+
+@pytest.mark.parametrize("value", [1, None, b"x > 1", ["x > 1"]])
+def test_what_is_neither_text_nor_function_is_refused(value: Any) -> None:
+    with pytest.raises(OptionError, match="a text such as"):
+        RowFilter.of(value)
+
+
+# ---- meanings, one by one ----
+
+X = {
+    "u1": np.array([0, 1, 255], np.uint8),
+    "i1": np.array([-128, 0, 127], np.int8),
+    "i8": np.array([-(2**63), 2**53 + 1, 2**63 - 1]),
+    "u8": np.array([0, 2**53 + 1, 2**64 - 1], np.uint64),
+    "f4": np.array([0.1, np.nan, np.inf], np.float32),
+    "f8": np.array([0.1, np.nan, -np.inf]),
+    "f2": np.array([0.5, 1.0, 65504], np.float16),
+    "be": np.array([1, 2, 3], ">i4"),
+    "b": np.array([True, False, True]),
+    "s": np.array(["a", "b", ""]),
+    "o": np.array(["a", "b", "é"], object),
+    "y": np.array([b"a", b"b", b""]),
+    "v": np.arange(12).reshape(3, 4),
+    "m": np.arange(18).reshape(3, 2, 3),
+    "n": {"p": np.arange(6.0).reshape(3, 2), "q": (np.arange(3), {"deep": np.arange(3)[::-1]})},
+}
+MEANINGS = {
+    "u1 - 1 < 0": [1, 0, 0],
+    "u1 + 1 > 255": [0, 0, 1],
+    "u1 < 1000": [1, 1, 1],
+    "u1 > -1": [1, 1, 1],
+    "-1 < u1 < 256": [1, 1, 1],
+    "-u1 < 0": [0, 1, 1],
+    "abs(i1) == 128": [1, 0, 0],
+    "-i1 == 128": [1, 0, 0],
+    "i1 * i1 * i1 == -2097152": [1, 0, 0],
+    "i8 - 1 < -9223372036854775808": [1, 0, 0],
+    "i8 * i8 > 18446744073709551615": [1, 1, 1],
+    "abs(i8) == 9223372036854775808": [1, 0, 0],
+    "i8 == 9007199254740993": [0, 1, 0],
+    "i8 == 9007199254740992": [0, 0, 0],
+    "i8 == 9007199254740992.0": [0, 1, 0],
+    "i8 < u8": [1, 0, 1],
+    "u8 == i8": [0, 1, 0],
+    "u8 > 18446744073709551614": [0, 0, 1],
+    "u8 - u8 == 0": [1, 1, 1],
+    "u8 + i8 == 18014398509481986": [0, 1, 0],
+    "i8 in (9007199254740993, 1)": [0, 1, 0],
+    "i8 in (9007199254740992, 1)": [0, 0, 0],
+    "i8 in (9007199254740992.0, 1)": [0, 1, 0],
+    "u8 in (-1, 18446744073709551615)": [0, 0, 1],
+    "i8 * i8 in (1, 2)": [0, 0, 0],
+    "u1 in (256, 257, 1)": [0, 1, 0],
+    "b in (1, 5)": [1, 0, 1],
+    "b not in (True,)": [0, 1, 0],
+    "f4 == 0.1": [1, 0, 0],
+    "f4 in (0.1, 7)": [1, 0, 0],
+    "f4 == f8": [0, 0, 0],
+    "f4 != f4": [0, 1, 0],
+    "f4 > 1e300": [0, 0, 0],
+    "not f4 > 1": [1, 1, 0],
+    "f4 <= 1": [1, 0, 0],
+    "isnan(f4)": [0, 1, 0],
+    "isinf(f8)": [0, 0, 1],
+    "isfinite(f8)": [1, 0, 0],
+    "isnan(u1)": [0, 0, 0],
+    "f8 / 0 > 1": [1, 0, 0],
+    "u1 / 2 == 0.5": [0, 1, 0],
+    "i1 / u1 < -1e300": [1, 0, 0],
+    "f2 * 2 > 60000": [0, 0, 1],
+    "be == 2": [0, 1, 0],
+    "b": [1, 0, 1],
+    "not b": [0, 1, 0],
+    "b == True": [1, 0, 1],
+    "b + b + 1 == 3": [1, 0, 1],
+    "-b < 0": [1, 0, 1],
+    "b < u1": [0, 1, 1],
+    "s == 'a'": [1, 0, 0],
+    "s >= 'a'": [1, 1, 0],
+    "s in ('', 'b', 'long one')": [0, 1, 1],
+    "s == o": [1, 1, 0],
+    "o == 'é'": [0, 0, 1],
+    "'b' < o": [0, 0, 1],
+    "o in ('a', 'é')": [1, 0, 1],
+    "y == b'a'": [1, 0, 0],
+    "y in (b'', b'b')": [0, 1, 1],
+    "v[-1] == 7": [0, 1, 0],
+    "v[0] + v[1] > 8": [0, 1, 1],
+    "m[1, 2] == 11": [0, 1, 0],
+    "m[1][2] == 11": [0, 1, 0],
+    "n.p[1] > 2": [0, 1, 1],
+    "n['q', 1].deep == n.q[0]": [0, 1, 0],
+    "b and u1 > 0 or s == 'b'": [0, 1, 1],
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), MEANINGS.items())
+def test_what_a_filter_means(text: str, expected: list[int]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = RowFilter.parse(text).mask(X)
+    assert found.dtype == np.bool_
+    assert found.tolist() == [bool(one) for one in expected]
+
+
+@pytest.mark.parametrize("text", MEANINGS)
+def test_no_rows_pass_no_rows(text: str) -> None:
+    empty = {name: value[:0] for name, value in X.items() if isinstance(value, np.ndarray)}
+    empty["n"] = {"p": np.zeros((0, 2)), "q": (np.arange(0), {"deep": np.arange(0)})}
+    found = RowFilter.parse(text).mask(empty)
+    assert (found.shape, found.dtype) == ((0,), np.bool_)
+
+
+def test_dones_are_those_of_a_batch() -> None:
+    batch = SampleBatch(terminateds=[True, False, False], truncateds=[False, True, False], t=[0, 1, 2])
+    assert RowFilter.parse("dones").mask(batch).tolist() == batch["dones"].tolist() == [True, True, False]
+
+
+def test_the_mask_is_fresh_and_the_columns_stay_as_they_are() -> None:
+    flags = np.array([True, False])
+    for text in ("flags", "not flags", "flags and flags", "flags == True"):
+        found = RowFilter.parse(text).mask({"flags": flags})
+        assert not np.shares_memory(found, flags)
+        found[:] = ~found
+    given_back = RowFilter.of(_its_flags).mask({"flags": flags})
+    assert not np.shares_memory(given_back, flags)
+    assert flags.tolist() == [True, False]
+
+
+def test_lists_and_tensors_are_columns_too() -> None:
+    assert RowFilter.parse("a > 1").mask({"a": [1, 2]}).tolist() == [False, True]
+    assert RowFilter.parse("a[1] > 1").mask({"a": torch.tensor([[0, 1], [0, 2]])}).tolist() == [False, True]
+
+
+def test_columns_of_different_lengths_are_an_error() -> None:
+    with pytest.raises(SchemaError, match="2 rows where others have 3"):
+        RowFilter.parse("a > 1 and b > 1").mask({"a": np.arange(3), "b": np.arange(2)})
+    with pytest.raises(SchemaError):
+        RowFilter.parse("a > 1").mask({"a": np.arange(3)}, rows=2)
+
+
+# ---- refused before data is read, and the same where it is ----
+
+POLICY: PolicySchema = Schema.of(
+    SampleBatch(
+        obs=np.zeros((2, 4), np.float32),
+        image=np.zeros((2, 8, 8, 3), np.uint8),
+        nested={"p": np.zeros((2, 2)), "q": (np.zeros(2), np.zeros((2, 1)))},
+        rewards=np.zeros(2, np.float32),
+        terminateds=np.zeros(2, bool),
+        infos=np.array([{}, {"a": 1}], object),
+        name=np.array(["a", "b"]),
+        raw=np.array([b"a", b"b"]),
+        when=np.zeros(2, "M8[s]"),
+        z=np.zeros(2, np.complex64),
+    )
+).policies["default_policy"]
+MISFITS: dict[str, tuple[type[Exception], str]] = {
+    "reward > 0": (MissingColumn, "no column|needs a column 'reward'; there are .*rewards"),
+    "obs > 0": (OptionError, r"shape \(4,\): index one value, such as obs\[0\]"),
+    "image[0] > 0": (OptionError, r"such as image\[0, 0, 0\]"),
+    "obs[4] > 0": (OptionError, r"shape \(4,\)"),
+    "obs[-5] > 0": (OptionError, r"shape \(4,\)"),
+    "obs[0][0] > 0": (OptionError, r"shape \(4,\)"),
+    "rewards[0] > 0": (OptionError, "leave the index out"),
+    "obs.p > 0": (MissingColumn, "an array and no key"),
+    "nested > 0": (OptionError, r"nested: name one of \['p', 'q'\]"),
+    "nested.q > 0": (OptionError, "nested: name one of"),
+    "nested.r > 0": (MissingColumn, "there are"),
+    "nested[0] > 0": (MissingColumn, "there are"),
+    "nested.q[2] > 0": (MissingColumn, "there are"),
+    "nested.q[1] > 0": (OptionError, "index one value"),
+    "rewards and terminateds": (OptionError, "takes rewards, a number, for a condition"),
+    "not rewards": (OptionError, "for a condition"),
+    "name": (OptionError, "takes name, a text"),
+    "infos == 'a'": (OptionError, "holds objects"),
+    "when > 0": (OptionError, "datetime64"),
+    "z > 0": (OptionError, "complex64"),
+    "name > 0": (OptionError, "compares a text with a number"),
+    "name == raw": (OptionError, "compares a text with a bytes"),
+    "rewards == 'a'": (OptionError, "compares a number with a text"),
+    "name in (1, 2)": (OptionError, "compares a text with a number"),
+    "rewards in ('a', 'b')": (OptionError, "compares a number with a text"),
+    "name + 1 > 0": (OptionError, "calculates with a text"),
+    "abs(raw) > 0": (OptionError, "calculates with a bytes"),
+    "isnan(name)": (OptionError, "compares a text"),
+    "seq_lens > 1": (MissingColumn, "seq_lens"),
+    "dones": (MissingColumn, "truncateds"),
+}
+
+
+@pytest.mark.parametrize(("text", "problem"), MISFITS.items())
+def test_a_filter_that_does_not_fit_is_refused_by_schema_and_by_data_alike(
+    text: str, problem: tuple[type[Exception], str]
+) -> None:
+    kind, message = problem
+    chosen = RowFilter.parse(text)
+    with pytest.raises(kind, match=message):
+        chosen.check(POLICY)
+    with pytest.raises(kind, match=message):
+        chosen.mask(example_columns())
+
+
+def example_columns() -> dict[str, Any]:
+    """Columns of the policy above."""
+    found: dict[str, Any] = {
+        "obs": np.zeros((2, 4), np.float32),
+        "image": np.zeros((2, 8, 8, 3), np.uint8),
+        "nested": {"p": np.zeros((2, 2)), "q": (np.zeros(2), np.zeros((2, 1)))},
+        "rewards": np.zeros(2, np.float32),
+        "terminateds": np.zeros(2, bool),
+        "infos": np.array([{}, {"a": 1}], object),
+        "name": np.array(["a", "b"]),
+        "raw": np.array([b"a", b"b"]),
+        "when": np.zeros(2, "M8[s]"),
+        "z": np.zeros(2, np.complex64),
+    }
+    return found
+
+
+def test_a_filter_that_fits_is_taken() -> None:
+    RowFilter.parse("obs[3] > 0 and nested.q[1][0] < 1 and name == 'a' and raw != b'x'").check(POLICY)
+    RowFilter.parse("terminateds and terminateds == 1 and terminateds + 1 > rewards").check(POLICY)
+
+
+def test_columns_with_a_row_a_sequence_choose_no_rows() -> None:
+    policy = Schema.of(
+        SampleBatch(t=np.arange(4), seq_lens=np.array([2, 2]), state_in_0=np.zeros((2, 3)))
+    ).policies["default_policy"]
+    for text in ("seq_lens > 1", "state_in_0[0] > 1"):
+        with pytest.raises(OptionError, match="a row a sequence"):
+            RowFilter.parse(text).check(policy)
+    with pytest.raises(OptionError, match="a row a sequence"):
+        RowFilter.of(_its_flags, columns=["seq_lens"]).check(policy)
+
+
+# ---- functions ----
+
+
+def _its_flags(batch: SampleBatch) -> Any:
+    return batch["flags"]
+
+
+class Holder:
+    @staticmethod
+    def positive(batch: SampleBatch) -> Any:
+        return np.asarray(batch["x"]) > 0
+
+    def bound(self, batch: SampleBatch) -> Any:
+        return self.positive(batch)
+
+
+def test_a_function_chooses_rows_and_is_named_by_its_place() -> None:
+    chosen = RowFilter.of(Holder.positive)
+    assert chosen.text == f"function {__name__}:Holder.positive"
+    assert chosen.columns is None
+    assert chosen.reads("anything")
+    assert chosen.mask({"x": np.array([1, 0]), "y": np.zeros(2)}).tolist() == [True, False]
+    assert chosen.may_match({Ref("x"): (np.int64(0), np.int64(0))})
+    named = RowFilter.of(lambda batch: batch["x"] > 0, columns=["x"], name="good ones")
+    assert (named.text, named.columns) == ("function good ones", ("x",))
+    assert named.mask({"x": np.array([1, 0])}).tolist() == [True, False]
+    assert RowFilter.of(named) is named
+
+
+def test_a_function_sees_only_the_columns_that_were_asked_for() -> None:
+    seen: list[list[str]] = []
+
+    def look(batch: SampleBatch) -> Any:
+        seen.append(sorted(batch))
+        return np.ones(len(batch), bool)
+
+    RowFilter.of(look, columns=["x"], name="look").mask({"x": np.zeros(2), "y": np.zeros(2)})
+    RowFilter.of(look, name="look").mask({"x": np.zeros(2), "y": np.zeros(2)})
+    assert seen == [["x"], ["x", "y"]]
+    with pytest.raises(MissingColumn, match="'z'"):
+        RowFilter.of(look, columns=["z"], name="look").mask({"x": np.zeros(2)})
+    with pytest.raises(MissingColumn, match="'y'"):
+        RowFilter.of(look, columns=["y"], name="look").check(POLICY)
+
+
+def _nameless() -> dict[str, Callable[[SampleBatch], Any]]:
+    def inner(batch: SampleBatch) -> Any:
+        return batch["x"]
+
+    return {"lambda": lambda batch: batch["x"], "inner": inner, "bound": Holder().bound}
+
+
+@pytest.mark.parametrize("kind", ["lambda", "inner", "bound"])
+def test_a_function_without_a_lasting_name_is_refused(kind: str) -> None:
+    with pytest.raises(OptionError, match="define it at the top of a module"):
+        RowFilter.of(_nameless()[kind])
+
+
+@pytest.mark.parametrize(
+    "result",
+    [np.array([1, 0]), np.array([True]), np.array([[True], [False]]), True, [1.0, 0.0], "xy"],
+)
+def test_a_function_must_give_a_bool_for_each_row(result: Any) -> None:
+    with pytest.raises(OptionError, match="expected a bool for each row"):
+        RowFilter.of(lambda _: result, name="bad").mask({"x": np.zeros(2)})
+
+
+def test_options_of_functions_are_not_ignored_for_texts() -> None:
+    with pytest.raises(OptionError, match="for functions"):
+        RowFilter.of("x > 1", columns=["x"])
+    with pytest.raises(OptionError, match="a list of names"):
+        RowFilter.of(Holder.positive, columns="x")
+
+
+# ---- against a row-by-row evaluation ----
+
+DTYPES = ("?", "i1", "u1", "i4", "u4", "i8", "u8", "f4", "f8")
+EDGES = [0, 1, -1, 2, 127, 128, 255, 2**31, 2**53, 2**53 + 1, 2**63 - 1, -(2**63), 2**64 - 1]
+
+
+@st.composite
+def columns_of(draw: st.DrawFn) -> dict[str, np.ndarray]:
+    """Some columns of equal length with values near the edges of their types."""
+    rows = draw(st.integers(0, 6))
+    found = {}
+    for index in range(3):
+        dtype = np.dtype(draw(st.sampled_from(DTYPES)))
+        if dtype.kind == "b":
+            values: Any = st.booleans()
+        elif dtype.kind == "f":
+            width = 32 if dtype.itemsize == 4 else 64
+            values = st.one_of(st.floats(width=width), st.sampled_from([0.0, 0.5, -1.0, 3.0]))
+        else:
+            info = np.iinfo(dtype)
+            values = st.one_of(
+                st.integers(info.min, info.max),
+                st.sampled_from([edge for edge in EDGES if info.min <= edge <= info.max]),
+            )
+        found["abc"[index]] = np.array(draw(st.lists(values, min_size=rows, max_size=rows)), dtype)
+    return found
+
+
+Row = dict[str, Any]
+
+
+@st.composite
+def values_of(draw: st.DrawFn, depth: int = 2) -> tuple[str, Callable[[Row], Any]]:
+    """A text of a value, and what it comes to for a row of NumPy scalars: Python's int, or NumPy's float."""
+    kind = draw(st.sampled_from(["column", "column", "constant", "+", "-", "*", "/", "abs", "neg"]))
+    if depth == 0 and kind not in ("column", "constant"):
+        kind = "column"
+    if kind == "column":
+        name = draw(st.sampled_from("abc"))
+        return name, lambda row: row[name]
+    if kind == "constant":
+        number = draw(st.one_of(st.sampled_from(EDGES), st.sampled_from([0.5, 0.1, -2.5, 1e300])))
+        return f"({number})", lambda row: Weak(number)
+    text, inner = draw(values_of(depth - 1))
+    if kind == "abs":
+        return f"abs({text})", lambda row: one_operand(abs, inner(row))
+    if kind == "neg":
+        return f"-{text}", lambda row: one_operand(lambda x: -x, inner(row))
+    other_text, other = draw(values_of(depth - 1))
+    return f"({text} {kind} {other_text})", lambda row: calculate(kind, inner(row), other(row))
+
+
+class Weak:
+    """A constant, which takes the precision of what it meets."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+
+def one_operand(operation: Callable[[Any], Any], x: Any) -> Any:
+    return Weak(operation(x.value)) if isinstance(x, Weak) else operation(x)
+
+
+def as_float(x: Any) -> Any:
+    """Integers as float64."""
+    if isinstance(x, int):
+        try:
+            return np.float64(x)
+        except OverflowError:
+            return np.float64(math.copysign(math.inf, x))
+    return x
+
+
+def alike(x: Any, y: Any, divides: bool = False) -> tuple[Any, Any]:
+    """Two operands as both integers of Python, or both floats of NumPy."""
+    whole = [isinstance(v.value if isinstance(v, Weak) else v, int) for v in (x, y)]
+    if all(whole) and not divides:
+        return (x.value if isinstance(x, Weak) else x), (y.value if isinstance(y, Weak) else y)
+    if isinstance(x, Weak):
+        return type(as_float(y))(float(x.value)), as_float(y)
+    if isinstance(y, Weak):
+        return as_float(x), type(as_float(x))(float(y.value))
+    return as_float(x), as_float(y)
+
+
+def calculate(symbol: str, x: Any, y: Any) -> Any:
+    if isinstance(x, Weak) and isinstance(y, Weak):
+        found = eval(f"p {symbol} q", {"p": x.value, "q": y.value})
+        return Weak(found)
+    p, q = alike(x, y, symbol == "/")
+    return eval(f"p {symbol} q", {"p": p, "q": q})
+
+
+@st.composite
+def conditions(draw: st.DrawFn, depth: int = 2) -> tuple[str, Callable[[Row], bool]]:
+    """A text of a condition, and whether it holds for a row."""
+    kind = draw(st.sampled_from(["compare", "compare", "chain", "in", "isnan", "and", "or", "not"]))
+    if depth == 0 and kind in ("and", "or", "not"):
+        kind = "compare"
+    if kind in ("and", "or", "not"):
+        (one, holds), (other, holds_too) = draw(conditions(depth - 1)), draw(conditions(depth - 1))
+        if kind == "not":
+            return f"not ({one})", lambda row: not holds(row)
+        if kind == "and":
+            return f"({one}) and ({other})", lambda row: holds(row) and holds_too(row)
+        return f"({one}) | ({other})", lambda row: holds(row) or holds_too(row)
+    text, value = draw(values_of())
+    if kind == "isnan":
+        return f"isnan(a + {text})", lambda row: bool(
+            np.isnan(as_float(calculate("+", row["a"], value(row))))
+        )
+    if kind == "in":
+        among = draw(st.lists(st.sampled_from([*EDGES, 0.5, 0.1, 3.0]), min_size=1, max_size=4))
+        listed = ", ".join(map(str, among))
+        return f"a - {text} in ({listed},)", lambda row: any(
+            compare("==", calculate("-", row["a"], value(row)), Weak(one)) for one in among
+        )
+    symbols = draw(st.lists(st.sampled_from(["<", "<=", ">", ">=", "==", "!="]), min_size=2, max_size=2))
+    last, last_value = draw(values_of(1))
+    if kind == "compare":
+        return f"a {symbols[0]} {text}", lambda row: compare(symbols[0], row["a"], value(row))
+    return (
+        f"{last} {symbols[0]} b {symbols[1]} {text}",
+        lambda row: (
+            compare(symbols[0], last_value(row), row["b"]) and compare(symbols[1], row["b"], value(row))
+        ),
+    )
+
+
+def compare(symbol: str, x: Any, y: Any) -> bool:
+    p, q = alike(x, y)
+    return bool(eval(f"p {symbol} q", {"p": p, "q": q}))
+
+
+def rows_of(columns: dict[str, np.ndarray]) -> list[Row]:
+    """Rows of Python's integers and NumPy's floats."""
+    count = len(columns["a"])
+    return [
+        {name: values[i] if values.dtype.kind == "f" else int(values[i]) for name, values in columns.items()}
+        for i in range(count)
+    ]
+
+
+@given(columns_of(), conditions())
+def test_masks_are_those_of_a_row_by_row_evaluation(
+    columns: dict[str, np.ndarray], condition: tuple[str, Callable[[Row], bool]]
+) -> None:
+    text, holds = condition
+    try:
+        chosen = RowFilter.parse(text)
+    except OptionError:  # Constants calculated beyond 64 bits, or with each other.
+        return
+    assert RowFilter.parse(chosen.text).text == chosen.text
+    found = chosen.mask(columns)
+    with np.errstate(all="ignore"):
+        assert found.tolist() == [holds(row) for row in rows_of(columns)], chosen
+
+
+def bounds_of(columns: dict[str, np.ndarray]) -> dict[Ref, Any]:
+    """As Parquet's statistics give them: without NaNs, and none where there is nothing else."""
+    found = {}
+    for name, values in columns.items():
+        known = values[~np.isnan(values)] if values.dtype.kind == "f" else values
+        if len(known):
+            found[Ref(name)] = (known.min(), known.max())
+    return found
+
+
+@given(columns_of(), conditions())
+def test_where_bounds_say_no_row_matches_none_does(
+    columns: dict[str, np.ndarray], condition: tuple[str, Callable[[Row], bool]]
+) -> None:
+    try:
+        chosen = RowFilter.parse(condition[0])
+        opposite = RowFilter.parse(f"not ({condition[0]})")
+    except OptionError:
+        return
+    bounds, found = bounds_of(columns), chosen.mask(columns)
+    if found.any():
+        assert chosen.may_match(bounds)
+    if not found.all():
+        assert opposite.may_match(bounds)
+    for name in "abc":  # What is not known may be anything.
+        fewer = {ref: ends for ref, ends in bounds.items() if ref.column != name}
+        if found.any():
+            assert chosen.may_match(fewer)
+
+
+DENIED = {
+    "x > 10": {"x": (0, 10)},
+    "x >= 11": {"x": (0, 10)},
+    "not x <= 10": {"x": (0, 10)},
+    "x < 0 or x > 10": {"x": (0, 10)},
+    "20 > x > 10": {"x": (0, 10)},
+    "x == 11": {"x": (0, 10)},
+    "x != 5": {"x": (5, 5)},
+    "x in (-1, 11, 12)": {"x": (0, 10)},
+    "not x in (5,)": {"x": (5, 5)},
+    "x + y > 30": {"x": (0, 10), "y": (0, 20)},
+    "x - y > 10": {"x": (0, 10), "y": (0, 20)},
+    "x * y < -100": {"x": (-10, 10), "y": (-10, 5)},
+    "x / y > 10": {"x": (0, 10), "y": (1, 20)},
+    "abs(x) > 10": {"x": (-10, 3)},
+    "abs(x) < 3": {"x": (-10, -3)},
+    "-x > 10": {"x": (-10, 3)},
+    "x - 2 > 0": {"x": (-(2**63), 0)},
+    "x > 9007199254740992": {"x": (0, 2**53)},
+    "z": {"z": (False, False)},
+    "not z": {"z": (True, True)},
+    "z > 0 and x > 3": {"z": (False, True), "x": (0, 3)},
+    "isnan(x)": {"x": (0, 3)},
+    "f > 1.5": {"f": (0.0, 1.5)},
+    "f == 0.1": {"f": (0.2, 0.3)},
+    "f in (0.1, 0.4)": {"f": (0.2, 0.3)},
+    "f * 2 - 1 > 3": {"f": (0.0, 2.0)},
+    "abs(f) < 0.5": {"f": (-2.0, -1.0)},
+    "x / 4 > 2.5": {"x": (0, 10)},
+    "s == 'a' and x > 10": {"x": (0, 10)},
+}
+
+
+@pytest.mark.parametrize(("text", "bounds"), DENIED.items())
+def test_bounds_that_rule_a_filter_out_are_seen(text: str, bounds: dict[str, tuple[Any, Any]]) -> None:
+    known = {Ref(name): (np.array(low)[()], np.array(high)[()]) for name, (low, high) in bounds.items()}
+    assert not RowFilter.parse(text).may_match(known)
+    assert RowFilter.parse(text).may_match({})
+    assert RowFilter.parse(text).may_match({Ref("other"): (np.int64(0), np.int64(0))})
+
+
+@pytest.mark.parametrize(
+    "text", ["not f > 0", "f != 1", "isnan(f)", "not f in (1.0,)", "not f / f == 1", "not isfinite(f)"]
+)
+def test_a_float_may_be_a_nan_whatever_its_bounds(text: str) -> None:
+    assert RowFilter.parse(text).may_match({Ref("f"): (np.float64(1), np.float64(1))})
+
+
+@pytest.mark.parametrize(
+    "ends", [(np.float32(np.nan), np.float32(1)), (np.float64(2), np.float64(1)), (np.int8(2), np.int8(1))]
+)
+def test_bounds_that_make_no_sense_say_nothing(ends: Any) -> None:
+    assert RowFilter.parse("x > 100").may_match({Ref("x"): ends})
+
+
+def test_no_module_is_imported_by_a_text() -> None:
+    before = set(sys.modules)
+    for text in REFUSED:
+        with pytest.raises(OptionError):
+            RowFilter.parse(text)
+    assert set(sys.modules) == before
+
+
+@given(st.text(max_size=30) | st.text(alphabet="abx01 .()[]<>=!&|~+-*/,'\"\\\n", max_size=40))
+def test_any_text_is_a_filter_or_an_option_error(text: str) -> None:
+    try:
+        found = parse(text)
+    except OptionError:
+        return
+    assert parse(text_of(found)) == found
