@@ -49,6 +49,7 @@ __all__ = [
     "PublishError",
     "RandomPolicy",
     "RecordingInput",
+    "ReplayStore",
     "RlioError",
     "Roll",
     "RolloutConfig",
@@ -125,6 +126,7 @@ if TYPE_CHECKING:
     from rlio.readers.recording_input import RecordingInput
     from rlio.readers.sampler_input import SamplerInput
     from rlio.readers.shuffled_input import ShuffledInput
+    from rlio.replay.store import ReplayStore
     from rlio.resolve import read, register_input, register_output
     from rlio.rollout.config import RolloutConfig
     from rlio.rollout.env_runner import EnvRunner
@@ -175,6 +177,7 @@ else:
             "PublishError": "rlio.errors",
             "RandomPolicy": "rlio.policies.random_policy",
             "RecordingInput": "rlio.readers.recording_input",
+            "ReplayStore": "rlio.replay.store",
             "RlioError": "rlio.errors",
             "Roll": "rlio.writers.roll",
             "RolloutConfig": "rlio.rollout.config",

@@ -59,6 +59,7 @@ PUBLIC = [
     "PublishError",
     "RandomPolicy",
     "RecordingInput",
+    "ReplayStore",
     "RlioError",
     "Roll",
     "RolloutConfig",

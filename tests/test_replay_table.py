@@ -15,19 +15,10 @@ from rlio.errors import MissingColumn, OptionError
 from rlio.replay.buffers import Buffers, batch_dtype
 from rlio.replay.ingest import Ingest
 from rlio.replay.layout import RowLayout
+from rlio.replay.memory import RamArrays
 from rlio.replay.n_step import NStep, windows
 from rlio.replay.table import RowTable
 from rlio.schemas.schema import Schema
-
-
-class Plain:
-    """Arrays in memory."""
-
-    def array(self, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        return np.zeros(shape, dtype)
-
-    def reserve(self, name: str, rows: int) -> None:
-        pass
 
 
 def steps(
@@ -62,7 +53,7 @@ def steps(
 
 def table_of(batch: SampleBatch, capacity: int, **options: Any) -> tuple[RowTable, Ingest]:
     policy = Schema.of(batch).policies["default_policy"]
-    table = RowTable(RowLayout.of(policy), capacity=capacity, arrays=Plain(), ring=True, **options)
+    table = RowTable(RowLayout.of(policy), capacity=capacity, arrays=RamArrays(), ring=True, **options)
     return table, Ingest(table, policy, name="default_policy")
 
 

@@ -6,7 +6,8 @@ The observations of an episode lie one after the other, so that ``new_obs`` of a
 Example:
     >>> import numpy as np
     >>> from rlio.replay.memory import RamArrays
-    >>> pool = FramePool(arrays=RamArrays(), name="obs", shape=(2,), dtype=np.dtype("u1"), stack=None, capacity=8)
+    >>> pool = FramePool(arrays=RamArrays(), name="obs", shape=(2,), dtype=np.dtype("u1"), stack=None,
+    ...                  capacity=8)
     >>> obs = np.array([[0, 0], [1, 1]], "u1")
     >>> at, after = pool.append(obs, obs + 1, np.array([1, -1]))
     >>> at.tolist(), after.tolist()                                # Three observations, not four.
@@ -25,7 +26,7 @@ from numpy.typing import NDArray
 
 from rlio.errors import OptionError
 from rlio.replay.buffers import Buffers
-from rlio.replay.texts import Arrays
+from rlio.replay.memory import Arrays
 from rlio.schemas.column import FrameStack
 
 __all__ = ["FramePool"]

@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from rlio.errors import OptionError
 
-__all__ = ["ORDER_VERSION", "Permutation", "WindowOrder", "WindowRef", "deal"]
+__all__ = ["ORDER_VERSION", "Permutation", "UniformDraws", "WindowOrder", "WindowRef", "deal"]
 
 #: Version of the orders in this file; readers keep it in their state.
 ORDER_VERSION = 1
@@ -210,11 +210,42 @@ def _derive(n: int, seed: int, epoch: int, key: tuple[int, ...]) -> tuple[int, .
 
 def _sorted_keys(n: int, key: int) -> IntArray:
     """The order of ``n`` random keys: every permutation equally likely."""
+    return np.argsort(_hashes(1, n + 1, key), kind="stable").astype(np.int64, copy=False)
+
+
+def _hashes(start: int, stop: int, key: int) -> npt.NDArray[np.uint64]:
+    """Random numbers ``start`` to ``stop - 1`` of a key: a pure function of the counter."""
     # SplitMix64, written out: NumPy promises no stream of its own generators across versions.
-    z = np.arange(1, n + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
+    z = np.arange(start, stop, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.argsort(z ^ (z >> np.uint64(31)), kind="stable").astype(np.int64, copy=False)
+    return z ^ (z >> np.uint64(31))
+
+
+class UniformDraws:
+    """Numbers drawn uniformly, with replacement: a pure function of (seed, counter, how many there are).
+
+    Args:
+        seed: Any integer.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._key = _derive(0, seed, 0, (3,))[0]
+
+    def take(self, start: int, stop: int, n: int) -> IntArray:
+        """Draws ``start`` to ``stop - 1``, each from ``range(n)``: int64, fresh.
+
+        Raises:
+            OptionError: ``n`` is below 1, or beyond 2**53.
+        """
+        if not 1 <= n <= 2**53:
+            raise OptionError(f"draws from range({n}): at least 1 and at most 2**53")
+        # 53 bits of each hash are a float in [0, 1): the unevenness over n values is below n / 2**53.
+        parts = (_hashes(start + 1, stop + 1, self._key) >> np.uint64(11)).astype(np.float64)
+        parts *= n * 2.0**-53
+        found = parts.astype(np.int64)
+        # The product may round up to n.
+        return np.minimum(found, n - 1, out=found)
 
 
 @dataclass(frozen=True, slots=True)

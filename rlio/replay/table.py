@@ -20,7 +20,8 @@ from rlio.nested import Path
 from rlio.replay.buffers import Buffers, batch_dtype
 from rlio.replay.frames import FramePool
 from rlio.replay.layout import RowLayout
-from rlio.replay.texts import Arrays, TextHeap
+from rlio.replay.memory import Arrays
+from rlio.replay.texts import TextHeap
 from rlio.schemas.schema import Leaf
 
 __all__ = ["Chains", "Extent", "RowTable"]
@@ -123,7 +124,9 @@ class RowTable:
             self._windows[obs.physical] = (pool, _OBS + obs.physical)
             self._windows[new_obs.physical] = (pool, _NEW_OBS + obs.physical)
         self._wide = {
-            leaf.physical: arrays.array(f"wide {leaf.physical}", (capacity, *leaf.spec.shape), leaf.spec.numpy)
+            leaf.physical: arrays.array(
+                f"wide {leaf.physical}", (capacity, *leaf.spec.shape), leaf.spec.numpy
+            )
             for leaf in layout.wide
             if leaf.physical not in self._windows
         }
@@ -177,7 +180,9 @@ class RowTable:
         """
         rows = len(chains.after)
         if rows > self.capacity - (0 if self.ring else self.head):
-            raise OptionError(f"{rows} rows at once into a table of {self.capacity}, {self.head} used: add fewer")
+            raise OptionError(
+                f"{rows} rows at once into a table of {self.capacity}, {self.head} used: add fewer"
+            )
         first = self.head
         slots = self._slots(np.arange(first, first + rows))
         # Nobody may draw what is about to be overwritten.

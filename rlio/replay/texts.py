@@ -14,31 +14,22 @@ Example:
 
 from __future__ import annotations
 
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 from numpy.typing import NDArray
 
 from rlio.arrays import object_column
+from rlio.replay.memory import Arrays
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.json_values import load_value
 
-__all__ = ["Arrays", "TextHeap"]
+__all__ = ["TextHeap"]
 
 #: Texts lie in chunks of this many bytes; a longer one has a chunk of its own.
 _CHUNK: Final = 16 << 20
+_BYTE: Final = np.dtype(np.uint8)
 _PLACE: Final = np.dtype([("chunk", "<i4"), ("size", "<i4"), ("at", "<i8")])
-
-
-class Arrays(Protocol):
-    """Where arrays lie: in memory, or in files; see `rlio.replay.memory`."""
-
-    def array(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> NDArray[Any]:
-        """The array of that name; all zeros where it is new."""
-
-    def reserve(self, name: str, rows: int) -> None:
-        """Make sure that its first ``rows`` rows can be written."""
 
 
 class TextHeap:
@@ -72,7 +63,7 @@ class TextHeap:
         self._ring: list[bytes] | None = [b""] * capacity if ring else None
         self._place = None if ring else arrays.array(f"{name} places", (capacity,), _PLACE)
         self._sizes = list(chunks)
-        self._chunks = [arrays.array(self._chunk_name(i), (size,), np.uint8) for i, size in enumerate(chunks)]
+        self._chunks = [arrays.array(self._chunk_name(i), (size,), _BYTE) for i, size in enumerate(chunks)]
         self._used = used
 
     @property
@@ -99,7 +90,7 @@ class TextHeap:
         if not self._chunks or self._used + size > self._sizes[-1]:
             self._sizes.append(max(size, _CHUNK))
             self._chunks.append(
-                self._arrays.array(self._chunk_name(len(self._chunks)), (self._sizes[-1],), np.uint8)
+                self._arrays.array(self._chunk_name(len(self._chunks)), (self._sizes[-1],), _BYTE)
             )
             self._used = 0
         chunk, at = len(self._chunks) - 1, self._used

@@ -1,0 +1,159 @@
+"""From a data set's snapshot to the rows of a store: decoded in one thread, packed in another."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from rlio.dataset import Dataset, common_columns
+from rlio.errors import ClosedError
+from rlio.interfaces import Batch
+from rlio.replay.rows import Piece, StoreRows
+from rlio.replay.segment_reader import GroupOptions, SegmentReader, counting_of
+from rlio.schemas.filling import Filling
+from rlio.schemas.schema import Schema
+from rlio.storage.listing import Segment
+
+__all__ = ["Built", "SegmentKey", "Source", "build", "key_of", "schema_of"]
+
+
+class SegmentKey(NamedTuple):
+    """The live rows of one shard, by its name, which holds the CRC of its footer.
+
+    Attributes:
+        path: Of the shard.
+        skip: Rows of it that are not live.
+        rows: Rows that are.
+    """
+
+    path: str
+    skip: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a store is built from.
+
+    Attributes:
+        dataset: The snapshot.
+        missing: The rule for columns that only some writers have.
+        on_error: What to do with damaged rows.
+    """
+
+    dataset: Dataset
+    missing: Literal["error", "drop", "fill"] = "error"
+    on_error: Literal["raise", "skip"] = "raise"
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a build gave.
+
+    Attributes:
+        pieces: Part of a shard -> its rows, in the order in which they were added.
+        skipped: Rows that were lost to damage.
+    """
+
+    pieces: dict[SegmentKey, Piece]
+    skipped: int
+
+
+def key_of(segment: Segment) -> SegmentKey:
+    """The name of a segment's rows."""
+    return SegmentKey(segment.ref.path, segment.skip, segment.rows)
+
+
+def options_of(source: Source) -> GroupOptions:
+    """What is read of each row group: every column, made alike."""
+    chosen = common_columns(source.dataset, missing=source.missing, wanted=None)
+    filling = Filling(source.dataset.schemas.values(), columns=chosen)
+    return GroupOptions(
+        columns=chosen,
+        skip_damage=source.on_error == "skip",
+        filling=filling if source.missing == "fill" or filling.adds_validity else None,
+    )
+
+
+def schema_of(source: Source, first: Batch) -> Schema:
+    """The schema of the rows as they are decoded: that of the writers, or of the first rows, made alike."""
+    schemas = list(source.dataset.schemas.values())
+    if len(schemas) == 1:
+        return schemas[0]
+    return Schema.of(first)
+
+
+def batches_of(source: Source, reader: SegmentReader, segments: Sequence[Segment]) -> Iterator[Decoded]:
+    """Every row group of some segments, in order; None in place of a lost one."""
+    for segment in segments:
+        for span in reader.spans(segment):
+            batch = reader.read(segment, span)
+            yield Decoded(segment, batch, len(span.rows))
+
+
+class Decoded(NamedTuple):
+    """A row group.
+
+    Attributes:
+        segment: What it is a part of.
+        batch: Its rows; None if they are lost.
+        rows: How many it has, or had.
+    """
+
+    segment: Segment
+    batch: Batch | None
+    rows: int
+
+
+def build(
+    source: Source,
+    segments: Sequence[Segment],
+    open_rows: Callable[[Batch], StoreRows],
+    *,
+    progress: Callable[[int], None],
+    stop: threading.Event,
+) -> Built:
+    """Decode segments and add their rows to a store.
+
+    Args:
+        source: What is read.
+        segments: Those of its segments that the store lacks, in recorded order.
+        open_rows: Given the first rows, the store that they go to.
+        progress: Called with the number of rows that were added, or lost.
+        stop: Set to give up.
+
+    Raises:
+        CorruptData: Rows are damaged.
+        ShardGone: A shard is not there: list again.
+        ClosedError: ``stop`` was set.
+    """
+    reader = SegmentReader(
+        source.dataset, options_of(source), counting_of(source.dataset, None), given_up=set()
+    )
+    decoded = batches_of(source, reader, segments)
+    rows: StoreRows | None = None
+    pieces: dict[SegmentKey, Piece] = {}
+    # One thread decodes, always the same one at a time, one group ahead of the one that packs.
+    with ThreadPoolExecutor(1, thread_name_prefix="rlio-decode") as pool:
+        coming = pool.submit(next, decoded, None)
+        while (found := coming.result()) is not None:
+            if stop.is_set():
+                raise ClosedError("the store was closed while it was being built")
+            coming = pool.submit(next, decoded, None)
+            if found.batch is not None:
+                if rows is None:
+                    rows = open_rows(found.batch)
+                piece = rows.add(found.batch, writer=found.segment.ref.writer)
+                key = key_of(found.segment)
+                pieces[key] = _joined(pieces[key], piece) if key in pieces else piece
+            progress(found.rows)
+    return Built(pieces, reader.skipped)
+
+
+def _joined(one: Piece, other: Piece) -> Piece:
+    """Two pieces, the second added right after the first."""
+    rows = {pid: (first, count + other.rows[pid][1]) for pid, (first, count) in one.rows.items()}
+    return Piece(rows, (one.steps[0], one.steps[1] + other.steps[1]))

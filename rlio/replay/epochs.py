@@ -1,0 +1,321 @@
+"""Passes over the units of a store: each unit once an epoch, recorded or shuffled, shared out to ranks.
+
+The position is one number, equal on all ranks after equal calls: rank r of w reads slice r of every
+``w * batch_size`` units, and the units that are left at the end of the last epoch are dealt evenly.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.batch import SampleBatch
+from rlio.errors import EndOfData, StateError
+from rlio.interfaces import Batch, JsonState, ReadLedger, ReadOptions, Unit
+from rlio.replay.draws import Draw, Units
+from rlio.replay.order import ORDER_VERSION, Permutation
+
+__all__ = ["OWN_BATCH", "Passage", "StorePass", "choose_seed"]
+
+logger = logging.getLogger("rlio")
+
+Ids = NDArray[np.int64]
+
+#: Units of a batch where the user asks for none in particular.
+OWN_BATCH: Final = 256
+# Rows, and bytes, that are gathered at once where several batches can be.
+_BLOCK_ROWS: Final = 4096
+_BLOCK_BYTES: Final = 4 << 20
+
+
+class _Span(NamedTuple):
+    """Positions ``start`` to ``stop - 1`` of an epoch."""
+
+    epoch: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Passage:
+    """What is passed over.
+
+    Attributes:
+        units: The units of an epoch.
+        draw: What they are.
+        digest: Names the data: a state fits only the same.
+        uri: For messages.
+        row_bytes: Bytes of a row, for deciding how many are gathered at once.
+        prefetch: Batches that are gathered ahead, in a background thread; 0 for none.
+    """
+
+    units: Units
+    draw: Draw
+    digest: str
+    uri: str
+    row_bytes: int
+    prefetch: int = 0
+
+
+class _Block(NamedTuple):
+    """Batches that were gathered together.
+
+    Attributes:
+        key: (epoch, position of all ranks before the first of them, how many batches).
+        batch: The rows of all.
+    """
+
+    key: tuple[int, int, int]
+    batch: Batch
+
+
+class StorePass:
+    """Epochs over a store.
+
+    Args:
+        passage: What is passed over.
+        options: How.
+    """
+
+    def __init__(self, passage: Passage, options: ReadOptions) -> None:
+        self.passage = passage
+        self.options = options
+        self.seed = choose_seed(options, passage.uri)
+        #: Number of the epoch that the next batch begins in.
+        self.epoch = 0
+        self._offset = 0
+        self._batch_size = options.batch_size or OWN_BATCH
+        self._order: Permutation | None = None
+        self._order_epoch = -1
+        self._block: _Block | None = None
+        self._cut = 0
+        self._ahead: Future[_Block] | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        self._served = self._dropped = 0
+        self._cut_short = False
+        rows = min(_BLOCK_ROWS, max(_BLOCK_BYTES // max(passage.row_bytes, 1), 1))
+        self._most = max(rows // self._batch_size, 1) if passage.units.sliceable else 1
+
+    @property
+    def unit(self) -> Unit:
+        """What is counted."""
+        return self.passage.draw.unit
+
+    @property
+    def total(self) -> int:
+        """Units of one epoch, of all ranks together."""
+        return self.passage.units.count
+
+    @property
+    def ledger(self) -> ReadLedger:
+        """What became of the units' rows."""
+        return ReadLedger(expected=self._served + self._dropped, served=self._served, dropped=self._dropped)
+
+    # ---- batches ----
+
+    def take(self, n: int | None) -> Batch:
+        """The next ``n`` units of this rank; None: as many as the options say."""
+        block = self._block
+        if block is None or (n is not None and n != self._batch_size):
+            return self._take(n or self._batch_size)
+        size, at = self._batch_size, self._cut
+        batch = block.batch
+        assert isinstance(batch, SampleBatch)
+        found: Batch = batch[at * size : (at + 1) * size]
+        self._cut = at + 1
+        if self._cut == block.key[2]:
+            self._block = None
+        self._step(size * self.options.shard[1])
+        self._served += size
+        return found
+
+    def _take(self, n: int) -> Batch:
+        if self.total == 0:
+            raise EndOfData(f"there are no {self.unit} to draw")
+        self._block = None
+        if n == self._batch_size:
+            key = self._next_key(self.epoch, self._offset)
+            if key is not None:
+                block = self._loaded(key)
+                if key[2] > 1:
+                    self._block, self._cut = block, 0
+                    return self.take(None)
+                self._step(n * self.options.shard[1])
+                self._served += block.batch.agent_steps()
+                return block.batch
+        numbers = [self._numbers(span) for span in self._deal(n)]
+        batch = self.passage.units.batch(np.concatenate(numbers))
+        self._served += batch.agent_steps()
+        return batch
+
+    def skip(self, batches: int) -> None:
+        """Step over batches of the reader's own size."""
+        self._block = None
+        for _ in range(batches):
+            self._deal(self._batch_size)
+
+    def _step(self, units: int) -> None:
+        """Go on by as many units of all ranks, within the epoch."""
+        self._offset += units
+        if self._offset == self.total:
+            self.epoch, self._offset = self.epoch + 1, 0
+
+    def _next_key(self, epoch: int, offset: int) -> tuple[int, int, int] | None:
+        """The batches that can be gathered together from a position on; None where an epoch ends before."""
+        if self.options.epochs is not None and epoch >= self.options.epochs:
+            return None
+        full = (self.total - offset) // (self._batch_size * self.options.shard[1])
+        return (epoch, offset, min(full, self._most)) if full else None
+
+    def _loaded(self, key: tuple[int, int, int]) -> _Block:
+        """The block of a key, from the background if it is there; announces the one after it."""
+        ahead, self._ahead = self._ahead, None
+        block = None if ahead is None else ahead.result()
+        if block is None or block.key != key:
+            block = self._load(key)
+        if self.passage.prefetch:
+            epoch, offset, count = key
+            following = offset + count * self._batch_size * self.options.shard[1]
+            crossed, at = divmod(following, self.total)
+            coming = self._next_key(epoch + crossed, at)
+            if coming is not None:
+                if self._pool is None:
+                    self._pool = ThreadPoolExecutor(1, thread_name_prefix="rlio-gather")
+                self._ahead = self._pool.submit(self._load, coming)
+        return block
+
+    def _load(self, key: tuple[int, int, int]) -> _Block:
+        epoch, offset, count = key
+        rank, world = self.options.shard
+        size = self._batch_size
+        if world == 1:
+            numbers = self._numbers(_Span(epoch, offset, offset + count * size))
+        else:
+            first = offset + rank * size + np.arange(count)[:, None] * (world * size)
+            positions = (first + np.arange(size)).reshape(-1)
+            numbers = self._permutation(epoch).at(positions) if self.options.shuffle else positions
+        return _Block(key, self.passage.units.batch(numbers))
+
+    def _numbers(self, span: _Span) -> Ids:
+        """The units at some positions."""
+        if not self.options.shuffle:
+            return np.arange(span.start, span.stop)
+        return self._permutation(span.epoch).take(span.start, span.stop)
+
+    def _permutation(self, epoch: int) -> Permutation:
+        order = self._order
+        if order is None or self._order_epoch != epoch:
+            assert self.seed is not None
+            order = Permutation(self.total, seed=self.seed, epoch=epoch, key=(2,))
+            self._order, self._order_epoch = order, epoch
+        return order
+
+    def _deal(self, n: int) -> list[_Span]:
+        """This rank's part of the next ``world * n`` units, and step over them.
+
+        Raises:
+            EndOfData: The last epoch is over, or its rest is dropped.
+        """
+        (rank, world), epochs, total = self.options.shard, self.options.epochs, self.total
+        covered = world * n
+        if epochs is not None:
+            left = (epochs - self.epoch) * total - self._offset
+            if left <= 0 or (self.options.drop_last and left < covered):
+                self._drop(left)
+                raise EndOfData(f"all {epochs} epochs of {total} {self.unit} have been read")
+            covered = min(covered, left)
+        first = self._offset + covered * rank // world
+        last = self._offset + covered * (rank + 1) // world
+        spans = list(_epochs_of(self.epoch, first, last, total))
+        crossed, self._offset = divmod(self._offset + covered, total)
+        self.epoch += crossed
+        if not spans:  # A rank that has no part in the last step.
+            raise EndOfData(f"all {epochs} epochs of {total} {self.unit} have been read")
+        return spans
+
+    def _drop(self, left: int) -> None:
+        """Count, once, this rank's part of what is left."""
+        if left > 0 and not self._cut_short and self.unit == "steps":
+            rank, world = self.options.shard
+            self._dropped += left * (rank + 1) // world - left * rank // world
+        self._cut_short = True
+
+    # ---- state ----
+
+    def position(self) -> JsonState:
+        """What `seek` needs."""
+        return {"epoch": self.epoch, "position": self._offset, "seed": self.seed, **self._fingerprint()}
+
+    def seek(self, position: JsonState) -> None:
+        """Continue from a position; the ledger begins anew.
+
+        Raises:
+            StateError: It is one of other data, or of other options.
+        """
+        for key, value in self._fingerprint().items():
+            if position.get(key) != value:
+                raise StateError(
+                    f"state['position'][{key!r}] is {position.get(key)!r} but this reader has {value!r}: "
+                    "open the same data with the same options",
+                    uri=self.passage.uri,
+                )
+        if position["seed"] != self.seed and self.options.seed is not None:
+            raise StateError(
+                f"state['position']['seed'] is {position['seed']}; this reader has {self.options.seed}"
+            )
+        epoch, offset = int(position["epoch"]), int(position["position"])
+        last = self.options.epochs
+        if not 0 <= offset < max(self.total, 1) or epoch < 0 or (last is not None and epoch > last):
+            raise StateError(
+                f"state['position'] is unit {offset} of epoch {epoch}; an epoch has {self.total} and there "
+                f"are {'endless' if last is None else last} epochs"
+            )
+        self.seed, self._order = position["seed"], None
+        self.epoch, self._offset = epoch, offset
+        self._served = self._dropped = 0
+        self._cut_short = False
+        self._block = None
+
+    def _fingerprint(self) -> dict[str, Any]:
+        """What must be the same for a position to mean the same units."""
+        return {
+            "order": ["global", ORDER_VERSION] if self.options.shuffle else ["recorded", 0],
+            "snapshot": self.passage.digest,
+            "units": self.total,
+            "draw": self.passage.draw.to_json(),
+            "epochs": self.options.epochs,
+        }
+
+    def close(self) -> None:
+        """End the background thread, and let go of what was gathered."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._pool = None
+        self._ahead = self._block = None
+
+
+def choose_seed(options: ReadOptions, uri: str) -> int | None:
+    """The seed of the order; None if it is the recorded one. One from the OS is logged."""
+    if not options.shuffle:
+        return None
+    if options.seed is not None:
+        return options.seed
+    drawn = secrets.randbits(63)
+    logger.info("shuffling %s with seed %d", uri, drawn)
+    return drawn
+
+
+def _epochs_of(epoch: int, first: int, last: int, total: int) -> Iterator[_Span]:
+    """Cut positions counted from the beginning of ``epoch`` where epochs meet."""
+    while first < last:
+        crossed, start = divmod(first, total)
+        stop = min(start + last - first, total)
+        yield _Span(epoch + crossed, start, stop)
+        first += stop - start

@@ -1,0 +1,306 @@
+"""The rows of all policies of a store, and how they look to one reader.
+
+Example:
+    >>> import rlio
+    >>> from rlio.schemas.schema import Schema
+    >>> from rlio.replay.memory import RamArrays
+    >>> batch = rlio.SampleBatch(obs=[[0.0], [1.0]], rewards=[1.0, 2.0])
+    >>> rows = StoreRows(Schema.of(batch), capacity=10, arrays=RamArrays())
+    >>> rows.add(batch)
+    >>> rows.units(Draw()).batch(np.array([1]))["rewards"]
+    array([2.])
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numpy.typing import NDArray
+
+from rlio.batch import MultiAgentBatch, SampleBatch
+from rlio.columns import DEFAULT_POLICY_ID, is_per_sequence
+from rlio.errors import OptionError, SchemaError, excerpt
+from rlio.interfaces import Batch
+from rlio.multi_agent import step_numbers
+from rlio.replay.draws import Draw, Held, Steps, Units, open_units
+from rlio.replay.ingest import Ingest
+from rlio.replay.layout import RowLayout
+from rlio.replay.memory import Arrays
+from rlio.replay.table import Extent, RowTable
+from rlio.schemas.schema import Schema
+
+__all__ = ["Filled", "Piece", "StoreRows"]
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows that were added together: those of one part of a shard.
+
+    Attributes:
+        rows: Policy id -> (logical number of the first, how many).
+        steps: (number of the first joint step, how many); (0, 0) where there is one agent.
+    """
+
+    rows: Mapping[str, tuple[int, int]]
+    steps: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True)
+class Filled:
+    """What is in a store's arrays already.
+
+    Attributes:
+        extents: Policy id -> how far its table is filled.
+        steps: Rows of the joint steps of each build: policy id -> their number; and how many steps.
+    """
+
+    extents: Mapping[str, Extent] = field(default_factory=dict)
+    steps: Sequence[tuple[Mapping[str, int], int]] = ()
+
+
+class StoreRows:
+    """Tables, one a policy, that batches are added to.
+
+    Args:
+        schema: Of every batch.
+        capacity: Rows of each policy.
+        arrays: Where they lie.
+        ring: Whether new rows take the place of the oldest.
+        frames: See `RowTable`.
+        columns: Logical columns to keep, of those that there are; None: all.
+        filled: What is there already.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        capacity: int,
+        arrays: Arrays,
+        ring: bool = False,
+        frames: int | None = None,
+        columns: frozenset[str] | None = None,
+        filled: Filled | None = None,
+    ) -> None:
+        self.schema = schema
+        self.tables: dict[str, RowTable] = {}
+        self._ingests: dict[str, Ingest] = {}
+        there = filled or Filled()
+        for pid, policy in schema.policies.items():
+            if any(is_per_sequence(column) for column in policy.columns):
+                raise OptionError(
+                    f"policy {pid!r} was recorded in sequences (seq_lens): a store cuts them anew from "
+                    "single steps; read these with cache='none'"
+                )
+            wanted = None if columns is None else columns & set(policy.columns)
+            self.tables[pid] = RowTable(
+                RowLayout.of(policy, columns=wanted),
+                capacity=capacity,
+                arrays=_Prefixed(arrays, f"{pid} "),
+                ring=ring,
+                frames=frames,
+                extent=there.extents.get(pid),
+            )
+            self._ingests[pid] = Ingest(self.tables[pid], policy, name=pid)
+        self.joint = schema.multi_agent
+        self._steps = _StepLog(arrays, there.steps)
+
+    @property
+    def filled(self) -> Filled:
+        """What is there; joint steps once they were `saved`."""
+        return Filled({pid: table.extent for pid, table in self.tables.items()}, self._steps.saved)
+
+    @property
+    def ingests(self) -> Mapping[str, Ingest]:
+        """Policy id -> what adds its rows."""
+        return self._ingests
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of the policy with the widest ones, texts apart."""
+        return max(table.layout.bytes for table in self.tables.values())
+
+    def add(self, batch: Batch, *, writer: str = "") -> Piece:
+        """Add the rows of a batch.
+
+        Raises:
+            SchemaError: It does not fit the schema.
+        """
+        if isinstance(batch, SampleBatch):
+            if self.joint:
+                batch = batch.as_multi_agent()
+            else:
+                (table,) = self.tables.values()
+                (ingest,) = self._ingests.values()
+                first = table.head
+                ingest.add(batch, writer=writer)
+                return Piece({DEFAULT_POLICY_ID: (first, table.head - first)})
+        return self._add_joint(batch, writer)
+
+    def _add_joint(self, batch: MultiAgentBatch, writer: str) -> Piece:
+        if not self.joint:
+            raise SchemaError("a MultiAgentBatch in a store of SampleBatches: add the batch of one policy")
+        unknown = sorted(set(batch) - set(self.tables))
+        if unknown:
+            raise SchemaError(
+                f"policy {excerpt(unknown[0])} is new: the store has {', '.join(sorted(self.tables))}"
+            )
+        numbers, count = step_numbers(batch)
+        rows: dict[str, tuple[int, int]] = {}
+        order, sizes = {}, {}
+        for pid, table in self.tables.items():
+            first = table.head
+            part = batch.get(pid)
+            if part is not None and len(part):
+                self._ingests[pid].add(part, writer=writer)
+            number = numbers.get(pid, np.empty(0, np.int64))
+            rows[pid] = first, table.head - first
+            order[pid] = np.argsort(number, kind="stable") + first
+            sizes[pid] = np.bincount(number, minlength=count)
+        start = self._steps.add(order, sizes, count)
+        return Piece(rows, (start, count))
+
+    def save_steps(self) -> None:
+        """Write the joint steps that were added into arrays, for others to read."""
+        self._steps.save()
+
+    # ---- what a reader sees ----
+
+    def units(self, draw: Draw, *, pieces: Sequence[Piece] | None = None, policy: str | None = None) -> Units:
+        """The units of a draw.
+
+        Args:
+            draw: What is drawn.
+            pieces: The rows that are seen, in recorded order; None: all, as they were added.
+            policy: Of several policies, the one whose rows are drawn, each on its own; None: joint steps.
+
+        Raises:
+            OptionError: There is no such policy, or there are no such units.
+            MissingColumn: A column is absent.
+        """
+        if policy is not None and policy not in self.tables:
+            raise OptionError(f"policy={excerpt(policy)}: there are {', '.join(sorted(self.tables))}")
+        chosen = self.tables if policy is None else {policy: self.tables[policy]}
+        held = {pid: self._held(pid, pieces) for pid in chosen}
+        steps = None
+        if self.joint and policy is None:
+            tails = {pid: table.tail for pid, table in self.tables.items()}
+            steps = self._steps.view(tails, None if pieces is None else [piece.steps for piece in pieces])
+        return open_units(held, draw, steps=steps)
+
+    def _held(self, pid: str, pieces: Sequence[Piece] | None) -> Held:
+        table = self.tables[pid]
+        policy = self.schema.policies[pid]
+        if pieces is None:
+            return Held(pid, policy, table, None, table.tail, len(table), table.head)
+        spans = [piece.rows[pid] for piece in pieces if piece.rows.get(pid, (0, 0))[1]]
+        count = sum(size for _, size in spans)
+        head = max((first + size for first, size in spans), default=0)
+        first = spans[0][0] if spans else 0
+        ends = np.cumsum([0, *(size for _, size in spans)]).tolist()
+        if all(at == first + end for (at, _), end in zip(spans, ends, strict=False)):
+            return Held(pid, policy, table, None, first, count, head)
+        rows = np.concatenate([np.arange(at, at + size) for at, size in spans])
+        return Held(pid, policy, table, rows, 0, count, head)
+
+
+class _StepLog:
+    """Which rows belong to each joint step, in the order in which they were added."""
+
+    def __init__(self, arrays: Arrays, saved: Sequence[tuple[Mapping[str, int], int]]) -> None:
+        self._arrays = arrays
+        self.saved = list(saved)
+        #: Policy id -> rows of each step; policy id -> how many; number of the first step.
+        self._chunks: deque[tuple[Mapping[str, Ids], Mapping[str, Ids], int]] = deque()
+        self._next = 0
+        self._unsaved = 0
+        for number, (rows, count) in enumerate(saved):
+            order = {pid: self._array(number, "rows", pid, size) for pid, size in rows.items()}
+            sizes = {pid: self._array(number, "sizes", pid, count) for pid in rows}
+            self._chunks.append((order, sizes, self._next))
+            self._next += count
+            self._unsaved += 1
+
+    def _array(self, number: int, what: str, pid: str, size: int) -> Ids:
+        return self._arrays.array(f"steps {number} {what} {pid}", (size,), np.dtype(np.int64))
+
+    def add(self, rows: Mapping[str, Ids], sizes: Mapping[str, Ids], count: int) -> int:
+        """Add steps; gives the number of the first."""
+        start = self._next
+        if count:
+            self._chunks.append((rows, sizes, start))
+            self._next += count
+        return start
+
+    def save(self) -> None:
+        """Write what was added since the last time into arrays."""
+        fresh = list(self._chunks)[self._unsaved :]
+        if not fresh:
+            return
+        number = len(self.saved)
+        totals: dict[str, int] = {}
+        for pid in fresh[0][0]:
+            for what, parts in (
+                ("rows", [rows[pid] for rows, _, _ in fresh]),
+                ("sizes", [sizes[pid] for _, sizes, _ in fresh]),
+            ):
+                joined = np.concatenate(parts)
+                target = self._array(number, what, pid, len(joined))
+                self._arrays.reserve(f"steps {number} {what} {pid}", len(joined))
+                target[:] = joined
+                totals.setdefault(pid, len(joined))
+        self.saved.append((totals, sum(len(next(iter(sizes.values()))) for _, sizes, _ in fresh)))
+        self._unsaved = len(self._chunks)
+
+    def view(self, tails: Mapping[str, int], spans: Sequence[tuple[int, int]] | None) -> Steps:
+        """The steps of the given spans; None: all of which every row is still there."""
+        while self._chunks and any(
+            len(rows) and int(rows.min()) < tails[pid] for pid, rows in self._chunks[0][0].items()
+        ):
+            self._chunks.popleft()
+        if not self._chunks:
+            return Steps({}, {})
+        policies = list(self._chunks[0][0])
+        rows = {pid: np.concatenate([chunk[0][pid] for chunk in self._chunks]) for pid in policies}
+        sizes = {pid: np.concatenate([chunk[1][pid] for chunk in self._chunks]) for pid in policies}
+        base = self._chunks[0][2]
+        if spans is not None and spans != [(base, self._next - base)]:
+            number = np.concatenate([np.arange(start - base, start - base + count) for start, count in spans])
+            whole = Steps(rows, {pid: np.cumsum(size) for pid, size in sizes.items()})
+            picked = {pid: whole.of(pid, number) for pid in policies}
+            rows = {pid: found[0] for pid, found in picked.items()}
+            sizes = {pid: found[1] for pid, found in picked.items()}
+        return Steps(rows, {pid: np.cumsum(size) for pid, size in sizes.items()})
+
+
+class _Prefixed:
+    """Arrays of which each name has a prefix."""
+
+    def __init__(self, arrays: Arrays, prefix: str) -> None:
+        self._arrays = arrays
+        self._prefix = prefix
+
+    def array(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> NDArray[Any]:
+        return self._arrays.array(self._prefix + name, shape, dtype)
+
+    def reserve(self, name: str, rows: int) -> None:
+        self._arrays.reserve(self._prefix + name, rows)
+
+    def grow(self, name: str, rows: int) -> NDArray[Any]:
+        return self._arrays.grow(self._prefix + name, rows)
+
+    def trim(self, name: str, rows: int) -> None:
+        self._arrays.trim(self._prefix + name, rows)
+
+    def flush(self) -> None:
+        self._arrays.flush()
+
+    def close(self) -> None:
+        self._arrays.close()

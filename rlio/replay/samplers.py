@@ -1,0 +1,403 @@
+"""Readers over a store: uniform and prioritised draws with replacement, and epochs without.
+
+All are `InputReader`s, so that they mix with each other and with everything else (`rlio.MixedInput`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from numpy.typing import NDArray
+
+from rlio.batch import SampleBatch
+from rlio.columns import Columns
+from rlio.errors import EndOfData, OptionError, StateError, excerpt
+from rlio.interfaces import Batch, InputReader, JsonState, ReadOptions, Unit
+from rlio.replay.draws import BATCH_INDEXES, Draw, Units
+from rlio.replay.epochs import OWN_BATCH, Passage, StorePass
+from rlio.replay.order import UniformDraws
+from rlio.replay.priorities import Priorities, Prioritised
+
+if TYPE_CHECKING:
+    from rlio.replay.store import ReplayStore
+
+__all__ = ["EpochReader", "PrioritisedSampler", "UniformSampler"]
+
+logger = logging.getLogger("rlio")
+
+# Rows, and bytes, that are gathered at once where several batches can be.
+_BLOCK_ROWS: Final = 4096
+_BLOCK_BYTES: Final = 4 << 20
+
+
+class EpochReader(InputReader):
+    """Every unit of a store once an epoch; see `ReplayStore.epochs`."""
+
+    def __init__(self, store: ReplayStore, draw: Draw, options: ReadOptions, *, policy: str | None) -> None:
+        self._pass = StorePass(
+            Passage(
+                units=store.units(draw, policy=policy),
+                draw=draw,
+                digest=store.digest,
+                uri=store.uri,
+                row_bytes=store.row_bytes,
+            ),
+            options,
+        )
+        self.unit: Unit = draw.unit
+        self.drop_last = options.drop_last
+
+    def __len__(self) -> int:
+        """Units of one epoch, of all ranks together."""
+        return self._pass.total
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch that the next batch begins in, from 0."""
+        return self._pass.epoch
+
+    @property
+    def seed(self) -> int | None:
+        """Seed of the order; None if it is the recorded one."""
+        return self._pass.seed
+
+    def _next(self) -> Batch:
+        return self._pass.take(None)
+
+    def _take(self, n: int) -> Batch:
+        return self._pass.take(n)
+
+    def _position(self) -> JsonState:
+        return self._pass.position()
+
+    def _seek(self, position: JsonState) -> None:
+        self._pass.seek(position)
+
+    def _close(self) -> None:
+        self._pass.close()
+
+
+class _Sampler(InputReader):
+    """Draws from the units of a store as it is at that moment."""
+
+    def __init__(
+        self, store: ReplayStore, draw: Draw, *, batch_size: int | None, seed: int | None, policy: str | None
+    ) -> None:
+        if batch_size is not None and batch_size < 1:
+            raise OptionError(f"batch_size={batch_size}: a number of {draw.unit}, at least 1")
+        self.store = store
+        self.unit: Unit = draw.unit
+        self.batch_size = batch_size or OWN_BATCH
+        self.seed = _drawn(store.uri) if seed is None else seed
+        self._draw = draw
+        self._policy = policy
+        self._units: Units | None = None
+        self._version = -1
+
+    def _seen(self) -> Units:
+        """The units that there are now. Under the store's lock."""
+        if self._units is None or self._version != self.store.version:
+            self._units = self.store.units(self._draw, policy=self._policy)
+            self._version = self.store.version
+            self._changed()
+        if not self._units.count:
+            raise EndOfData(f"the store holds no {self.unit} that could be drawn yet")
+        return self._units
+
+    def _changed(self) -> None:
+        """The store has other rows than it had."""
+
+    def _next(self) -> Batch:
+        return self._take(self.batch_size)
+
+    def _state(self) -> JsonState:
+        return {
+            "seed": self.seed,
+            "draw": self._draw.to_json(),
+            "store": self.store.digest,
+            "rows": {pid: [table.tail, table.head] for pid, table in self.store.tables.items()},
+        }
+
+    def _check_state(self, position: Mapping[str, Any]) -> None:
+        """Raise where a state is one of other rows or other draws.
+
+        Raises:
+            StateError: It is.
+        """
+        ours = self._state()
+        for key in ("draw", "store"):
+            if position.get(key) != ours[key]:
+                raise StateError(
+                    f"state['position'][{key!r}] is {excerpt(position.get(key))} but this sampler has "
+                    f"{excerpt(ours[key])}: open the same data with the same options",
+                    uri=self.store.uri,
+                )
+        for pid, (tail, head) in dict(position["rows"]).items():
+            now = ours["rows"].get(pid, [0, 0])
+            if now[0] > tail or now[1] < head:
+                raise StateError(
+                    f"the state was saved over rows {tail} to {head - 1} of policy {pid!r}, of which the "
+                    f"store has {now[0]} to {now[1] - 1}: load the store that was saved with it",
+                    uri=self.store.uri,
+                )
+        self.seed = int(position["seed"])
+
+
+class UniformSampler(_Sampler):
+    """Draws units uniformly, with replacement; see `ReplayStore.uniform`.
+
+    Draw i is a pure function of (seed, i, rows that there are): the state is a counter.
+    """
+
+    def __init__(
+        self, store: ReplayStore, draw: Draw, *, batch_size: int | None, seed: int | None, policy: str | None
+    ) -> None:
+        super().__init__(store, draw, batch_size=batch_size, seed=seed, policy=policy)
+        self.replayable = not store.live
+        #: Units drawn so far.
+        self.drawn = 0
+        self._order = UniformDraws(self.seed)
+        self._ahead = 1
+        self._block: SampleBatch | None = None
+        self._cut = 0
+
+    def _changed(self) -> None:
+        self._block, self._ahead = None, 1
+
+    def _take(self, n: int) -> Batch:
+        with self.store.lock:
+            units = self._seen()
+            if n != self.batch_size:
+                self._block = None
+                return self._fresh(units, n)
+            if self._block is None:
+                # Batches are drawn together as long as nothing is appended between two of them.
+                self._ahead = min(2 * self._ahead, self._most(units))
+                if self._ahead == 1:
+                    return self._fresh(units, n)
+                found = self._gathered(units, n * self._ahead)
+                assert isinstance(found, SampleBatch)
+                self._block, self._cut = found, 0
+            block, at = self._block, self._cut
+            self._cut = at + n
+            self.drawn += n
+            if self._cut == len(block):
+                self._block = None
+            found_rows: SampleBatch = block[at : at + n]
+            return found_rows
+
+    def _most(self, units: Units) -> int:
+        """Batches that are gathered at once, at most."""
+        if not units.sliceable:
+            return 1
+        rows = min(_BLOCK_ROWS, max(_BLOCK_BYTES // max(self.store.row_bytes, 1), 1))
+        return max(rows // self.batch_size, 1)
+
+    def _fresh(self, units: Units, n: int) -> Batch:
+        found = self._gathered(units, n)
+        self.drawn += n
+        return found
+
+    def _gathered(self, units: Units, n: int) -> Batch:
+        return units.batch(self._order.take(self.drawn, self.drawn + n, units.count))
+
+    def _position(self) -> JsonState:
+        return self._state() | {"drawn": self.drawn}
+
+    def _seek(self, position: JsonState) -> None:
+        self._check_state(position)
+        self.drawn = int(position["drawn"])
+        self._order = UniformDraws(self.seed)
+        self._block, self._ahead = None, 1
+
+
+class PrioritisedSampler(_Sampler):
+    """Draws units in proportion to their priorities; see `ReplayStore.prioritised`.
+
+    Batches have the columns ``weights`` (importance weights, float32) and ``batch_indexes`` (int64), which
+    `update_priorities` takes; of sequences and episodes, every row has those of its unit. A state holds the
+    seed and the counters, not the priorities: `save` and `load` keep those.
+    """
+
+    replayable = False
+
+    def __init__(
+        self,
+        store: ReplayStore,
+        draw: Draw,
+        options: Prioritised,
+        *,
+        batch_size: int | None,
+        seed: int | None,
+        policy: str | None,
+    ) -> None:
+        super().__init__(store, draw, batch_size=batch_size, seed=seed, policy=policy)
+        if store.live and (draw.unit != "steps" or draw.filter is not None):
+            raise OptionError(
+                "prioritised draws from a live store are of single or n-step transitions, without a filter"
+            )
+        self.options = options
+        self._rng = np.random.Generator(np.random.Philox(self.seed))
+        self._priorities: Priorities | None = None
+        #: Of a live store: rows whose priorities are known.
+        self._span = (0, 0)
+
+    @property
+    def priorities(self) -> Priorities:
+        """The priorities, by slot: units of a data set, rows modulo the capacity of a live store."""
+        with self.store.lock:
+            self._seen()
+            assert self._priorities is not None
+            return self._priorities
+
+    def _changed(self) -> None:
+        assert self._units is not None
+        if not self.store.live:
+            if self._priorities is None:
+                self._priorities = Priorities(max(self._units.count, 1), self.options)
+                self._priorities.appended(range(self._units.count))
+            return
+        (table,) = self.store.tables.values()
+        if self._priorities is None:
+            self._priorities = Priorities(table.capacity, self.options)
+        tail, head = self._span
+        self._forget(range(tail, min(table.tail, head)), table.capacity)
+        for part in _slots(range(max(head, table.tail), table.head), table.capacity):
+            self._priorities.appended(part)
+        self._span = table.tail, table.head
+
+    def _forget(self, rows: range, capacity: int) -> None:
+        assert self._priorities is not None
+        for part in _slots(rows, capacity):
+            self._priorities.forget(part)
+
+    def _take(self, n: int) -> Batch:
+        with self.store.lock:
+            units = self._seen()
+            assert self._priorities is not None
+            slots, weights = self._priorities.draw(n, self._rng)
+            numbers = slots
+            if self.store.live:
+                (table,) = self.store.tables.values()
+                rows = table.tail + (slots - table.tail) % table.capacity
+                numbers = rows - table.tail
+            else:
+                rows = slots
+            batch = units.batch(numbers)
+            if not isinstance(batch, SampleBatch):
+                raise OptionError("prioritised draws are of one policy: name it, policy=...")
+            times = _rows_of_units(batch)
+            batch[Columns.WEIGHTS] = weights if times is None else np.repeat(weights, times)
+            batch[BATCH_INDEXES] = rows if times is None else np.repeat(rows, times)
+            return batch
+
+    def update_priorities(self, indexes: npt.ArrayLike, errors: npt.ArrayLike) -> None:
+        """Set the priorities of drawn units from their errors.
+
+        Args:
+            indexes: ``batch["batch_indexes"]``, shape (n,). Rows that a live store has forgotten meanwhile
+                are passed over.
+            errors: Temporal-difference errors, or losses, of either sign; shape (n,).
+
+        Raises:
+            OptionError: An index was never drawn from here, or an error is not finite.
+        """
+        slots = np.asarray(indexes)
+        values: NDArray[Any] = np.asarray(errors)
+        with self.store.lock:
+            priorities = self.priorities
+            if self.store.live:
+                (table,) = self.store.tables.values()
+                kept = slots >= table.tail
+                if not kept.all():
+                    slots, values = slots[kept], values[kept]
+                slots = slots % table.capacity
+            priorities.update(slots, values)
+
+    # ---- keeping ----
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the priorities to a ``.npz`` file; one that is there is replaced as a whole."""
+        target = Path(path)
+        with self.store.lock:
+            arrays = dict(self.priorities.to_arrays())
+        handle, made = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                np.savez(file, allow_pickle=False, span=np.array(self._span), **arrays)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(made).replace(target)
+        except BaseException:
+            Path(made).unlink(missing_ok=True)
+            raise
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Take the priorities that `save` wrote, of the same store.
+
+        Raises:
+            StateError: They are those of other rows, or damaged.
+        """
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+        with self.store.lock:
+            mine = self.priorities
+            span = tuple(int(row) for row in arrays.pop("span", ()))
+            loaded = Priorities.from_arrays(arrays, self.options)
+            if loaded.tree.capacity != mine.tree.capacity or (self.store.live and span != self._span):
+                raise StateError(
+                    f"priorities of {loaded.tree.capacity} slots and rows {span}, where the store has "
+                    f"{mine.tree.capacity} and {self._span}: load those that were saved with it",
+                    uri=os.fspath(path),
+                )
+            self._priorities = loaded
+
+    def _position(self) -> JsonState:
+        return self._state() | {"rng": _plain(self._rng.bit_generator.state)}
+
+    def _seek(self, position: JsonState) -> None:
+        self._check_state(position)
+        self._rng.bit_generator.state = position["rng"]
+
+
+def _rows_of_units(batch: SampleBatch) -> Any:
+    """How often a value of each unit comes in a column of rows; None: once."""
+    if Columns.SEQ_LENS not in batch:
+        return None
+    return batch.max_seq_len if batch.zero_padded else np.asarray(batch[Columns.SEQ_LENS])
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's numbers as Python's, which JSON has."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray | np.integer):
+        return value.tolist()
+    return value
+
+
+def _slots(rows: range, capacity: int) -> list[range]:
+    """The slots of neighbouring rows in a ring: one stretch, or two."""
+    if not rows:
+        return []
+    rows = rows[-capacity:]
+    start = rows.start % capacity
+    stop = start + len(rows)
+    if stop <= capacity:
+        return [range(start, stop)]
+    return [range(start, capacity), range(stop - capacity)]
+
+
+def _drawn(uri: str) -> int:
+    """A seed from the OS, logged."""
+    seed = secrets.randbits(63)
+    logger.info("drawing from %s with seed %d", uri, seed)
+    return seed

@@ -1,0 +1,476 @@
+"""`ReplayStore`: experience in memory, or in mapped files of a cache, for draws at memory speed.
+
+Every transition is one row of fixed size, so that drawing it touches one place in memory; frames are kept
+once. A store holds a data set as it was recorded, or, with a capacity, the newest rows of live experience.
+
+Example:
+    >>> import numpy as np, rlio
+    >>> store = rlio.ReplayStore(capacity=1000)
+    >>> store.append(rlio.SampleBatch(obs=np.eye(3), rewards=np.arange(3.0)))
+    >>> batch = store.uniform(batch_size=4, seed=0).sample()
+    >>> batch["obs"].shape, len(store)
+    ((4, 3), 3)
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, Self, TypedDict, Unpack
+
+from tqdm import tqdm
+
+from rlio.dataset import Dataset, Snapshot, open_dataset
+from rlio.errors import ClosedError, OptionError, excerpt
+from rlio.interfaces import Batch, ReadOptions
+from rlio.limits import DEFAULT_LIMITS, Limits
+from rlio.replay.build import Source, build, key_of, schema_of
+from rlio.replay.draws import Draw, Units
+from rlio.replay.filters import RowFilter, RowFunction
+from rlio.replay.memory import RamArrays
+from rlio.replay.n_step import NStep
+from rlio.replay.priorities import Prioritised
+from rlio.replay.rows import Piece, StoreRows
+from rlio.replay.samplers import EpochReader, PrioritisedSampler, UniformSampler
+from rlio.replay.segment_reader import ShardGone
+from rlio.replay.sequences import Sequences
+from rlio.replay.table import RowTable
+from rlio.schemas.schema import Schema
+
+__all__ = ["DrawKeywords", "ReplayStore", "draw_of"]
+
+logger = logging.getLogger("rlio")
+
+# Listings of a data set whose shards were compacted away while they were being read.
+_LISTINGS = 3
+# Seconds that a build takes before its progress is shown.
+_QUIET_SECONDS = 1.0
+
+
+class DrawKeywords(TypedDict, total=False):
+    """What is drawn: the keywords that all samplers of a store share; see `draw_of`."""
+
+    columns: Sequence[str] | None
+    n_step: int | None
+    gamma: float
+    sequence_length: int | None
+    burn_in: int
+    overlap: int
+    episodes: bool
+    filter: str | RowFunction | RowFilter | None
+    views: bool
+    indexes: bool
+
+
+def draw_of(keywords: DrawKeywords) -> Draw:
+    """What is drawn, from the keywords that all samplers share.
+
+    Args:
+        keywords: ``columns``: logical columns; None: all.
+            ``n_step``, ``gamma`` (0.99): n-step transitions: ``rewards`` are discounted sums over up to
+            ``n_step`` rows, ``new_obs`` and the ends those of the last, ``n_step_discount`` (float32) is
+            gamma to the power of the steps taken, ``bootstrap_mask`` (float32) is 0 where nothing follows: after a
+            termination, or where the final observation is missing.
+            ``sequence_length``, ``burn_in`` (0), ``overlap`` (0): sequences, padded with zeros to
+            ``burn_in + sequence_length`` rows, with ``seq_lens``, the column ``burn_in`` (True for rows that
+            only warm up the state) and ``state_in_k`` from the recorded ``state_out_k``.
+            ``episodes``: whole episodes, with ``seq_lens``.
+            ``filter``: rows that are drawn, ``"rewards > 0"`` or a function of columns; of sequences and
+            episodes, their first rows.
+            ``views``: wide ``obs`` and ``new_obs`` as overlapping read-only views of one block, where each
+            ``new_obs`` is the next ``obs``.
+            ``indexes``: the column ``batch_indexes``, the rows' logical numbers.
+
+    Raises:
+        OptionError: An option is illegal, or two exclude each other.
+    """
+    known = DrawKeywords.__annotations__
+    for name in keywords:
+        if name not in known:
+            raise OptionError(f"no option {name!r}; there are {', '.join(known)}")
+    n_step, length = keywords.get("n_step"), keywords.get("sequence_length")
+    for name in ("gamma", "burn_in", "overlap"):
+        needed = "n_step" if name == "gamma" else "sequence_length"
+        if name in keywords and keywords.get(needed) is None:
+            raise OptionError(f"{name}={excerpt(keywords.get(name))} needs {needed}")
+    columns, chosen = keywords.get("columns"), keywords.get("filter")
+    return Draw(
+        columns=None if columns is None else frozenset(columns),
+        n_step=None if n_step is None else NStep(n_step, keywords.get("gamma", 0.99)),
+        sequences=None
+        if length is None
+        else Sequences(length, keywords.get("burn_in", 0), keywords.get("overlap", 0)),
+        episodes=keywords.get("episodes", False),
+        filter=None if chosen is None else RowFilter.of(chosen),
+        views=keywords.get("views", False),
+        indexes=keywords.get("indexes", False),
+    )
+
+
+class ReplayStore:
+    """Rows for random access.
+
+    ``ReplayStore(capacity=n)`` keeps the newest n rows of what is appended, in memory. `open` gives a store
+    of a data set. Samplers of a store may be used in several threads, one thread each, while another appends.
+    A forked child may go on sampling; what it appends is its own.
+
+    Args:
+        capacity: Rows to keep, of each policy.
+        frames: Wide observations (above 1 KiB) that are kept, each once; None: enough for ``capacity`` rows,
+            whatever they share. Memory is taken as it is filled.
+    """
+
+    def __init__(self, capacity: int, *, frames: int | None = None) -> None:
+        if not isinstance(capacity, int) or isinstance(capacity, bool) or capacity < 1:
+            raise OptionError(f"capacity={excerpt(capacity)}: a number of rows, at least 1")
+        self._capacity = capacity
+        self._frames = frames
+        self._init(live=True, uri="the live store", digest="live")
+
+    def _init(self, *, live: bool, uri: str, digest: str) -> None:
+        #: Whether rows are appended, the newest staying, or it is a data set as it was recorded.
+        self.live = live
+        self.uri = uri
+        #: Names the rows: states of samplers fit only the same.
+        self.digest = digest
+        #: Grows with every change of the rows.
+        self.version = 0
+        #: Held while rows are added or drawn.
+        self.lock = threading.RLock()
+        self._rows: StoreRows | None = None
+        self._pieces: list[Piece] | None = None
+        #: Rows of the data set that were lost to damage, with ``on_error="skip"``.
+        self.skipped = 0
+        self._closed = False
+        self._stop = threading.Event()
+        self._builder: threading.Thread | None = None
+        self._failure: BaseException | None = None
+
+    # ---- a data set ----
+
+    @classmethod
+    def open(
+        cls,
+        root: str | os.PathLike[str] | Dataset,
+        *,
+        at: Snapshot | None = None,
+        columns: Sequence[str] | None = None,
+        missing: Literal["error", "drop", "fill"] = "error",
+        on_error: Literal["raise", "skip"] = "raise",
+        wait: bool = True,
+        progress: bool | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> ReplayStore:
+        """A store of the rows of a data set, as it is now.
+
+        Args:
+            root: Folder of the data set: a path or any fsspec URL; or an open `Dataset`.
+            at: A snapshot, as `Dataset.snapshot` gave it.
+            columns: Columns to keep; None: all. Those that tell episodes apart are kept too.
+            missing: What to do with columns that only some writers have: "error", "drop" or "fill" them.
+            on_error: What to do with damaged rows: "raise", or "skip" and count them.
+            wait: Whether to return only once all rows are there. Else they are read in the background, and
+                whoever draws waits for them; see `wait`.
+            progress: Whether a bar shows how far it is; None: on a terminal, if it takes over a second.
+            storage_options: For fsspec.
+            limits: What the data may ask for.
+
+        Raises:
+            DataNotFound: There is no data set.
+            CorruptData: Rows are damaged.
+            OptionError: The data was recorded in sequences, or an option is illegal.
+        """
+        if not isinstance(root, Dataset):
+            root = open_dataset(
+                root, at=at, on_error=on_error, storage_options=storage_options, limits=limits
+            )
+        elif at is not None:
+            root = root.refresh(at=at)
+        if on_error == "raise":
+            root.check_complete()
+        store = cls.__new__(cls)
+        store._init(live=False, uri=root.uri, digest=root.digest)
+        store._start(Source(root, missing, on_error), columns, progress)
+        if wait:
+            store.wait()
+        return store
+
+    def _start(self, source: Source, columns: Sequence[str] | None, progress: bool | None) -> None:
+        wanted = None if columns is None else frozenset(columns)
+
+        def run() -> None:
+            try:
+                self._build(source, wanted, progress)
+            except BaseException as error:
+                self._failure = error
+
+        self._builder = threading.Thread(target=run, name="rlio-build", daemon=True)
+        self._builder.start()
+
+    def _build(self, source: Source, columns: frozenset[str] | None, progress: bool | None) -> None:
+        """Read every row; in the background."""
+        for attempt in range(_LISTINGS):
+            dataset = source.dataset
+            arrays = RamArrays()
+            made: list[StoreRows] = []
+
+            def open_rows(first: Batch, source: Source = source, made: list[StoreRows] = made) -> StoreRows:
+                rows = StoreRows(
+                    schema_of(source, first),
+                    capacity=len(source.dataset),
+                    arrays=arrays,  # noqa: B023 - called within this turn of the loop
+                    columns=columns,
+                )
+                made.append(rows)
+                return rows
+
+            bar = tqdm(
+                total=len(dataset),
+                desc=f"rlio: {dataset.uri}",
+                unit=" rows",
+                unit_scale=True,
+                delay=_QUIET_SECONDS,
+                disable=None if progress is None else not progress,
+                leave=False,
+            )
+            try:
+                with bar:
+                    built = build(
+                        source, dataset.segments, open_rows, progress=_advance(bar), stop=self._stop
+                    )
+            except ShardGone as gone:
+                if attempt == _LISTINGS - 1:
+                    raise gone.error from gone
+                source = Source(dataset.refresh(at=dataset.snapshot()), source.missing, source.on_error)
+                continue
+            self.skipped = built.skipped + sum(rows for _, rows in dataset.lost_rows())
+            self._pieces = [built.pieces[key] for key in map(key_of, dataset.segments) if key in built.pieces]
+            self._rows = made[0] if made else None
+            self.version += 1
+            return
+
+    @property
+    def ready(self) -> bool:
+        """Whether all rows are there, or building them has failed."""
+        return self._builder is None or not self._builder.is_alive()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until all rows are there.
+
+        Args:
+            timeout: Seconds; None: as long as it takes.
+
+        Returns:
+            Whether they are.
+
+        Raises:
+            RlioError: Building failed; whatever the reason was.
+        """
+        if self._builder is not None:
+            self._builder.join(timeout)
+            if self._builder.is_alive():
+                return False
+            self._builder = None
+        if self._failure is not None:
+            raise self._failure
+        return True
+
+    # ---- rows ----
+
+    def append(self, batch: Batch) -> None:
+        """Add rows to a live store; the oldest ones make room. Thread-safe; ``batch`` stays the caller's.
+
+        Rows of one ``eps_id`` (and ``agent_index``, ``env_id``) follow each other by ``t``, in any number of
+        batches; without ``eps_id``, until a row that ends an episode.
+
+        Raises:
+            OptionError: It is the store of a data set.
+            SchemaError: The batch has not the columns of those before.
+            ClosedError: After `close`.
+        """
+        self._check_open()
+        if not self.live:
+            raise OptionError(
+                "append() to the store of a data set: record rows with a writer, and open it anew"
+            )
+        with self.lock:
+            if self._rows is None:
+                self._rows = StoreRows(
+                    Schema.of(batch),
+                    capacity=self._capacity,
+                    arrays=RamArrays(),
+                    ring=True,
+                    frames=self._frames,
+                )
+            self._rows.add(batch)
+            self.version += 1
+
+    def __len__(self) -> int:
+        """Rows that are there, of all policies."""
+        return sum(len(table) for table in self.tables.values())
+
+    def __repr__(self) -> str:
+        state = f"{len(self)} rows" if self.ready else "being built"
+        return f"ReplayStore({self.uri!r}: {state})"
+
+    @property
+    def tables(self) -> Mapping[str, RowTable]:
+        """Policy id -> its rows; waits until they are there."""
+        self.wait()
+        return {} if self._rows is None else self._rows.tables
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a packed row, 0 where there are none."""
+        self.wait()
+        return 0 if self._rows is None else self._rows.row_bytes
+
+    def units(self, draw: Draw, *, policy: str | None = None) -> Units:
+        """The units of a draw, over the rows that are there now: what samplers are made of.
+
+        Raises:
+            OptionError: There are no such units.
+            MissingColumn: A column is absent.
+        """
+        self._check_open()
+        self.wait()
+        with self.lock:
+            if self._rows is None:
+                return _NoUnits()
+            return self._rows.units(draw, pieces=self._pieces, policy=policy)
+
+    # ---- samplers ----
+
+    def uniform(
+        self,
+        *,
+        batch_size: int | None = None,
+        seed: int | None = None,
+        policy: str | None = None,
+        **draw: Unpack[DrawKeywords],
+    ) -> UniformSampler:
+        """A reader that draws uniformly, with replacement, from what is there at that moment.
+
+        Args:
+            batch_size: Units of a batch; None: 256.
+            seed: Of the draws; None: one from the OS, logged and kept in the state.
+            policy: Of several, the one whose rows are drawn; None: joint steps of all.
+            draw: See `draw_of`.
+        """
+        return UniformSampler(self, draw_of(draw), batch_size=batch_size, seed=seed, policy=policy)
+
+    def epochs(
+        self,
+        *,
+        batch_size: int | None = None,
+        epochs: int | None = None,
+        shuffle: bool = True,
+        seed: int | None = None,
+        shard: tuple[int, int] = (0, 1),
+        drop_last: bool = False,
+        policy: str | None = None,
+        **draw: Unpack[DrawKeywords],
+    ) -> EpochReader:
+        """A reader that gives every unit once an epoch, of a data set.
+
+        The order is a permutation of all units, a pure function of (seed, epoch), whatever the number of
+        ranks.
+
+        Args:
+            batch_size: Units of a batch, of each rank; None: 256.
+            epochs: Passes; None: endless.
+            shuffle: Whether the order is a seeded permutation; else as recorded.
+            seed: Of the order; None: one from the OS, logged and kept in the state.
+            shard: (rank, world).
+            drop_last: Drop the last batch if it is shorter.
+            policy: Of several, the one whose rows are drawn; None: joint steps of all.
+            draw: See `draw_of`.
+
+        Raises:
+            OptionError: The store is live: what is forgotten meanwhile could not be given.
+        """
+        if self.live:
+            raise OptionError("epochs() of a live store, whose rows change: draw with uniform()")
+        options = ReadOptions(
+            batch_size=batch_size or 256,
+            epochs=epochs,
+            shuffle=shuffle,
+            seed=seed,
+            shard=shard,
+            drop_last=drop_last,
+        )
+        return EpochReader(self, draw_of(draw), options, policy=policy)
+
+    def prioritised(
+        self,
+        *,
+        batch_size: int | None = None,
+        alpha: float = 0.6,
+        beta: float | Callable[[int], float] = 0.4,
+        epsilon: float = 1e-6,
+        normalise: Literal["buffer", "batch"] = "buffer",
+        seed: int | None = None,
+        policy: str | None = None,
+        **draw: Unpack[DrawKeywords],
+    ) -> PrioritisedSampler:
+        """A reader that draws in proportion to priorities; new rows have the highest one so far.
+
+        Args:
+            batch_size: Units of a batch; None: 256.
+            alpha: How much priorities count; 0: not at all. See `rlio.replay.priorities.Prioritised`.
+            beta: How much of the bias the weights undo, 0 to 1, or a function of the units drawn so far.
+            epsilon: Added to each absolute error.
+            normalise: What the largest weight is 1 of: all units, or those of the batch.
+            seed: Of the draws; None: one from the OS, logged and kept in the state.
+            policy: Of several, the one whose rows are drawn.
+            draw: See `draw_of`.
+
+        Source: Schaul et al., "Prioritized Experience Replay" (ICLR 2016).
+        """
+        options = Prioritised(alpha=alpha, beta=beta, epsilon=epsilon, normalise=normalise)
+        return PrioritisedSampler(
+            self, draw_of(draw), options, batch_size=batch_size, seed=seed, policy=policy
+        )
+
+    # ---- the end ----
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the store is closed: open a new one")
+
+    def close(self) -> None:
+        """Give up building, and let go of the rows; batches that were drawn stay. May be called again."""
+        self._closed = True
+        self._stop.set()
+        builder, self._builder = self._builder, None
+        if builder is not None:
+            builder.join()
+        self._rows = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _advance(bar: tqdm[Any]) -> Callable[[int], None]:
+    def advance(rows: int) -> None:
+        bar.update(rows)
+
+    return advance
+
+
+class _NoUnits(Units):
+    """Of a store without rows."""
+
+    count = 0
+
+    def batch(self, numbers: Any) -> Batch:
+        raise OptionError("a store without rows has no batches")
