@@ -109,7 +109,7 @@ def verify(
         uri: A path or any fsspec URL.
         level: "full" reads every byte. "quick" reads names, footers and small files: it finds what is missing
             or torn, not flipped bits in rows.
-        storage_options: For fsspec.
+        storage_options: For fsspec, and ``rlio_timeout`` and ``rlio_retries``.
         spool: Folder of the writers' logs, where they were given one.
         limits: What the data may ask for; what asks for more is found as "unsafe".
         progress: Shows how many bytes of shards are done; see `rlio.maintenance.progress`.

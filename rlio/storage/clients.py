@@ -236,7 +236,10 @@ def protocols_of(fs: Any) -> tuple[str, ...]:
 
 
 def _overdue(seconds: float | None) -> str:
-    return f"no answer within {seconds or 0:.3g} seconds: the store hangs, or 'timeout' is too short for it"
+    return (
+        f"no answer within {seconds or 0:.3g} seconds: the store hangs, or that is too short for it; "
+        "storage_options={'rlio_timeout': seconds} gives it more"
+    )
 
 
 def _is_asynchronous(fs: Any) -> bool:

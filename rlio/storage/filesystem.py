@@ -19,11 +19,12 @@ import logging
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol, Self, TypeVar
 
 from rlio.errors import DataNotFound, OptionError, PublishError, RlioError, UnsafeData, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
+from rlio.storage.call_options import split_options
 from rlio.storage.clients import CONNECTING, within
 from rlio.storage.failures import as_os_error, is_permanent
 from rlio.storage.inputs import InputFile, expand_inputs, open_input
@@ -148,7 +149,8 @@ class Storage:
         Args:
             uri: A local path (``~`` is expanded, a relative one made absolute) or a URI, which goes to fsspec
                 untouched. A path is a path, whatever letters it contains; an `os.PathLike` always is one.
-            storage_options: Keywords of the fsspec filesystem (credentials, endpoints).
+            storage_options: Keywords of the fsspec filesystem (credentials, endpoints), and ``rlio_timeout``
+                and ``rlio_retries``, which come before the two arguments below: see `CallOptions`.
             sync: Local folders: whether `put` returns only once the object survives a power failure.
             retry: How failures are tried again; None for the default.
             timeout: Seconds that one attempt may take, in addition to its bytes at 256 KiB/s; None: for ever.
@@ -161,7 +163,11 @@ class Storage:
             OSError: Its client connects when it is opened (SFTP, FTP), and could not.
         """
         patient = Retry() if retry is None else retry
-        place = _connect(uri, storage_options, patient, timeout)
+        options, ours = split_options(storage_options)
+        timeout = ours.get("rlio_timeout", timeout)
+        if "rlio_retries" in ours:
+            patient = replace(patient, attempts=1 + ours["rlio_retries"])
+        place = _connect(uri, options, patient, timeout)
         return cls(place, sync=sync, retry=patient, timeout=timeout, limits=limits)
 
     @classmethod

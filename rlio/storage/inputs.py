@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, Any, NamedTuple, cast
 
 from rlio.errors import DataNotFound, OptionError, UnsafeData, excerpt
+from rlio.storage.call_options import refuse_call_options
 from rlio.storage.local import warn_of_links
 from rlio.storage.paths import Location, StrPath, is_uri, locate
 
@@ -61,7 +62,7 @@ def expand_inputs(
         inputs: A file, folder or glob (``**`` crosses folders), as a path or URI, or a list of those.
         suffixes: Endings that count within folders; () for all. Files and globs are taken as named.
         recursive: Whether folders are searched to the bottom.
-        storage_options: Keywords of the fsspec filesystems; for URIs only.
+        storage_options: Keywords of the fsspec filesystems; for URIs only, and none of `CallOptions`.
         limit: Files that are accepted, at most.
 
     Raises:
@@ -74,6 +75,7 @@ def expand_inputs(
     values = [inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs)
     if not values:
         raise OptionError("no inputs: expected a file, folder, glob or URI, or a list of those")
+    refuse_call_options(storage_options)
     found: dict[tuple[int, str], InputFile] = {}
     any_uri = any(isinstance(value, str) and is_uri(value) for value in values)
     for value in values:

@@ -18,7 +18,7 @@ from rlio.storage import listing
 from rlio.storage.filesystem import Storage
 from rlio.storage.names import SCHEMA_DIR
 
-__all__ = ["check_agreement", "check_schema", "read_schemas"]
+__all__ = ["check_agreement", "read_schemas"]
 
 logger = logging.getLogger("rlio")
 
@@ -70,8 +70,8 @@ def _read_once(storage: Storage, torn: Literal["raise", "skip"]) -> dict[str, Sc
             if torn == "raise":
                 raise _Torn(
                     f"not a schema: it ends after {len(text)} bytes; another writer is uploading it, or died "
-                    "then. Read again later; `rlio recover`, or `rlio verify --repair`, puts it where rows need "
-                    "it; where none do, remove it",
+                    "then. Read again later; `rlio recover`, or `rlio verify --repair`, puts it where rows "
+                    "need it; where none do, remove it",
                     uri=uri,
                 ) from error
             logger.warning("%s ends after %d bytes: torn, or not uploaded yet", uri, len(text))
@@ -92,27 +92,6 @@ def _ends_early(text: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     return False
-
-
-def check_schema(storage: Storage, schema: Schema, *, again: bool = False) -> None:
-    """Refuse a schema that gives a column another type than the root's other writers do.
-
-    A writer that begins at the same moment is not seen here; then readers refuse.
-
-    Args:
-        storage: The root.
-        schema: Of rows that are to be stored there.
-        again: Take one that is stored there already, whatever the others are: rows that follow rows of the
-            same schema make nothing worse.
-
-    Raises:
-        SchemaConflict: It does; the message names both schemas.
-        CorruptData: A schema file there is damaged.
-        OSError: The store cannot be asked.
-    """
-    known = read_schemas(storage, torn="skip")
-    if not (again and schema.hash in known):
-        check_agreement({**known, schema.hash: schema}, uri=storage.uri)
 
 
 def check_agreement(

@@ -1,0 +1,91 @@
+"""What ``storage_options`` say to rlio itself, beside what they say to the fsspec filesystem.
+
+Their names begin with ``rlio_``, as no filesystem's do (several have a ``timeout`` of their own, which is
+another one: of a connection, or of one read).
+
+Example:
+    >>> split_options({"endpoint_url": "http://127.0.0.1:9000", "rlio_timeout": 10})
+    ({'endpoint_url': 'http://127.0.0.1:9000'}, {'rlio_timeout': 10.0})
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping
+from typing import Any, TypedDict
+
+from rlio.errors import OptionError, excerpt
+
+__all__ = ["CallOptions", "refuse_call_options", "split_options"]
+
+_PREFIX = "rlio_"
+
+
+class CallOptions(TypedDict, total=False):
+    """How calls of a store are made.
+
+    Attributes:
+        rlio_timeout: Seconds that one attempt may take, in addition to its bytes; None: for ever.
+        rlio_retries: How often a failed attempt is made again, at most; 0: never.
+    """
+
+    rlio_timeout: float | None
+    rlio_retries: int
+
+
+def split_options(options: Mapping[str, Any] | None) -> tuple[dict[str, Any], CallOptions]:
+    """``storage_options`` as those of the filesystem, and ours.
+
+    Raises:
+        OptionError: One of ours is not known, or has an illegal value.
+    """
+    theirs = {name: value for name, value in (options or {}).items() if not _is_ours(name)}
+    ours: CallOptions = {}
+    for name, value in (options or {}).items():
+        if name == "rlio_timeout":
+            ours["rlio_timeout"] = _seconds(value)
+        elif name == "rlio_retries":
+            ours["rlio_retries"] = _count(value)
+        elif _is_ours(name):
+            raise OptionError(
+                f"storage_options[{excerpt(name)}] is not known; rlio's own are "
+                f"{', '.join(sorted(CallOptions.__annotations__))}"
+            )
+    return theirs, ours
+
+
+def refuse_call_options(options: Mapping[str, Any] | None) -> None:
+    """Raise where an option of ours is given for what is read through the filesystem's client alone."""
+    ours = sorted(name for name in options or () if _is_ours(name))
+    if ours:
+        raise OptionError(
+            f"storage_options {', '.join(map(excerpt, ours))} are for data sets that rlio wrote; other files "
+            "are read by the filesystem's client: leave them out, or give the limits that it has itself"
+        )
+
+
+def _is_ours(name: object) -> bool:
+    return isinstance(name, str) and name.startswith(_PREFIX)
+
+
+def _seconds(value: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 and math.isfinite(value):
+        return float(value)
+    raise OptionError(
+        f"storage_options['rlio_timeout'] is {excerpt(value)}: expected seconds > 0, or None for no limit"
+    )
+
+
+def _count(value: object) -> int:
+    try:
+        count = -1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]  # It raises.
+    except TypeError:
+        count = -1
+    if count < 0:
+        raise OptionError(
+            f"storage_options['rlio_retries'] is {excerpt(value)}: expected a whole number from 0"
+        )
+    return count
