@@ -6,7 +6,7 @@ Example:
     >>> from rlio.replay.memory import RamArrays
     >>> batch = rlio.SampleBatch(obs=[[0.0], [1.0]], rewards=[1.0, 2.0])
     >>> rows = StoreRows(Schema.of(batch), capacity=10, arrays=RamArrays())
-    >>> rows.add(batch)
+    >>> piece = rows.add(batch)
     >>> rows.units(Draw()).batch(np.array([1]))["rewards"]
     array([2.])
 """

@@ -72,8 +72,8 @@ def draw_of(keywords: DrawKeywords) -> Draw:
         keywords: ``columns``: logical columns; None: all.
             ``n_step``, ``gamma`` (0.99): n-step transitions: ``rewards`` are discounted sums over up to
             ``n_step`` rows, ``new_obs`` and the ends those of the last, ``n_step_discount`` (float32) is
-            gamma to the power of the steps taken, ``bootstrap_mask`` (float32) is 0 where nothing follows: after a
-            termination, or where the final observation is missing.
+            gamma to the power of the steps taken, ``bootstrap_mask`` (float32) is 0 where nothing follows:
+            after a termination, or where the final observation is missing.
             ``sequence_length``, ``burn_in`` (0), ``overlap`` (0): sequences, padded with zeros to
             ``burn_in + sequence_length`` rows, with ``seq_lens``, the column ``burn_in`` (True for rows that
             only warm up the state) and ``state_in_k`` from the recorded ``state_out_k``.
