@@ -336,8 +336,14 @@ class OutputWriter(ABC):
     #: Whether rows survive ``kill -9`` once `write` has returned.
     durable: bool = False
 
+    #: Seconds that `flush` and `close` may take in all, where rows survive without them (`durable`); None: as
+    #: long as it takes.
+    patience: float | None = None
+
     def __init__(self) -> None:
         self._lock = threading.RLock()
+        # When the `flush` or `close` that runs has had its patience.
+        self._until: float | None = None
         self._closed = False
         #: Rows that `write` has accepted.
         self.rows_received = 0
@@ -380,7 +386,11 @@ class OutputWriter(ABC):
             self.rows_received += batch.agent_steps()
 
     def flush(self) -> None:
-        """Return once every row taken so far is visible to every reader."""
+        """Return once every row taken so far is visible to every reader.
+
+        Raises:
+            PublishError: The store did not take them, or not within `patience`; where they are safe is said.
+        """
         with self._held():
             if not self._closed:
                 self._flush()
@@ -389,6 +399,9 @@ class OutputWriter(ABC):
         """Flush and release; may be called again. Also called when the interpreter exits.
 
         If the flush raises, the writer stays open and keeps its rows: calling again tries again.
+
+        Raises:
+            PublishError: As `flush`.
         """
         with self._held():
             if self._closed:
@@ -402,27 +415,36 @@ class OutputWriter(ABC):
     def _seconds_left(self) -> float | None:
         """Seconds that a `_flush` may take; None: as long as it takes.
 
-        They are bounded where an exception, or the end of the interpreter, closes the writer, and the rows
-        are safe without it.
+        They are bounded where the rows are safe without it: by `patience`, and where an exception, or the end
+        of the interpreter, closes the writer.
         """
-        deadline = _exit_deadline.get() if self.durable else None
-        if deadline is None:
+        leaving = _exit_deadline.get()
+        if not self.durable:
             return None
-        return 0.0 if self._gave_up else max(deadline - time.monotonic(), 0.0)
+        if leaving is not None and self._gave_up:
+            return 0.0
+        deadlines = [deadline for deadline in (leaving, self._until) if deadline is not None]
+        return max(min(deadlines) - time.monotonic(), 0.0) if deadlines else None
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:
-        """The lock, for which a process on its way out does not wait: a `write` may, for a full log."""
+        """The lock, for which `patience` ends too: a `write` in another thread may wait for a full log."""
+        until = None if self.patience is None else time.monotonic() + self.patience
         left = self._seconds_left()
+        if self.durable and self.patience is not None:
+            left = min(self.patience if left is None else left, self.patience)
         try:
             if not self._lock.acquire(timeout=-1 if left is None else left):
                 raise PublishError(
                     f"{type(self).__name__} could not be closed, since another thread is still in a call of "
-                    "it: rows are in its log; the next writer there, or `rlio recover`, publishes them"
+                    "it: rows are in its log; close() tries again, and once this process has ended the next "
+                    "writer there, or `rlio recover`, publishes them"
                 )
             try:
+                self._until = until
                 yield
             finally:
+                self._until = None
                 self._lock.release()
         except Exception:
             self._gave_up = _exit_deadline.get() is not None

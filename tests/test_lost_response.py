@@ -124,14 +124,15 @@ def test_rows_whose_answers_were_all_lost_are_in_the_log_of_a_dead_writer_and_re
 
 
 _WRITING = """
-import sys
+import faulthandler, sys
+faulthandler.dump_traceback_later(60, exit=True)  # Says where it hangs, if it does.
 sys.path.insert(0, {tests!r})
 from rlio import ParquetWriter, Roll
 from rlio.storage.spool import Spool
 from stored_batches import numbered
 roll = Roll(max_rows=10, max_seconds=None)
 writer = ParquetWriter({root!r}, spool=Spool(folder={spool!r}), roll=roll, storage_options={options!r})
-writer.write(numbered(5))  # The first one asks the store for its schemas.
+writer.write(numbered(5))
 print("open", flush=True)
 sys.stdin.readline()
 for first in range(5, 25, 5):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 import uuid
@@ -15,7 +16,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from rlio import DatasetReader, JsonWriter, ParquetWriter, Roll, SampleBatch, open_dataset
-from rlio.errors import CorruptData, LedgerError, PublishError
+from rlio.errors import CorruptData, LedgerError, OptionError, PublishError, SchemaConflict
 from rlio.storage.filesystem import Retry
 from rlio.storage.listing import list_shards
 from rlio.storage.markers import trim
@@ -27,14 +28,19 @@ from rlio.writers.recovery import recover
 
 WRITERS = {"parquet": ParquetWriter, "json": JsonWriter}
 kinds = pytest.mark.parametrize("kind", WRITERS)
+hows = pytest.mark.parametrize("how", ["down", "hangs"])
 ROWS = 100
 
 
 class Store:
-    """An object store that is ``down`` (every put fails) or ``hangs`` (none returns) while that is set."""
+    """An object store that is ``down`` (every put fails) or ``hangs`` (none returns) while that is set.
+
+    With ``altogether`` that goes for every other call, too.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.down = False
+        self.altogether = False
         self.hangs = threading.Event()
         self.mended = threading.Event()
         self.stored: list[str] = []
@@ -43,7 +49,7 @@ class Store:
         self.folder = folder / "spool"
 
     def _choose(self, call: Call) -> Fault | None:
-        if call.operation != "pipe_file":
+        if call.operation != "pipe_file" and not self.altogether:
             return None
         if self.hangs.is_set():
             self.mended.wait(60)
@@ -63,6 +69,13 @@ class Store:
             rows = [t for batch in reader for t in batch["t"].tolist()]
             self.ledger = reader.ledger
         return rows
+
+    def fail(self, how: str, *, altogether: bool = True) -> None:
+        self.mended.clear()
+        self.altogether = altogether
+        self.down = how == "down"
+        if how == "hangs":
+            self.hangs.set()
 
     def mend(self) -> None:
         self.down = False
@@ -128,6 +141,154 @@ def test_writing_goes_on_while_the_store_does_not_and_all_arrives_in_order_once(
     names = [int(name.split("-")[0]) for name in shards]
     assert names == [n * ROWS for n in range(40)], "in order, each once"
     assert find_logs(str(store.folder)) == []
+
+
+@kinds
+@hows
+def test_no_write_waits_for_a_store_not_even_the_first(store: Store, kind: str, how: str) -> None:
+    """Whether its schema fits those of other writers is asked in the background."""
+    writer = store.writer(kind)
+    store.fail(how)
+    writing = threading.Thread(target=lambda: [writer.write(steps(n * 10, 10)) for n in range(15)])
+    writing.start()
+    writing.join(20)
+    assert not writing.is_alive()
+    assert writer.ledger.received == writer.ledger.logged == 150
+    store.mend()
+    writer.close()
+    assert store.rows() == list(range(150))
+
+
+@kinds
+@hows
+def test_a_store_that_is_away_when_a_writer_opens_gets_its_rows_once_it_is_back(
+    store: Store, kind: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("shard_log._OPEN_SECONDS", "shard_log._CLAIM_SECONDS"):
+        monkeypatch.setattr(f"rlio.storage.{name}", 0.2)
+    store.fail(how)
+    writer = store.writer(kind)
+    writer.write(steps(0))
+    assert writer.ledger.logged == ROWS
+    store.mend()
+    writer.close()
+    assert store.rows() == list(range(ROWS)), "a root, with its header"
+    assert find_logs(str(store.folder)) == []
+
+
+@kinds
+def test_a_writer_whose_rows_cannot_wait_or_whose_id_may_be_taken_needs_the_store_to_open(
+    store: Store, kind: str
+) -> None:
+    writer = store.writer(kind, writer_id="mine")
+    store.fail("down")
+    with pytest.raises(PublishError, match=r"whether writer_id='mine' is free.*leave writer_id out"):
+        store.writer(kind, writer_id="mine")
+    with pytest.raises(PublishError, match="nothing can be stored there"):
+        WRITERS[kind](store.root, spool=None, storage_options=store.options)
+    store.mend()
+    with pytest.raises(OptionError, match="used there already"):
+        store.writer(kind, writer_id="mine")
+    writer.close()
+
+
+@kinds
+@hows
+def test_flush_and_close_end_in_an_outage_and_say_where_the_rows_are_and_what_stores_them(
+    store: Store, kind: str, how: str
+) -> None:
+    writer = store.writer(kind, spool={"publish_seconds": 0.3})
+    writer.write(steps(0))
+    writer.write(steps(ROWS, 30))
+    store.fail(how, altogether=False)
+    log = find_logs(str(writer._log.journal.path.rpartition("/")[0]))[0].path
+    for act in (writer.flush, writer.close):
+        with pytest.raises(PublishError, match="safe in the log") as caught:
+            act()
+        assert f"{log};" in str(caught.value)
+        assert f"`rlio recover {store.root} --spool {store.folder}`" in str(caught.value)
+    store.mend()
+    writer.close()
+    assert store.rows() == list(range(130))
+
+
+def test_a_with_block_that_ends_in_an_outage_raises_and_leaves_the_rows_to_recovery(store: Store) -> None:
+    def run() -> None:
+        with store.writer("parquet", spool={"publish_seconds": 0.3}) as writer:
+            writers.append(writer)
+            writer.write(steps(0))
+            store.fail("hangs", altogether=False)
+
+    writers: list[Any] = []
+    with pytest.raises(PublishError, match="safe in the log"):
+        run()
+    leave(writers[0])
+    store.mend()
+    report = recover(store.root, spool=store.folder, storage_options=store.options)
+    assert report.is_clean
+    assert store.rows() == list(range(ROWS))
+
+
+def test_publish_seconds_is_a_time_or_none() -> None:
+    with pytest.raises(OptionError, match=r"publish_seconds=0: seconds > 0, or None"):
+        Spool(publish_seconds=0)
+    assert Spool(publish_seconds=None).publish_seconds is None
+
+
+def leave(writer: Any) -> None:
+    """Leave a writer's log as a dead process does: locks gone, nothing closed."""
+    writer._log.journal._folder.release()
+    writer._log._publisher._stopped = True
+    writer._log.interrupted = True  # Nothing of it is to be stored when the interpreter exits.
+
+
+@kinds
+def test_rows_that_do_not_fit_other_writers_end_the_writer_stay_in_its_log_and_spoil_no_root(
+    store: Store, kind: str
+) -> None:
+    with store.writer("parquet") as first:
+        first.write(steps(0))
+    writer = store.writer(kind)
+    other = SampleBatch(t=np.arange(ROWS), obs=np.zeros((ROWS, 3), np.float32))
+    writer.write(other)  # The store is asked meanwhile.
+    until(lambda: writer._log._publisher._conflict is not None)
+    for act in (lambda: writer.write(other), writer.flush, writer.close):
+        with pytest.raises(SchemaConflict, match=r"<f4 \(3,\).*stays in the log.*--conflicting") as caught:
+            act()
+        assert caught.value.column == "obs"
+    assert store.rows() == list(range(ROWS)), "what was stored can be read"
+    leave(writer)
+    where = {"spool": store.folder, "storage_options": store.options}
+    (log,) = recover(store.root, **where).logs
+    assert log.outcome == "failed"
+    assert "<f4 (3,)" in str(log.error)
+    assert store.rows() == list(range(ROWS))
+    report = recover(store.root, conflicting=True, **where)
+    assert (report.is_clean, report.rows) == (True, ROWS)
+    assert sorted(store.rows(columns=["t"])) == sorted([*range(ROWS), *range(ROWS)])
+
+
+def test_recovery_puts_back_a_header_that_was_lost_and_counts_only_what_it_stored(store: Store) -> None:
+    writer = store.writer("parquet")
+    writer.write(steps(0))
+    writer.flush()
+    store.down = True
+    for number in range(1, 5):
+        writer.write(steps(number * ROWS))
+    waiting = writer._log.journal._folder
+    until(lambda: len(waiting.shards()) == 4)
+    leave(writer)
+    store.mend()
+    fs = store.options["target"]
+    folder = store.root.removeprefix("outage://")
+    # Of the third shard the answer was lost: it is stored, and in the log.
+    name, path = waiting.shards()[1]
+    data = Path(path).read_bytes()
+    fs.pipe_file(f"{folder}/data/{writer.writer_id}/{name.format()}", data)
+    fs.rm_file(f"{folder}/_rlio.json")
+    report = recover(store.root, spool=store.folder, storage_options=store.options)
+    assert (report.is_clean, report.rows) == (True, 3 * ROWS)
+    assert store.rows() == list(range(5 * ROWS))
 
 
 @kinds
@@ -198,21 +359,16 @@ def test_a_process_that_dies_in_an_outage_leaves_rows_that_recovery_stores_in_or
     for number in range(1, 8):
         writer.write(steps(number * 70, 70) if number > 1 else steps(100, 40))
     until(lambda: writer._log.waiting_bytes == 0 or writer._log.journal.bytes > 0)
-    # As a dead process leaves it: locks gone, nothing closed.
-    writer._log.journal._folder.release()
-    writer._log._publisher._stopped = True
+    leave(writer)
     assert recover(store.root, spool=store.folder, storage_options=store.options).is_clean is False
     store.mend()
     report = recover(store.root, spool=store.folder, storage_options=store.options)
     assert report.is_clean
     assert [log.outcome for log in report.logs] == ["recovered"]
     assert store.rows() == [*range(140), *range(140, 560)]
-    writer._log.interrupted = True  # Nothing of it is to be stored when the interpreter exits.
 
 
 def test_somebody_who_removes_the_log_stops_no_publishing(store: Store) -> None:
-    import shutil
-
     writer = store.writer("parquet")
     writer.write(steps(0))
     writer.write(steps(ROWS, 50))

@@ -9,7 +9,6 @@ import time
 
 import zstandard
 
-from rlio.errors import PublishError
 from rlio.schemas.json_lines import encode_provenance
 from rlio.schemas.schema import Schema
 from rlio.storage.shard_log import NewShard, ShardLog
@@ -101,7 +100,7 @@ class LineCollector:
         until = None if timeout is None else time.monotonic() + timeout
         self.finish()
         if not self._jobs.wait(timeout):
-            raise PublishError(f"a shard was not made within {timeout} s", uri=self._log.storage.uri)
+            raise self._log.overdue("a shard was not made", timeout)
         self._log.publish(None if until is None else max(until - time.monotonic(), 0.0))
 
     def close(self) -> None:

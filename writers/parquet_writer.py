@@ -53,6 +53,9 @@ class ParquetWriter(OutputWriter):
         provenance: What made the data, stored in every shard.
         storage_options: For fsspec.
 
+    A store that is down when the writer opens, or that hangs, does not refuse it where rows can wait: in a
+    log that is not on the root's own disk, under a drawn id. Opening then takes about a minute at most.
+
     Raises:
         OptionError: An option is illegal, or ``writer_id`` has rows.
         UnknownName: No filesystem has the URL's scheme.
@@ -92,6 +95,7 @@ class ParquetWriter(OutputWriter):
             # After this writer is there to see: who follows must not find every writer closed in between.
             recover_before_writing(root, kept, storage_options=storage_options)
         self.durable = self._log.is_durable
+        self.patience = None if kept is None else kept.publish_seconds
         self._builder = ShardBuilder(
             self._log,
             roll=self._roll,

@@ -29,8 +29,8 @@ from rlio.storage.filesystem import Storage
 from rlio.storage.listing import list_shards
 from rlio.storage.markers import disclaim, seal
 from rlio.storage.names import check_writer_id, schema_path
-from rlio.storage.publish import put_shard, read_header
-from rlio.storage.shard_log import ShardLog
+from rlio.storage.publish import put_header, put_shard, read_header
+from rlio.storage.shard_log import ShardLog, check_schema
 from rlio.storage.spool import AbandonedLog, LogFolder, Spool, Standing, find_logs, first_row, spool_of, sweep
 from rlio.storage.stray_logs import stray_logs
 from rlio.storage.wal import Damage, Frame, SegmentReader, count_whole_rows, read_segment
@@ -57,6 +57,8 @@ logger = logging.getLogger("rlio")
 _ASIDE: Final = "_damaged"
 #: Bytes of shards that may wait for the store before no more are made.
 _MOST_WAITING: Final = 128 << 20
+#: Seconds that a writer which opens waits for what others have left to be stored; the rest follows meanwhile.
+_OPEN_SECONDS: Final = 30.0
 
 
 Outcome: TypeAlias = Literal["recovered", "alive", "other-host", "other-user", "elsewhere", "failed"]
@@ -141,6 +143,7 @@ def recover(
     *,
     spool: SpoolLike = "auto",
     all_hosts: bool = False,
+    conflicting: bool = False,
     must_exist: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> RecoveryReport:
@@ -150,6 +153,8 @@ def recover(
         uri: Root of the data set.
         spool: As the writers were given it.
         all_hosts: Also logs of other hosts, and copies of logs: only where their writers are surely dead.
+        conflicting: Also rows whose schema gives a column another type than those of the data set do, which
+            are then read with ``columns=``, without that column. Else such a log fails, and stays.
         must_exist: Whether a root with neither a data set nor a log is an error: it may be mistyped.
         storage_options: For fsspec. Logs lie apart by server: give what the writers were given.
 
@@ -167,7 +172,7 @@ def recover(
     if where is not None:
         sweep(where)
     logs = [] if where is None else find_logs(where)
-    found = [_try_log(storage, log, all_hosts=all_hosts) for log in logs]
+    found = [_try_log(storage, log, all_hosts=all_hosts, conflicting=conflicting) for log in logs]
     report = RecoveryReport(
         root=storage.uri,
         spool=where,
@@ -191,11 +196,14 @@ def _elsewhere(storage: Storage, spool: Spool | None) -> list[RecoveredLog]:
 def recover_before_writing(
     root: str | os.PathLike[str], spool: Spool | None, *, storage_options: Mapping[str, Any] | None
 ) -> None:
-    """`recover` for a writer that is about to open: what fails is logged and does not stop it."""
+    """`recover` for a writer that is about to open: what fails is logged and does not stop it.
+
+    Nor does what takes long, such as a store that hangs: it goes on in the background.
+    """
     if spool is None:
         return
     try:
-        report = recover(root, spool=spool, storage_options=storage_options)
+        report = within(_OPEN_SECONDS, lambda: recover(root, spool=spool, storage_options=storage_options))
     except OSError as error:
         logger.error("the logs of %s cannot be looked for: %s", root, error)
         return
@@ -218,7 +226,7 @@ def recover_interrupted(log: ShardLog, *, timeout: float | None) -> None:
     log.close(seal_at=None)
     path = log.journal.path
     try:
-        found = within(timeout, lambda: _try_log(log.storage, AbandonedLog(path), all_hosts=False))
+        found = within(timeout, lambda: _try_log(log.storage, AbandonedLog(path)))
     except TimeoutError as error:
         raise PublishError(
             f"the store did not take the rows within {timeout} s: they are safe in {path}; "
@@ -235,7 +243,9 @@ def recover_interrupted(log: ShardLog, *, timeout: float | None) -> None:
         )
 
 
-def _try_log(storage: Storage, log: AbandonedLog, *, all_hosts: bool) -> RecoveredLog | None:
+def _try_log(
+    storage: Storage, log: AbandonedLog, *, all_hosts: bool = False, conflicting: bool = False
+) -> RecoveredLog | None:
     """Recover one log, whatever may be wrong with it: it must not stand in the way of the others.
 
     None where nothing is left of it: its writer has closed, or somebody else has recovered it.
@@ -249,7 +259,7 @@ def _try_log(storage: Storage, log: AbandonedLog, *, all_hosts: bool) -> Recover
     if folder is None:
         return _left(log, standing)
     try:
-        return _Recovery(storage, folder).run()
+        return _Recovery(storage, folder, conflicting=conflicting).run()
     except (RlioError, OSError) as error:
         logger.error("the log %s could not be recovered, and stays: %s", log.path, error)
         return RecoveredLog(writer=log.writer, outcome="failed", error=str(error))
@@ -271,8 +281,9 @@ def _left(log: AbandonedLog, standing: Standing | None) -> RecoveredLog | None:
 class _Recovery:
     """The recovery of one claimed log."""
 
-    def __init__(self, storage: Storage, folder: LogFolder) -> None:
+    def __init__(self, storage: Storage, folder: LogFolder, *, conflicting: bool) -> None:
         self._storage = storage
+        self._conflicting = conflicting
         self._folder = folder
         self._writer = check_writer_id(os.path.basename(folder.path))
         self._unusable: list[str] = []
@@ -281,12 +292,16 @@ class _Recovery:
         #: The row after the last one of the shards that waited in the log.
         self._last_spilled = 0
         self._errors: list[str] = []
+        #: Rows that were stored, those that had been stored before among them.
+        self._published: list[range] = []
 
     def run(self) -> RecoveredLog:
         """Publish the rows of the log, say that its writer is done, and remove it."""
-        before = self._stored()
+        before = self._coverage()
+        put_header(self._storage)  # Where it was lost nobody could open what is stored now.
         self._publish_shards()
-        end = self._publish_frames(self._stored())
+        stored = _end_of(self._coverage())
+        end = self._publish_frames(stored)
         end = max(end, self._last_spilled)
         self._move_aside()
         if end:
@@ -298,25 +313,24 @@ class _Recovery:
         return RecoveredLog(
             writer=self._writer,
             outcome="recovered",
-            rows=max(end - before, 0),
+            rows=_count([*before, *self._published]) - _count(before),
             lost_rows=self._lost,
             set_aside=tuple(self._set_aside),
             error="; ".join(self._errors) or None,
         )
 
-    def _stored(self) -> int:
-        """The row up to which the writer's rows are stored, or trimmed."""
+    def _coverage(self) -> list[range]:
+        """The writer's rows that are stored, or trimmed."""
         listing = list_shards(self._storage)
-        coverage = listing.cover(self._writer)
-        first_hole = min((hole.start for hole in coverage.holes), default=None)
-        end = coverage.segments[-1].end if coverage.segments else 0
-        end = max(end, listing.trimmed.get(self._writer, 0))
-        return end if first_hole is None else first_hole
+        stored = [range(segment.first, segment.end) for segment in listing.cover(self._writer).segments]
+        return [range(listing.trimmed.get(self._writer, 0)), *stored]
 
     def _publish_shards(self) -> None:
         """Store the encoded shards that wait in the log, and before them their schemas."""
         for path in self._folder.schemas():
             schema = Schema.from_text(_read_file(path), uri=path)
+            if not self._conflicting:
+                check_schema(self._storage, schema, again=True)
             self._storage.put(schema_path(schema.hash), schema.text.encode())
         for name, path in self._folder.shards():
             data = _read_file(path)
@@ -325,6 +339,7 @@ class _Recovery:
                 self._lost += name.rows
                 continue
             put_shard(self._storage, self._writer, name, memoryview(data))
+            self._published.append(range(name.first, name.end))
             self._last_spilled = max(self._last_spilled, name.end)
 
     def _publish_frames(self, stored: int) -> int:
@@ -333,15 +348,22 @@ class _Recovery:
         first = next(frames, None)
         if first is None:
             return stored
-        log = ShardLog(self._storage, writer_id=self._writer, resume_at=first[1].first)
+        log = ShardLog(
+            self._storage,
+            writer_id=self._writer,
+            resume_at=first[1].first,
+            conflicting=self._conflicting,
+        )
         try:
             maker = _maker(first[0], log)
             try:
-                return self._make_shards(maker, log, itertools.chain([first], frames))
+                end = self._make_shards(maker, log, itertools.chain([first], frames))
             finally:
                 maker.abandon()
         finally:
             log.close(seal_at=None)
+        self._published.append(range(first[1].first, end))
+        return end
 
     def _make_shards(
         self, maker: _ShardMaker, log: ShardLog, frames: Iterable[tuple[SegmentReader, Frame, bool]]
@@ -431,6 +453,25 @@ class _Recovery:
             os.replace(path, target)
             self._set_aside.append(target)
             logger.error("%s: set aside as %s", reason, target)
+
+
+def _end_of(stored: list[range]) -> int:
+    """The row up to which all are stored."""
+    end = 0
+    for rows in sorted(stored, key=lambda rows: rows.start):
+        if rows.start > end:
+            break
+        end = max(end, rows.stop)
+    return end
+
+
+def _count(ranges: Iterable[range]) -> int:
+    """How many different rows lie in any of the ranges."""
+    total = end = 0
+    for rows in sorted(ranges, key=lambda rows: rows.start):
+        total += max(rows.stop - max(rows.start, end), 0)
+        end = max(end, rows.stop)
+    return total
 
 
 class _ShardMaker(Protocol):

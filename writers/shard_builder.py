@@ -17,7 +17,6 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.errors import PublishError
 from rlio.schemas.group_arrays import ReadyGroup, ready_group
 from rlio.schemas.parquet import Compression, ShardEncoder
 from rlio.schemas.row_groups import GroupBuffer
@@ -127,9 +126,8 @@ class ShardBuilder:
         call; where there is a log they are still in it.
         """
         if not self._jobs.wait(timeout):
-            raise PublishError(
-                f"rows were not encoded within {timeout} s, since an earlier shard is still being stored",
-                uri=self._log.storage.uri,
+            raise self._log.overdue(
+                "rows were not encoded, since an earlier shard is still being stored,", timeout
             )
 
     # ---- in the thread ----

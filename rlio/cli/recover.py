@@ -39,6 +39,13 @@ def recover(
             "--all-hosts", help="Also logs of other hosts, and copies: their writers must be dead for sure."
         ),
     ] = False,
+    conflicting: Annotated[
+        bool,
+        typer.Option(
+            "--conflicting",
+            help="Also rows that give a column another type than the data set has: it is then read without.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     storage_options: StorageOptions = None,
 ) -> None:
@@ -55,6 +62,7 @@ def recover(
             uri,
             spool="auto" if spool is None else spool,
             all_hosts=all_hosts,
+            conflicting=conflicting,
             must_exist=True,
             storage_options=parse_storage_options(storage_options),
         )

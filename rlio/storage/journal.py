@@ -74,6 +74,19 @@ class Journal:
         """Why the log protects its rows no longer; it does again once they are published."""
         return self._failure
 
+    def promise(self, uri: str) -> str:
+        """Where rows are that could not be stored yet, and what stores them, for messages.
+
+        Args:
+            uri: The data set's root.
+        """
+        folder = self._spool.folder
+        command = f"rlio recover {uri}" + ("" if folder is None else f" --spool {os.fspath(folder)}")
+        return (
+            f"they are safe in the log {self.path}; close() tries again, and once this process has ended the "
+            f"next writer there, or `{command}`, stores them"
+        )
+
     def append(self, frames: Sequence[tuple[Sequence[Buffer], int]], *, schema: Mapping[str, Any]) -> None:
         """Log the frames of one `write()`, all or none.
 

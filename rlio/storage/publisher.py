@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rlio.errors import CorruptData, PublishError
+from rlio.errors import CorruptData, PublishError, RlioError, SchemaConflict
 from rlio.schemas.schema import Schema
 from rlio.storage.filesystem import Storage
 from rlio.storage.journal import Journal
@@ -64,12 +64,25 @@ class Publisher:
         storage: The data set's root.
         writer_id: Whose shards they are.
         journal: The writer's log; None: what cannot be stored stays in memory.
+        accept: Called, in the thread, before a schema is stored: raises where it must not be.
     """
 
-    def __init__(self, storage: Storage, writer_id: str, journal: Journal | None) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        writer_id: str,
+        journal: Journal | None,
+        *,
+        accept: Callable[[Schema], object] = lambda schema: None,
+    ) -> None:
         self._storage = storage
         self._writer_id = writer_id
         self._journal = journal
+        self._accept = accept
+        #: Schemas of which no row is here yet.
+        self._announced: deque[Schema] = deque()
+        #: Hash of the schema that must not be stored, and why; its rows wait until it may.
+        self._conflict: tuple[str, SchemaConflict] | None = None
         self._changed = threading.Condition()
         self._queue: deque[WaitingShard] = deque()
         self._thread: threading.Thread | None = None
@@ -103,6 +116,22 @@ class Publisher:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="rlio-publish", daemon=True)
             self._thread.start()
+
+    def announce(self, schema: Schema) -> None:
+        """Ask the store, in the background, whether a schema may be stored; see `check`."""
+        with self._changed:
+            self._announced.append(schema)
+            self._changed.notify_all()
+
+    def check(self) -> None:
+        """Raise where rows of an announced schema must not be stored: then none is to follow them.
+
+        Raises:
+            SchemaConflict: The store's other writers have another.
+        """
+        conflict = self._conflict
+        if conflict is not None:
+            raise conflict[1]
 
     def submit(self, shard: WaitingShard) -> None:
         """Queue a shard. Where those before it are slow or cannot be stored, it moves into the log."""
@@ -151,9 +180,9 @@ class Publisher:
                 return
             rows = sum(shard.name.rows for shard in self._queue)
             if self._failed >= first and self._error is not None:
-                raise self._error
+                raise self._told(self._error, rows)
         raise PublishError(
-            f"the store did not take {rows} rows within {timeout} s: {self._safe()}", uri=self._storage.uri
+            f"the store did not take {rows} rows within {timeout} s: {self.safe()}", uri=self._storage.uri
         )
 
     def finish(self, last: Callable[[], object], *, timeout: float | None) -> None:
@@ -175,7 +204,11 @@ class Publisher:
         if failure is not None:
             raise failure
         if pending:
-            raise PublishError(f"the store did not answer within {timeout} s", uri=self._storage.uri)
+            raise PublishError(
+                "every row is stored, but not that the writer is closed: the store did not answer within "
+                f"{timeout} s; the next writer there, or `rlio recover`, says so",
+                uri=self._storage.uri,
+            )
 
     def stop(self) -> None:
         """End the thread, which does not wait for a store that hangs."""
@@ -190,10 +223,19 @@ class Publisher:
         if idle and self._thread is not None:
             self._thread.join()
 
-    def _safe(self) -> str:
+    def _told(self, error: Exception, rows: int) -> Exception:
+        """What whoever flushes is told of a failed attempt: where the rows are, if their log keeps them."""
+        if self._journal is None or (isinstance(error, RlioError) and not isinstance(error, PublishError)):
+            return error
+        told = PublishError(f"{rows} rows are not stored yet: {error}; {self.safe()}", uri=self._storage.uri)
+        told.__cause__ = error
+        return told
+
+    def safe(self) -> str:
+        """Where rows are that are not stored yet, and what stores them, for messages."""
         if self._journal is None:
             return "they are in memory, and lost when this process ends; close() tries again"
-        return f"they are safe in {self._journal.path}; close() tries again, and so does `rlio recover`"
+        return self._journal.promise(self._storage.uri)
 
     # ---- in the thread ----
 
@@ -211,23 +253,46 @@ class Publisher:
         if self._died is not None:
             raise PublishError(
                 f"the thread that stores shards has died ({self._died!r}), with rows that are not stored: "
-                f"{self._safe()}; report this",
+                f"{self.safe()}; report this",
                 uri=self._storage.uri,
             ) from self._died
 
     def _work(self) -> None:
-        while (shard := self._next()) is not None:
-            try:
-                self._store(shard)
-            except Exception as error:
-                # Told to whoever flushes; until then it is tried again.
-                self._note_failure(shard, error)
-                for waiting in list(self._queue):
-                    self._spill(waiting)
-            else:
-                self._note_success(shard)
+        while (job := self._next()) is not None:
+            job()
         if self._last is not None and not self._stopped:
             self._do_last(self._last)
+
+    def _try(self, shard: WaitingShard) -> None:
+        try:
+            self._store(shard)
+        except Exception as error:
+            # Told to whoever flushes; until then it is tried again.
+            self._note_failure(shard, error)
+            for waiting in list(self._queue):
+                self._spill(waiting)
+        else:
+            self._note_success(shard)
+
+    def _look_at(self, schema: Schema) -> None:
+        try:
+            self._accept_schema(schema)
+        except SchemaConflict:
+            return  # Raised by the next call of the writer.
+        except Exception as error:
+            # Looked at again before its first shard is stored; whoever flushes is told then.
+            logger.info(
+                "whether schema %s fits %s is not known yet: %s", schema.hash, self._storage.uri, error
+            )
+
+    def _accept_schema(self, schema: Schema) -> None:
+        try:
+            self._accept(schema)
+        except SchemaConflict as error:
+            self._conflict = (schema.hash, error)
+            raise
+        if self._conflict is not None and self._conflict[0] == schema.hash:
+            self._conflict = None  # Who was in the way is gone.
 
     def _do_last(self, last: Callable[[], object]) -> None:
         try:
@@ -238,16 +303,20 @@ class Publisher:
             self._last = None
             self._changed.notify_all()
 
-    def _next(self) -> WaitingShard | None:
+    def _next(self) -> Callable[[], None] | None:
         """Wait for a shard and the time to store it; None: stop, or nothing is left but the last job."""
         with self._changed:
             while not self._stopped and (self._queue or self._last is None):
+                if self._announced:
+                    schema = self._announced.popleft()
+                    return lambda: self._look_at(schema)
                 if self._queue and not self._queue[0].busy:
                     delay = self._retry_at - time.monotonic()
                     if self._urgent or delay <= 0:
                         self._attempts += 1
-                        self._queue[0].busy = True
-                        return self._queue[0]
+                        shard = self._queue[0]
+                        shard.busy = True
+                        return lambda: self._try(shard)
                     self._changed.wait(delay)
                 else:
                     self._changed.wait()
@@ -255,6 +324,7 @@ class Publisher:
 
     def _store(self, shard: WaitingShard) -> None:
         if shard.schema.hash not in self._schemas:
+            self._accept_schema(shard.schema)
             self._storage.put(schema_path(shard.schema.hash), shard.schema.text.encode())
             self._schemas.add(shard.schema.hash)
         pending, shard.pending = shard.pending, None

@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlio.errors import LedgerError, OptionError, PublishError, RlioError
+from rlio.errors import LedgerError, OptionError, PublishError, RlioError, SchemaConflict
 from rlio.schemas.schema import Schema
+from rlio.storage.clients import within
+from rlio.storage.failures import is_permanent
 from rlio.storage.filesystem import Storage
 from rlio.storage.journal import Journal
 from rlio.storage.local import PendingFile
@@ -27,12 +29,13 @@ from rlio.storage.schema_files import check_agreement, read_schemas
 from rlio.storage.spool import LogFolder, Spool, spool_of
 from rlio.storage.wal import Buffer
 
-__all__ = ["NewShard", "ShardLog", "WriteLedger"]
+__all__ = ["NewShard", "ShardLog", "WriteLedger", "check_schema"]
 
 logger = logging.getLogger("rlio")
 
-# How long opening a writer waits until it can be seen.
+# How long opening a writer waits until it can be seen, and until the root is there.
 _CLAIM_SECONDS = 2.0
+_OPEN_SECONDS = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +98,27 @@ class NewShard:
     release: Callable[[], object] = field(default=lambda: None)
 
 
+def check_schema(storage: Storage, schema: Schema, *, again: bool = False) -> None:
+    """Refuse a schema that gives a column another type than the root's other writers do.
+
+    A writer that begins at the same moment is not seen here; then readers refuse.
+
+    Args:
+        storage: The root.
+        schema: Of rows that are to be stored there.
+        again: Take one that is stored there already, whatever the others are: rows that follow rows of the
+            same schema make nothing worse.
+
+    Raises:
+        SchemaConflict: It does; the message names both schemas.
+        CorruptData: A schema file there is damaged.
+        OSError: The store cannot be asked.
+    """
+    known = read_schemas(storage, torn="skip")
+    if not (again and schema.hash in known):
+        check_agreement({**known, schema.hash: schema}, uri=storage.uri)
+
+
 class ShardLog:
     """Numbers a writer's rows, logs them, and stores its shards in order.
 
@@ -106,6 +130,12 @@ class ShardLog:
         spool: How rows are logged; None: not at all.
         about: What recovery must know to make the same shards again.
         resume_at: Go on with the given writer, which is dead, at this row.
+        conflicting: Store rows whose schema does not fit those of the root, too.
+
+    A store that is down, or hangs, refuses a writer unless its rows can wait: in a log that lies elsewhere,
+    under an id that was drawn. (Whether a given id is free only the store knows.) The root is then made in
+    the background, before the first shard. What no repetition can change (rights, a bucket that is not there,
+    another format version) refuses every writer.
 
     Raises:
         OptionError: The given id is illegal, or has rows; or the root is in another format version.
@@ -124,24 +154,27 @@ class ShardLog:
         spool: Spool | None = None,
         about: Mapping[str, Any] | None = None,
         resume_at: int | None = None,
+        conflicting: bool = False,
     ) -> None:
         self.storage = (
             root if isinstance(root, Storage) else Storage.open(root, storage_options=storage_options)
         )
         self.writer_id = make_writer_id(worker_index) if writer_id is None else check_writer_id(writer_id)
-        if writer_id is not None and resume_at is None and self.storage.list(writer_dir(writer_id)):
-            raise OptionError(
-                f"writer {writer_id!r} was used there already: take another writer_id, or None for a new one",
-                uri=self.storage.uri,
-            )
-        # A root that cannot be written, or is in another format, is found out before rows are taken.
         self._claims = resume_at is None
+        self._conflicting = conflicting
         self._pid = os.getpid()
+        spooled = None if spool is None else spool_of(self.storage, spool)
+        #: Whether the log and the root share a disk, so that asking the root is asking the log's disk.
+        self._beside = spooled is not None and self.storage.is_local and _is_below(spooled, self.storage.root)
+        if writer_id is not None and resume_at is None:
+            self._check_free()
         try:
-            put_header(self.storage)
+            # A root that cannot be written, or is in another format, is found out before rows are taken.
+            can_wait = spooled is not None and not self._beside and writer_id is None
+            self._has_root = self._make_root(can_wait=can_wait)
             if self._claims:
                 self._claim(given=writer_id is not None)
-            self.journal = self._open_journal(spool, about or {})
+            self.journal = self._open_journal(spool, spooled, about or {})
         except BaseException as error:
             if self._claims and writer_id is not None:
                 # So that the same id can be given again; where that fails too, it cannot.
@@ -154,7 +187,8 @@ class ShardLog:
                 "writer again",
                 uri=self.storage.uri,
             ) from error
-        self._publisher = Publisher(self.storage, self.writer_id, self.journal)
+        self._accepted: set[str] = set()
+        self._publisher = Publisher(self.storage, self.writer_id, self.journal, accept=self._accept)
         #: Number of the first row of the next shard.
         self.next_row = resume_at or 0
         #: Rows that were taken: those of a `write()` that was interrupted just before it returned, too.
@@ -163,6 +197,63 @@ class ShardLog:
         self.interrupted = False
         #: Rows that were stored from the log, since memory was in doubt.
         self.rows_recovered = 0
+
+    def _check_free(self) -> None:
+        try:
+            used = self.storage.list(writer_dir(self.writer_id))
+        except OSError as error:
+            raise PublishError(
+                f"nobody can tell whether writer_id={self.writer_id!r} is free there: {error}; repair "
+                "access, or leave writer_id out, so that rows can wait for the store in a log",
+                uri=self.storage.uri,
+            ) from error
+        if used:
+            raise OptionError(
+                f"writer {self.writer_id!r} was used there already: take another writer_id, or None for a "
+                "new one",
+                uri=self.storage.uri,
+            )
+
+    def _make_root(self, *, can_wait: bool) -> bool:
+        """Make the root, if it is not there; whether it is now.
+
+        Args:
+            can_wait: Whether the rows can wait, in a log, for a store that does not answer now.
+        """
+        if not can_wait:
+            put_header(self.storage)
+            return True
+        try:
+            within(_OPEN_SECONDS, lambda: put_header(self.storage))
+        except OSError as error:
+            # What could not be stored says so; why, and whether that passes, is in its cause.
+            if is_permanent(error.__cause__ or error if isinstance(error, PublishError) else error):
+                raise
+            logger.warning(
+                "%s does not answer: rows wait in the log until it does (%s)", self.storage.uri, error
+            )
+            return False
+        return True
+
+    def _accept(self, schema: Schema) -> None:
+        """Refuse, in the background, what must not be stored; and make the root if opening could not."""
+        if not self._has_root:
+            put_header(self.storage)
+            self._has_root = True
+        if self._conflicting or schema.hash in self._accepted:
+            return
+        try:
+            check_schema(self.storage, schema, again=not self._claims)
+        except SchemaConflict as error:
+            if self.journal is None:
+                raise
+            found = SchemaConflict(
+                f"{error}; what was taken before this was seen cannot be stored there: it stays in the log "
+                f"{self.journal.path}, which `rlio recover --conflicting` stores all the same"
+            )
+            found.uri, found.column = error.uri, error.column
+            raise found from error
+        self._accepted.add(schema.hash)
 
     def _claim(self, *, given: bool) -> None:
         """Be seen. A drawn id needs no claim to be safe: a store that hangs does not hold up its writer."""
@@ -180,8 +271,9 @@ class ShardLog:
         thread.start()
         thread.join(_CLAIM_SECONDS)
 
-    def _open_journal(self, spool: Spool | None, about: Mapping[str, Any]) -> Journal | None:
-        where = None if spool is None else spool_of(self.storage, spool)
+    def _open_journal(
+        self, spool: Spool | None, where: str | None, about: Mapping[str, Any]
+    ) -> Journal | None:
         if spool is None or where is None:
             return None
         path = os.path.join(where, self.writer_id)
@@ -239,8 +331,10 @@ class ShardLog:
 
         Raises:
             PublishError: This is a forked child, or an earlier `write()` was interrupted.
+            SchemaConflict: The store said, meanwhile, that the rows do not fit those of other writers.
         """
         self.check_process()
+        self._publisher.check()
         if self.interrupted:
             raise PublishError(
                 "an earlier write() was interrupted, which ends this writer: close() stores every row that "
@@ -281,15 +375,19 @@ class ShardLog:
             )
 
     def check_schema(self, schema: Schema) -> None:
-        """Refuse a schema that gives a column another type than the root's other writers do.
+        """Refuse a schema that does not fit the root, before rows of it are taken; see `check_schema`.
 
-        A writer that begins at the same moment is not seen here; then readers refuse.
+        Where there is a log, and it is not on the root's disk, the store is asked in the background: the
+        rows are safe meanwhile, and a conflict is raised by `check_whole` and `publish`.
 
         Raises:
-            SchemaConflict: It does; the message names both schemas.
+            SchemaConflict: It does not fit.
         """
-        known = read_schemas(self.storage, torn="skip")
-        check_agreement({**known, schema.hash: schema}, uri=self.storage.uri)
+        if self.journal is not None and not self._beside:
+            self._publisher.announce(schema)
+            return
+        check_schema(self.storage, schema)
+        self._accepted.add(schema.hash)
 
     def log(self, frames: Sequence[tuple[Sequence[Buffer], int]], schema: Schema) -> None:
         """Log the rows of one `write()`, all or none of them; see `Journal.append`."""
@@ -331,6 +429,12 @@ class ShardLog:
     def wait(self, timeout: float) -> None:
         """Wait until all queued shards are stored, but not longer than ``timeout`` seconds."""
         self._publisher.wait(timeout)
+
+    def overdue(self, what: str, timeout: float | None) -> PublishError:
+        """The error of a flush whose time is over: what was not done, and where its rows are."""
+        return PublishError(
+            f"{what} within {timeout or 0:.3g} s: {self._publisher.safe()}", uri=self.storage.uri
+        )
 
     def wait_for_room(self) -> None:
         """Wait until the log is within its bound again; see `Journal.wait_for_room`."""
@@ -374,3 +478,7 @@ class ShardLog:
             seal(self.storage, self.writer_id, rows)
         if self._claims:
             disclaim(self.storage, self.writer_id)
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return os.path.commonpath([path, folder]) == folder.rstrip("/")

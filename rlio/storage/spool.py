@@ -113,6 +113,10 @@ class Spool:
         max_bytes: Bytes that a writer's log may take while rows cannot be published. 1 GiB is two and a
             half hours of 1,000 HalfCheetah-v5 steps/s.
         block_seconds: How long `write()` waits for room in a full log before it raises.
+        publish_seconds: How long `flush()` and `close()` wait for the store before they raise, in seconds;
+            None: as long as it takes. The rows stay in the log, and the writer goes on trying; once its
+            process has ended, the next writer or `rlio recover` stores them. 600 s take a full log of 1 GiB
+            at 2 MB/s, and hold up the end of a job in an outage by no more than that.
     """
 
     folder: str | os.PathLike[str] | None = None
@@ -120,6 +124,7 @@ class Spool:
     sync_interval: float = 1.0
     max_bytes: int = 1 << 30
     block_seconds: float = 60.0
+    publish_seconds: float | None = 600.0
 
     def __post_init__(self) -> None:
         if self.sync not in ("interval", "always", "never"):
@@ -127,6 +132,10 @@ class Spool:
         if not self.sync_interval > 0 or not self.max_bytes > 0 or not self.block_seconds >= 0:
             raise OptionError(
                 f"{self}: expected sync_interval > 0 (seconds), max_bytes > 0 and block_seconds >= 0"
+            )
+        if self.publish_seconds is not None and not self.publish_seconds > 0:
+            raise OptionError(
+                f"publish_seconds={excerpt(self.publish_seconds)}: seconds > 0, or None for no limit"
             )
 
 
