@@ -166,6 +166,7 @@ HUGE = {
     "sums": "x" + " + x" * 10_000 + " > 0",
     "sums, deeper than it is long": "x" + "+x" * 90 + " > 0",
     "products in parentheses": "(x*" * 60 + "x" + ")" * 60 + " > 0",
+    "flat, but long": "x or " * 2000 + "x",
     "names": "x" * 60_000 + " > 'y",
     "open text": "x == '" + "a" * 60_000,
     "backslashes": "x == '" + "\\" * 60_001 + "'",
@@ -242,6 +243,7 @@ MEANINGS = {
     "u8 > 18446744073709551614": [0, 0, 1],
     "u8 - u8 == 0": [1, 1, 1],
     "u8 + i8 == 18014398509481986": [0, 1, 0],
+    "u8 - 18446744073709551615 == 0": [0, 0, 1],
     "i8 in (9007199254740993, 1)": [0, 1, 0],
     "i8 in (9007199254740992, 1)": [0, 0, 0],
     "i8 in (9007199254740992.0, 1)": [0, 1, 0],
@@ -306,6 +308,12 @@ def test_no_rows_pass_no_rows(text: str) -> None:
     empty["n"] = {"p": np.zeros((0, 2)), "q": (np.arange(0), {"deep": np.arange(0)})}
     found = RowFilter.parse(text).mask(empty)
     assert (found.shape, found.dtype) == ((0,), np.bool_)
+
+
+def test_integers_that_only_fit_uint64_cancel_exactly() -> None:
+    most = {"u8": np.array([2**64 - 1], np.uint64)}
+    assert RowFilter.parse("u8 - 18446744073709551615 == 0").mask(most).tolist() == [True]
+    assert RowFilter.parse("18446744073709551615 - u8 + 1 == 1").mask(most).tolist() == [True]
 
 
 def test_dones_are_those_of_a_batch() -> None:
@@ -732,6 +740,52 @@ def test_bounds_that_rule_a_filter_out_are_seen(text: str, bounds: dict[str, tup
     assert not RowFilter.parse(text).may_match(known)
     assert RowFilter.parse(text).may_match({})
     assert RowFilter.parse(text).may_match({Ref("other"): (np.int64(0), np.int64(0))})
+
+
+# Bounds within which a row may well match: each would be denied by arithmetic that is a little wrong.
+ALLOWED = {
+    "x == 10": {"x": (0, 10)},
+    "x < 1": {"x": (0, 10)},
+    "-x > 3": {"x": (-10, -4)},
+    "-f > 3": {"f": (-10.0, -4.0)},
+    "-f < -3": {"f": (-10.0, 4.0)},
+    "abs(x) < 1": {"x": (-2, 3)},
+    "abs(f) < 1": {"f": (-2.0, 3.0)},
+    "abs(f) > 4": {"f": (-5.0, 3.0)},
+    "x - y == 10": {"x": (0, 10), "y": (0, 20)},
+    "x * y == 100": {"x": (-10, 10), "y": (-10, 5)},
+    "x / y > 100": {"x": (1, 1), "y": (-1, 1)},
+    "f / g < -100": {"f": (1.0, 1.0), "g": (-1.0, 1.0)},
+    "f * g > 5": {"f": (0.0, 5.0), "g": (1.0, np.inf)},
+    "f + g > 5": {"f": (-np.inf, 5.0), "g": (1.0, np.inf)},
+    "not (x > 5 and y > 5)": {"x": (6, 9), "y": (5, 9)},
+    "x != 5": {"x": (5, 6)},
+    "not x == 5": {"x": (4, 5)},
+    "x in (1, 5, 100)": {"x": (5, 6)},
+    "not z": {"z": (False, True)},
+    "z": {"z": (False, True)},
+    "isinf(x * x * 1e300)": {"x": (0, 2**62)},
+    "s == 'a'": {"x": (0, 1)},
+}
+
+
+@pytest.mark.parametrize(("text", "bounds"), ALLOWED.items())
+def test_bounds_that_leave_a_match_open_do_not_deny_it(text: str, bounds: dict[str, tuple[Any, Any]]) -> None:
+    known = {Ref(name): (np.array(low)[()], np.array(high)[()]) for name, (low, high) in bounds.items()}
+    assert RowFilter.parse(text).may_match(known)
+
+
+def test_bounds_take_a_constant_as_precisely_as_the_rows_do() -> None:
+    column = np.array([0.1], np.float32)
+    product = float(np.float32(0.1) * np.float32(0.3))
+    for text in ("f == 0.1", "not f < 0.1", "f >= 0.1", "f in (0.1, 5)", f"f * 0.3 == {product}"):
+        assert RowFilter.parse(text).mask({"f": column})[0]
+        assert RowFilter.parse(text).may_match({Ref("f"): (column[0], column[0])})
+    whole = np.array([2**53 + 1])
+    known = {Ref("x"): (whole[0], whole[0])}
+    assert RowFilter.parse("x == 9007199254740992.0").mask({"x": whole})[0]
+    assert RowFilter.parse("x == 9007199254740992.0").may_match(known)
+    assert not RowFilter.parse("x == 9007199254740992").may_match(known)
 
 
 @pytest.mark.parametrize(
