@@ -18,9 +18,10 @@ def checkout() -> Path:
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_spool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Logs of writers to remote roots lie in the test run's folder, not in the user's."""
+    """Logs of writers to remote roots and built stores lie in the test run's folder, not in the user's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RLIO_SPOOL", str(tmp_path_factory.mktemp("spool")))
+        patch.setenv("RLIO_CACHE", str(tmp_path_factory.mktemp("cache") / "stores"))
         yield
 
 

@@ -1,0 +1,565 @@
+"""The cache of built stores: one folder a user, bounded in bytes, shared by processes; never the only copy.
+
+Readers lock a store while they have it open, builders its key while they build. What a builder writes is seen
+once it is whole and durable: a first build by the name of its folder, an extension by its manifest. A build
+that was killed leaves nothing that is ever read; the next one removes it.
+
+Example:
+    >>> import tempfile
+    >>> import numpy as np
+    >>> entry = CacheFolder(tempfile.mkdtemp()).entry("0123456789abcdef", {"root": "/data"})
+    >>> with entry.building() as build:
+    ...     if build.manifest is None:                                 # Else another process was quicker.
+    ...         rows = build.arrays.array("rows", (1000,), np.dtype("f4"))
+    ...         build.arrays.reserve("rows", 3)
+    ...         rows[:3] = [1, 2, 3]
+    ...         _ = build.publish({"head": 3}, rows={"rows": 3})
+    >>> with entry.reading() as reading:
+    ...     reading.arrays.array("rows", (reading.manifest.state["head"],), np.dtype("f4")).tolist()
+    [1.0, 2.0, 3.0]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import stat
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, Self
+
+from rlio.errors import CacheError, ClosedError, CorruptData, OptionError, RlioError, excerpt
+from rlio.replay.cache_files import (
+    EXTENDING,
+    MANIFEST,
+    USED,
+    is_key,
+    lock_path,
+    new_path,
+    prepare,
+    remove_strays,
+    scan,
+    store_path,
+    user_folder,
+    write_file,
+)
+from rlio.replay.cache_room import (
+    builder_of,
+    drop_lock,
+    is_idle,
+    make_room,
+    put_aside,
+    remove_abandoned,
+    write_promise,
+)
+from rlio.replay.locks import Lock, try_lock, wait_for_lock
+from rlio.replay.manifests import MAX_BYTES, Manifest
+from rlio.replay.memory import FileArrays, file_name
+from rlio.storage.local import sync_descriptor
+from rlio.storage.spool import sync_folder
+
+__all__ = ["Build", "CacheFolder", "Entry", "Manifest", "Reading"]
+
+logger = logging.getLogger("rlio")
+
+#: Bytes that all stores together may take, where nobody says otherwise.
+DEFAULT_BYTES: Final = 64 << 30
+# The use of a store is noted at most as often.
+_STAMP_SECONDS: Final = 60.0
+# Whoever removes a store has its lock for the time of a rename.
+_PATIENCE_SECONDS: Final = 60.0
+_BLOCK: Final = 4096
+_FOLDER_FLAGS: Final = (
+    os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
+)
+_FILE_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
+
+
+class CacheFolder:
+    """The folder of this user's built stores. It and what is in it is for this user alone (mode 0700).
+
+    Args:
+        path: Of the folder, on a local disk; it is made if need be. None: the environment variable
+            ``RLIO_CACHE``, or ``rlio/replay`` in the user's cache folder.
+        max_bytes: That all stores together may take: stores that nobody uses make way for new ones, the least
+            recently used first. None: ``RLIO_CACHE_BYTES``, or 64 GiB. A twentieth of the disk stays free in
+            any case.
+
+    Raises:
+        OptionError: An argument, or what stands for it in the environment, is illegal; or the folder holds
+            other things than stores: rlio never removes what it did not make.
+        UnsafeData: The folder is a link, another user's, or others may write into it.
+        CacheError: It cannot be made, or lies on a network filesystem, or there are no locks.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None = None, *, max_bytes: int | None = None) -> None:
+        given = os.environ.get("RLIO_CACHE") if path is None else os.fspath(path)
+        self.path = os.path.abspath(os.path.expanduser(given or user_folder()))
+        self.max_bytes = _bytes_from_environment() if max_bytes is None else max_bytes
+        if type(self.max_bytes) is not int or self.max_bytes < 1:
+            raise OptionError(f"max_bytes={excerpt(self.max_bytes)}: bytes of all stores, at least 1")
+        prepare(self.path)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that stores take on the disk now, half built ones included. Looks at every file."""
+        return sum(found.bytes for found in scan(self.path)[0])
+
+    def entry(self, key: str, describe: Mapping[str, Any]) -> Entry:
+        """The store of a key, whether it is there or not.
+
+        Args:
+            key: Digest of what the store is of: 16 to 128 small hexadecimal digits.
+            describe: The same in JSON. A store of another description is not this one.
+
+        Raises:
+            OptionError: There is no such key, or the description is not JSON.
+        """
+        if not is_key(key):
+            raise OptionError(f"key={excerpt(key)}: expected 16 to 128 small hexadecimal digits")
+        return Entry(self, key, describe)
+
+    def __repr__(self) -> str:
+        return f"CacheFolder({self.path!r}, max_bytes={self.max_bytes})"
+
+
+def _bytes_from_environment() -> int:
+    given = os.environ.get("RLIO_CACHE_BYTES")
+    if not given:
+        return DEFAULT_BYTES
+    try:
+        return int(given)
+    except ValueError:
+        raise OptionError(f"RLIO_CACHE_BYTES={excerpt(given)}: expected a number of bytes") from None
+
+
+class Entry:
+    """The place of one store in a cache folder; see `CacheFolder.entry`."""
+
+    def __init__(self, folder: CacheFolder, key: str, describe: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.key = key
+        self.describe = dict(describe)
+        Manifest(describe=self.describe, arrays={}, state={}).dump()  # Raises what is no JSON.
+
+    @property
+    def path(self) -> str:
+        """Where the store lies, if it is there."""
+        return store_path(self.folder.path, self.key)
+
+    def reading(self) -> Reading:
+        """Open the store for reading, if it is there: it is not removed until the reader is closed.
+
+        Raises:
+            CacheError: The cache folder cannot be used.
+        """
+        with _explained(self.path):
+            return Reading(self)
+
+    def building(
+        self,
+        *,
+        timeout: float | None = None,
+        progress: Callable[[float, int | None], None] | None = None,
+    ) -> Build:
+        """Become the one who builds, or extends, the store; waits for whoever does that now.
+
+        Args:
+            timeout: Seconds to wait, at most. None: for ever.
+            progress: Called some times a second with the seconds waited and the id of the process that
+                builds, if it is known; may raise.
+
+        Raises:
+            CacheError: The other process was not done in time; or the cache folder cannot be used.
+        """
+        with _explained(self.path):
+            prepare(self.folder.path)  # Somebody may have removed it since.
+            return Build(self, self._lock(timeout, progress))
+
+    def _lock(self, timeout: float | None, progress: Callable[[float, int | None], None] | None) -> Lock:
+        path, folder = lock_path(self.folder.path, self.key), self.folder.path
+        lock = try_lock(path, make=True)
+        if lock is not None:
+            return lock
+        owner = builder_of(folder, self.key)
+        logger.info("waiting for process %s, which builds %s", owner, self.path)
+        return wait_for_lock(
+            lambda: try_lock(path, make=True),
+            what=f"process {owner}, which builds {self.path}",
+            timeout=timeout,
+            progress=None
+            if progress is None
+            else lambda waited: progress(waited, builder_of(folder, self.key)),
+        )
+
+    def _load(self, dir_fd: int) -> Manifest | None:
+        """What the store in a folder says of itself; None if it is not whole, or of another description."""
+        try:
+            manifest = Manifest.load(_read(MANIFEST, dir_fd))
+            _check(manifest, self.describe, dir_fd)
+        except FileNotFoundError:
+            return None
+        except CorruptData as error:
+            logger.warning("%s is damaged, and built again when it is needed: %s", self.path, error)
+            return None
+        return manifest
+
+    def __repr__(self) -> str:
+        return f"Entry({self.path!r})"
+
+
+class Reading:
+    """A store that is open for reading. Use `Entry.reading`; a context manager.
+
+    The store is not removed from the cache while a reader is open, in this process or in one that was forked
+    from it since. Threads may read; a fork goes on reading, and closing either one leaves the other as it is.
+
+    Attributes:
+        manifest: What the store says of itself; None: it has to be built.
+    """
+
+    def __init__(self, entry: Entry) -> None:
+        self.manifest: Manifest | None = None
+        self._entry = entry
+        self._lock: Lock | None = None
+        self._dir = -1
+        self._arrays: FileArrays | None = None
+        try:
+            self._open()
+            if self._dir >= 0:
+                self.manifest = entry._load(self._dir)
+        finally:
+            if self.manifest is None:
+                self.close()
+
+    @property
+    def arrays(self) -> FileArrays:
+        """The arrays, read-only; they are those of the manifest, however the store has grown since.
+
+        Raises:
+            ClosedError: There is no store, or the reader is closed.
+        """
+        if self.manifest is None or self._dir < 0:
+            raise ClosedError("there is no store, or it was closed", uri=self._entry.path)
+        if self._arrays is None:
+            self._arrays = FileArrays(self._entry.path, sizes=self.manifest.arrays, dir_fd=self._dir)
+        return self._arrays
+
+    def close(self) -> None:
+        """Let the cache have the store. Arrays that were given out stay valid. May be called again."""
+        if self._arrays is not None:
+            self._arrays.close()
+        fd, self._dir = self._dir, -1
+        if fd >= 0:
+            os.close(fd)
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_lock"):
+            self.close()
+
+    def _open(self) -> None:
+        """Lock the store that lies in the entry's place, and no other that has taken its place meanwhile."""
+        path = self._entry.path
+        while True:
+            try:
+                self._dir = os.open(path, _FOLDER_FLAGS)
+                self._lock = wait_for_lock(
+                    lambda: try_lock(USED, shared=True, dir_fd=self._dir),
+                    what=f"another process that removes {path}",
+                    timeout=_PATIENCE_SECONDS,
+                )
+                there = os.stat(path, follow_symlinks=False)
+            except FileNotFoundError:
+                self.close()
+                return
+            here = os.fstat(self._dir)
+            if (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino):
+                _stamp(self._lock.fd)
+                return
+            self.close()
+
+
+def _stamp(fd: int) -> None:
+    """Note that a store is used."""
+    if abs(time.time() - os.fstat(fd).st_mtime) > _STAMP_SECONDS:
+        # It may be a disk that nobody can write to, from which nothing is removed either.
+        with contextlib.suppress(OSError):
+            os.utime(fd)
+
+
+class Build:
+    """The right to build or extend one store. Use `Entry.building`; a context manager.
+
+    What was not published when it is closed is dropped. Open a reader before closing it: the store may make
+    way for others as soon as nobody has it. Not for more than one thread, nor for forks.
+
+    Attributes:
+        manifest: What is there, to be extended; None: nothing.
+        interrupted: Whether an earlier extension of it did not come to its end: what it wrote in place, below
+            the lengths that the manifest says, may be there.
+    """
+
+    def __init__(self, entry: Entry, lock: Lock) -> None:
+        self.manifest: Manifest | None = None
+        self.interrupted = False
+        self._entry = entry
+        self._lock: Lock | None = lock
+        self._pid = os.getpid()
+        self._arrays: FileArrays | None = None
+        self._folder = ""
+        self._dir = -1
+        self._promised = 0
+        try:
+            with contextlib.suppress(OSError):  # For messages only; the disk may be full.
+                write_promise(lock, 0)
+            remove_abandoned(entry.folder.path, entry.key)
+            self._look()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def arrays(self) -> FileArrays:
+        """The arrays, writable: those of `manifest`, to be extended behind their ends, or all new ones.
+
+        Space that they reserve is promised first, as by `ensure_room`.
+
+        Raises:
+            CacheError: The folder could not be made.
+        """
+        self._check_open()
+        if self._arrays is None:
+            with _explained(self._entry.path):
+                if self.manifest is None:
+                    self._begin()
+                else:
+                    self._begin_extension(self.manifest)
+            self._arrays = FileArrays(
+                self._folder,
+                writable=True,
+                sizes=None if self.manifest is None else self.manifest.arrays,
+                before_reserving=self._take,
+                dir_fd=self._dir,
+            )
+        return self._arrays
+
+    def ensure_room(self, bytes: int) -> None:
+        """Make room for as many bytes beyond those that the store has now; other stores may make way.
+
+        Called before a build, it fails early; while arrays reserve space, it is called as need be.
+
+        Raises:
+            CacheError: There is no such room.
+        """
+        self._check_open()
+        assert self._lock is not None
+        folder = self._entry.folder
+        with _explained(folder.path):
+            make_room(folder.path, self._lock, self._entry.key, bytes, folder.max_bytes)
+        self._promised = bytes
+
+    def start_over(self) -> None:
+        """Build anew what is there and cannot be extended.
+
+        Raises:
+            OptionError: Arrays of it have been opened.
+        """
+        self._check_open()
+        if self._arrays is not None:
+            raise OptionError("the build has begun: start over before", uri=self._entry.path)
+        with _explained(self._entry.path):
+            self._put_aside(only_if_unread=True)
+        self._close_folder()
+        self.manifest, self.interrupted = None, False
+
+    def publish(self, state: Mapping[str, Any], *, rows: Mapping[str, int] | None = None) -> Manifest:
+        """Let readers see what was built: cut the arrays to what is used, make them durable, say so.
+
+        The arrays are closed; views of them stay valid below the given rows.
+
+        Args:
+            state: What readers need to know beside the arrays: JSON.
+            rows: Array -> rows that are used; those that are left out are used whole.
+
+        Returns:
+            What readers will find.
+
+        Raises:
+            CacheError: It could not be made durable; nothing is published.
+            OptionError: ``state`` is not JSON.
+        """
+        arrays = self.arrays
+        for name, used in (rows or {}).items():
+            arrays.trim(name, used)
+        manifest = Manifest(describe=self._entry.describe, arrays=arrays.sizes, state=dict(state))
+        data = manifest.dump()
+        self._take(len(data) + _BLOCK)
+        arrays.flush()
+        with _explained(self._entry.path):
+            self._write_manifest(data)
+            if self.manifest is None:
+                self._put_aside(only_if_unread=False)
+                os.rename(self._folder, self._entry.path)
+                sync_folder(self._entry.folder.path)
+            else:
+                os.unlink(EXTENDING, dir_fd=self._dir)
+        self._close_folder()
+        self._folder, self.manifest, self.interrupted = "", manifest, False
+        return manifest
+
+    def close(self) -> None:
+        """Drop what was not published, and let others build. May be called again."""
+        self._close_folder()
+        lock, self._lock = self._lock, None
+        if lock is None:
+            return
+        if self._pid == os.getpid():
+            # Whatever stays there, the next builder removes.
+            with contextlib.suppress(OSError):
+                remove_abandoned(self._entry.folder.path, self._entry.key)
+                drop_lock(self._entry.folder.path, self._entry.key, lock)
+        lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._pid != os.getpid():
+            raise CacheError(
+                f"process {self._pid} builds this store, of which this one is a fork", uri=self._entry.path
+            )
+        if self._lock is None:
+            raise ClosedError("this build is over", uri=self._entry.path)
+
+    def _look(self) -> None:
+        """See what is there to be extended."""
+        try:
+            self._dir = os.open(self._entry.path, _FOLDER_FLAGS)
+        except FileNotFoundError:
+            return
+        self.manifest = self._entry._load(self._dir)
+        if self.manifest is None:
+            self._close_folder()
+        else:
+            self.interrupted = EXTENDING in os.listdir(self._dir)
+
+    def _begin(self) -> None:
+        """Make the folder of a first build."""
+        folder = new_path(self._entry.folder.path, self._entry.key)
+        os.mkdir(folder, 0o700)
+        self._folder, self._dir = folder, os.open(folder, _FOLDER_FLAGS)
+        write_file(USED, b"", dir_fd=self._dir)
+
+    def _begin_extension(self, manifest: Manifest) -> None:
+        """Say that the store is being extended, before anything of it is changed."""
+        if self._dir < 0:
+            self._dir = os.open(self._entry.path, _FOLDER_FLAGS)
+        with contextlib.suppress(FileExistsError):
+            write_file(EXTENDING, b"", dir_fd=self._dir)
+        sync_descriptor(self._dir)
+        remove_strays(self._dir, {file_name(name) for name in manifest.arrays})
+        self._folder = self._entry.path
+
+    def _take(self, bytes: int) -> None:
+        """Take bytes of what was promised, or have more promised."""
+        rounded = -(-bytes // _BLOCK) * _BLOCK
+        if rounded > self._promised:
+            self.ensure_room(rounded)
+        self._promised -= rounded
+
+    def _write_manifest(self, data: bytes) -> None:
+        temporary = f"manifest-{uuid.uuid4().hex[:8]}.tmp"
+        write_file(temporary, data, dir_fd=self._dir)
+        os.utime(USED, dir_fd=self._dir)
+        sync_descriptor(self._dir)  # The names of new arrays: a manifest that survives has all that it names.
+        os.rename(temporary, MANIFEST, src_dir_fd=self._dir, dst_dir_fd=self._dir)
+        sync_descriptor(self._dir)
+
+    def _put_aside(self, *, only_if_unread: bool) -> None:
+        """Take what lies in the store's place away from there; whoever reads it keeps it."""
+        for found in scan(self._entry.folder.path, self._entry.key)[0]:
+            if found.kind == "store":
+                aside = put_aside(found) if only_if_unread else found.put_aside()
+                if aside is not None and is_idle(aside):
+                    aside.remove()
+
+    def _close_folder(self) -> None:
+        arrays, self._arrays = self._arrays, None
+        if arrays is not None:
+            arrays.close()
+        fd, self._dir = self._dir, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+@contextlib.contextmanager
+def _explained(path: str) -> Iterator[None]:
+    """Say where an error of the operating system comes from, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, RlioError):
+            raise
+        raise CacheError(
+            f"the cache cannot be used: {error}; free space, or set RLIO_CACHE to another folder", uri=path
+        ) from error
+
+
+def _read(name: str, dir_fd: int) -> bytes:
+    """A whole small file.
+
+    Raises:
+        CorruptData: It is no regular file, or too long.
+    """
+    try:
+        fd = os.open(name, _FILE_FLAGS, dir_fd=dir_fd)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise CorruptData(f"{name} is a link") from error
+        raise
+    with open(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
+            raise CorruptData(f"{name} is no regular file of at most {MAX_BYTES} bytes")
+        return file.read()
+
+
+def _check(manifest: Manifest, describe: Mapping[str, Any], dir_fd: int) -> None:
+    """Refuse a manifest of another store, or one whose arrays are not there.
+
+    Raises:
+        CorruptData: It is.
+        FileNotFoundError: Readers could not lock the store.
+    """
+    os.stat(USED, dir_fd=dir_fd, follow_symlinks=False)
+    if _canonical(manifest.describe) != _canonical(describe):
+        raise CorruptData(
+            f"it is a store of {excerpt(manifest.describe)}, expected {excerpt(describe)}: one key for both"
+        )
+    for name, size in manifest.arrays.items():
+        try:
+            status = os.stat(file_name(name), dir_fd=dir_fd, follow_symlinks=False)
+        except FileNotFoundError:
+            raise CorruptData(f"the array {excerpt(name)} is absent") from None
+        if not stat.S_ISREG(status.st_mode) or status.st_size < size:
+            raise CorruptData(f"the array {excerpt(name)} has {status.st_size} bytes, expected {size}")
+
+
+def _canonical(fields: Mapping[str, Any]) -> str:
+    return json.dumps(json.loads(json.dumps(fields)), sort_keys=True)
