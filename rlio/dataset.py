@@ -104,6 +104,10 @@ class Dataset:
             if coverage.holes:
                 self.holes[writer] = coverage.holes
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What was listed travels to other processes, so that they need not list again and see the same.
+        return _restored, (self.storage, self._listing, None if self._at is None else self.snapshot())
+
     def _cover(self, writer: str) -> Coverage:
         """What serves the rows of a writer that this data set shows."""
         if self._at is None:
@@ -416,6 +420,11 @@ def _waiting(storage: Storage) -> str:
         f", but rows wait in {logs} in {folder}: a living writer stores them at flush(), at close() or when "
         f"a shard is full; those of a dead one, `rlio recover {storage.uri}`"
     )
+
+
+def _restored(storage: Storage, listing: Listing, at: Snapshot | None) -> Dataset:
+    """A `Dataset` that was pickled."""
+    return Dataset(storage, listing, at=at)
 
 
 def _listed(storage: Storage, at: Snapshot | None) -> Dataset:

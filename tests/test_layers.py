@@ -38,7 +38,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("rlio.resolve",),
     ("rlio.envs", "rlio.policies", "rlio.rollout", "rlio.evaluation"),
     ("rlio.worker",),
-    ("rlio.distributed", "rlio.torch", "rlio.testing"),
+    ("rlio.distributed", "rlio.prefetching", "rlio.torch", "rlio.testing"),
     ("rlio.cli", "rlio.report"),
 )
 RANKS = {module: rank for rank, modules in enumerate(LAYERS) for module in modules}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rlio import MultiAgentBatch, SampleBatch, pinned, tensors
@@ -192,6 +192,7 @@ class TestToADevice:
         locked=st.booleans(),
         turned=st.integers(-1, 3),
     )
+    @example(names=["obs", "actions"], rows=3, cut=0, locked=False, turned=1)
     def test_the_values_arrive_whatever_lies_where(
         self, names: list[str], rows: int, cut: int, locked: bool, turned: int
     ) -> None:

@@ -1,0 +1,271 @@
+"""`Prefetch`: reads and copies the next batches in the background; users call `rlio.torch.prefetch`."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import torch
+
+from rlio.errors import ClosedError, EndOfData, OptionError, excerpt
+from rlio.interfaces import Batch, InputReader, JsonState
+from rlio.nested import leaves
+
+__all__ = ["Prefetch"]
+
+logger = logging.getLogger("rlio")
+
+# How long a thread that nobody closed is waited for, when its iterator or the interpreter goes away: it may
+# be in a `sample` that waits for rows.
+_LAST_SECONDS = 5.0
+
+#: A dict of tensors, or of such dicts by policy.
+Tensors = dict[str, Any]
+
+
+class _Ready(NamedTuple):
+    """A batch that waits to be delivered: its tensors, the reader's state after it, when its copy is over."""
+
+    tensors: Tensors
+    state: JsonState
+    copied: torch.cuda.Event | None
+
+
+class _Over(NamedTuple):
+    """Why the thread ended: what the reader raised, and its state then."""
+
+    error: BaseException
+    state: JsonState | None
+
+
+class _Pump:
+    """What the thread and the iterator share: up to ``depth`` items, and whether to go on."""
+
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
+        self._changed = threading.Condition()
+        self._items: deque[_Ready | _Over] = deque()
+        self.stopped = False
+
+    def put(self, item: _Ready | _Over) -> bool:
+        """Wait for room; False if nobody wants more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.stopped or len(self._items) < self._depth)
+            self._items.append(item)
+            self._changed.notify_all()
+            return not self.stopped
+
+    def get(self) -> _Ready | _Over:
+        """Wait for the next item."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._items))
+            item = self._items.popleft()
+            self._changed.notify_all()
+            return item
+
+    def stop(self) -> None:
+        """Tell the thread to end."""
+        with self._changed:
+            self.stopped = True
+            self._changed.notify_all()
+
+    def left(self) -> int:
+        """Batches that were not delivered."""
+        return sum(isinstance(item, _Ready) for item in self._items)
+
+
+class _Copier:
+    """Turns batches into tensors on a device; on a GPU, on a stream of its own."""
+
+    def __init__(self, device: torch.device | str | None, pin_memory: bool | None) -> None:
+        self.device = None if device is None else torch.device(device)
+        self.stream: torch.cuda.Stream | None = None
+        if self.device is not None and self.device.type == "cuda":
+            # "cuda" alone is the caller's current device, which the thread does not know.
+            index = torch.cuda.current_device() if self.device.index is None else self.device.index
+            self.device = torch.device("cuda", index)
+            self.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # Its __new__ is not annotated.
+        self.pin_memory = self.stream is not None if pin_memory is None else pin_memory
+
+    def send(self, batch: Batch) -> tuple[Tensors, torch.cuda.Event | None]:
+        """Begin the copy; called by the thread."""
+        if self.stream is None:
+            return batch.to_torch(self.device, pin_memory=self.pin_memory), None
+        with torch.cuda.stream(self.stream):
+            tensors = batch.to_torch(self.device, pin_memory=self.pin_memory, non_blocking=self.pin_memory)
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # Likewise.
+            copied.record(self.stream)
+        return tensors, copied
+
+    def receive(self, item: _Ready) -> Tensors:
+        """Make what the caller does next with the tensors wait for their copy."""
+        if item.copied is not None:
+            current = torch.cuda.current_stream(self.device)
+            current.wait_event(item.copied)
+            for _, leaf in leaves(item.tensors):
+                if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
+                    # The memory was taken on the other stream, and must outlast the work on this one.
+                    leaf.record_stream(current)
+        return item.tensors
+
+
+class Prefetch(Iterator[Tensors]):
+    """Batches of a reader as tensors, of which the next ones are read and copied in a background thread.
+
+    The reader is used by the thread alone until `close`, which leaves it open and, if it is replayable, right
+    after the last batch that was delivered. An error of the reader comes when it is its turn, after the
+    batches before it; the next call asks the reader again.
+
+    Args:
+        reader: Any reader.
+        device: Where the tensors go; None: the CPU.
+        depth: Batches that wait at most, at least 1; one more is in the making.
+        pin_memory: See `SampleBatch.to_torch`; None: for a GPU.
+
+    Raises:
+        OptionError: ``reader`` is none, or ``depth`` below 1.
+    """
+
+    def __init__(
+        self,
+        reader: InputReader,
+        *,
+        device: torch.device | str | None = None,
+        depth: int = 2,
+        pin_memory: bool | None = None,
+    ) -> None:
+        if not isinstance(reader, InputReader):
+            raise OptionError(f"prefetch() was given {excerpt(reader)}: expected an InputReader")
+        if depth < 1:
+            raise OptionError(f"prefetch(depth={depth}): batches that may wait, at least 1")
+        self._reader = reader
+        self._depth = depth
+        self._copier = _Copier(device, pin_memory)
+        self._state = reader.state_dict()
+        self._pump: _Pump | None = None
+        self._end_thread: Callable[[float | None], None] | None = None
+        self._finalizer: weakref.finalize[Any, Any] | None = None
+        self._ended = self._closed = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Tensors:
+        """The next batch: a dict of tensors, by policy where there are several.
+
+        Raises:
+            ClosedError: After `close`.
+        """
+        if self._closed:
+            raise ClosedError("this prefetch() is closed: begin another one, or use it before close()")
+        if self._ended:
+            raise StopIteration
+        item = (self._pump or self._start()).get()
+        if isinstance(item, _Ready):
+            tensors = self._copier.receive(item)
+            self._state = item.state
+            return tensors
+        if isinstance(item.error, EndOfData):
+            self._stop()
+            self._ended = True
+            self._state = item.state or self._state
+            raise StopIteration
+        self._go_back()  # The batch may have been read, and its copy have failed.
+        raise item.error
+
+    def _start(self) -> _Pump:
+        pump = self._pump = _Pump(self._depth)
+        # A daemon: the interpreter waits for other threads before anybody could tell them to end.
+        thread = threading.Thread(
+            target=_run, args=(pump, self._reader, self._copier), name="rlio-prefetch", daemon=True
+        )
+
+        def end(timeout: float | None) -> None:
+            pump.stop()
+            if thread is not threading.current_thread():  # Garbage is collected in any thread.
+                thread.join(timeout)
+
+        self._end_thread = end
+        self._finalizer = weakref.finalize(self, end, _LAST_SECONDS)
+        thread.start()
+        return pump
+
+    def _stop(self) -> int:
+        """End the thread, and give the number of batches that it read in vain."""
+        pump, self._pump = self._pump, None
+        if pump is None or self._end_thread is None:
+            return 0
+        self._end_thread(None)
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        return pump.left()
+
+    def state_dict(self) -> JsonState:
+        """The reader's state after the last batch that was delivered: the reader alone may go on from it."""
+        return self._state
+
+    def load_state_dict(self, state: JsonState) -> None:
+        """Go on from a state, of `state_dict` or of the reader's own.
+
+        Raises:
+            StateError: It does not fit the reader.
+            ClosedError: After `close`.
+        """
+        if self._closed:
+            raise ClosedError("this prefetch() is closed: load the state into another one")
+        self._go_back()
+        self._reader.load_state_dict(state)
+        self._state = self._reader.state_dict()
+        self._ended = False
+
+    def _go_back(self) -> None:
+        """End the thread and bring the reader to where it was after the last batch that was delivered."""
+        running = self._pump is not None
+        left = self._stop()
+        if running and self._reader.replayable:
+            with contextlib.suppress(ClosedError):  # A reader that is closed has no place to go back to.
+                self._reader.load_state_dict(self._state)
+        elif left:
+            logger.warning(
+                "%d batches of %s that were read ahead are dropped: it cannot give them again",
+                left,
+                type(self._reader).__name__,
+            )
+
+    def close(self) -> None:
+        """End the thread, after the `sample` that is under way. May be called again."""
+        if not self._closed:
+            self._closed = True
+            self._go_back()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _run(pump: _Pump, reader: InputReader, copier: _Copier) -> None:
+    """What the thread does. It holds no reference to the `Prefetch`, which may be dropped without closing."""
+    try:
+        while not pump.stopped:
+            try:
+                batch = reader.sample()
+            except EndOfData as end:
+                pump.put(_Over(end, reader.state_dict()))
+                return
+            tensors, copied = copier.send(batch)
+            del batch  # Its memory may be used again while this thread waits for room.
+            if not pump.put(_Ready(tensors, reader.state_dict(), copied)):
+                return
+            del tensors, copied
+    except BaseException as error:  # The caller's, whatever it is: it is raised there.
+        pump.put(_Over(error, None))
