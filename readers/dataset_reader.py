@@ -20,17 +20,37 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol, Unpack
+from typing import Any, Final, Literal, Protocol, Unpack, cast
 
 from rlio.dataset import Dataset, Snapshot, open_dataset
-from rlio.errors import OptionError
+from rlio.errors import OptionError, excerpt
 from rlio.interfaces import Batch, InputReader, JsonState, ReadKeywords, ReadLedger, ReadOptions, Unit
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.readers.epoch_pass import EpochPass
 from rlio.readers.follow import FollowPass
+from rlio.readers.stored_pass import Cache, StoredOptions, StoredPass, choose_cache
+from rlio.replay.filters import RowFilter, RowFunction
+from rlio.replay.store import DrawKeywords, draw_of
 from rlio.storage.filesystem import Storage
 
 __all__ = ["DatasetReader"]
+
+
+class DatasetKeywords(ReadKeywords, total=False):
+    """The keyword options of a `DatasetReader` that say what is read."""
+
+    n_step: int | None
+    gamma: float
+    sequence_length: int | None
+    burn_in: int
+    overlap: int
+    episodes: bool
+    filter: str | RowFunction | RowFilter | None
+    views: bool
+    indexes: bool
+
+
+_DRAWN: Final = tuple(name for name in DrawKeywords.__annotations__ if name != "columns")
 
 
 class _Pass(Protocol):
@@ -51,8 +71,11 @@ class _Pass(Protocol):
     @property
     def ledger(self) -> ReadLedger: ...
 
-    epoch: int
-    seed: int | None
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def seed(self) -> int | None: ...
 
     def take(self, n: int | None) -> Batch: ...
 
@@ -91,7 +114,18 @@ class DatasetReader(InputReader):
         follow: Whether to go along with the data set as it grows; without ``epochs``, ``shuffle``, ``at``.
         idle_timeout: When following, seconds to wait for the next row; None waits for ever, 0 not at all.
         poll_seconds: When following, seconds between two listings while there is nothing to read.
-        cache: "none" decodes shards as they are read. "auto" chooses; it chooses "none".
+        cache: Where rows are kept for random access: in "memory", on "disk" (mapped files in a folder that
+            runs and processes share, bounded in bytes: ``RLIO_CACHE``, ``RLIO_CACHE_BYTES``), or "none":
+            shards are decoded as they are read. The order of shuffled rows depends on it: one permutation of
+            all rows with a store, windows of row groups permuted, and rows within each, without. "auto"
+            chooses by the size that a store would have, on any machine alike: up to 2 GiB memory, up to
+            64 GiB disk, else none; and none for rows in recorded order. What it chose is in the attribute
+            `cache` and logged.
+        policy: Of several policies, the one whose rows are read, as `SampleBatch`; None: joint steps of all.
+        prefetch: With a store, whether the next batches are gathered in a background thread. (Without one,
+            row groups always are.)
+        draw: ``n_step`` and ``gamma``; ``sequence_length``, ``burn_in`` and ``overlap``; ``episodes``;
+            ``filter``; ``views``; ``indexes``: see `rlio.replay.store.draw_of`. They need a store.
         missing: What to do with columns that only some writers have: "error", "drop" them, or "fill"
             them with zeros.
         storage_options: For fsspec.
@@ -114,18 +148,30 @@ class DatasetReader(InputReader):
         follow: bool = False,
         idle_timeout: float | None = None,
         poll_seconds: float = 1.0,
-        cache: Literal["auto", "none"] = "auto",
+        cache: Cache = "auto",
+        policy: str | None = None,
+        prefetch: bool = False,
         missing: Literal["error", "drop", "fill"] = "error",
         storage_options: Mapping[str, Any] | None = None,
         limits: Limits = DEFAULT_LIMITS,
-        **keywords: Unpack[ReadKeywords],
+        **keywords: Unpack[DatasetKeywords],
     ) -> None:
-        if cache not in ("auto", "none"):
-            raise OptionError(f"cache={cache!r}: 'auto' or 'none'")
-        self.options = ReadOptions.of(keywords, reader="DatasetReader")
+        if cache not in ("auto", "memory", "disk", "none"):
+            raise OptionError(f"cache={excerpt(cache)}: 'auto', 'memory', 'disk' or 'none'")
+        drawn = {name: keywords.pop(name) for name in _DRAWN if name in keywords}  # type: ignore[misc]
+        self.options = ReadOptions.of(cast(ReadKeywords, keywords), reader="DatasetReader")
         self.drop_last = self.options.drop_last
+        draw = draw_of(cast(DrawKeywords, drawn), columns=self.options.columns)
+        asked = bool(drawn) or policy is not None
+        #: Where the rows are: "memory", "disk" or "none".
+        self.cache: Literal["memory", "disk", "none"] = "none"
         self._pass: _Pass
         if follow:
+            if asked or cache in ("memory", "disk"):
+                raise OptionError(
+                    "follow=True: rows are given as they come; leave out cache, policy and "
+                    + ", ".join(_DRAWN)
+                )
             if at is not None:
                 raise OptionError("follow=True and at=...: a snapshot does not grow; give one of the two")
             self._pass = FollowPass(
@@ -140,9 +186,13 @@ class DatasetReader(InputReader):
         else:
             if idle_timeout is not None or poll_seconds != 1.0:
                 raise OptionError("idle_timeout and poll_seconds are for follow=True: nothing else waits")
-            self._pass = EpochPass(
-                _open(root, at, self.options, storage_options, limits), self.options, missing
-            )
+            dataset = _open(root, at, self.options, storage_options, limits)
+            self.cache = choose_cache(dataset, self.options, draw if asked else None, cache)
+            if self.cache == "none":
+                self._pass = EpochPass(dataset, self.options, missing)
+            else:
+                stored = StoredOptions(draw, self.cache, missing, policy, prefetch)
+                self._pass = StoredPass(dataset, self.options, stored)
 
     @property
     def dataset(self) -> Dataset:

@@ -170,7 +170,7 @@ def test_a_row_that_a_shuffle_loses_is_found_out(stored: str, monkeypatch: pytes
     take = group_source._take
     monkeypatch.setattr(group_source, "_take", lambda batch, units, *more: take(batch, units[1:], *more))
     with (
-        DatasetReader(stored, epochs=1, shuffle=True, seed=1) as reader,
+        DatasetReader(stored, epochs=1, shuffle=True, seed=1, cache="none") as reader,
         pytest.raises(LedgerError, match="rows were expected"),
     ):
         reader.sample(3)

@@ -10,7 +10,7 @@ import pytest
 from counter_env import check_transitions, decode, episode, interleaved
 
 from rlio import MultiAgentBatch, ParquetWriter, ReplayStore, Roll, SampleBatch, open_dataset
-from rlio.errors import ClosedError, EndOfData, MissingColumn, OptionError, SchemaError, StateError
+from rlio.errors import ClosedError, EndOfData, HoleError, MissingColumn, OptionError, SchemaError, StateError
 
 LENGTHS = {(env, number): 3 + (5 * env + 7 * number) % 23 for env in range(3) for number in range(8)}
 
@@ -405,3 +405,20 @@ def test_an_empty_data_set_has_nothing_to_draw(tmp_path: Path) -> None:
         store.epochs(epochs=1).sample()
     with pytest.raises(EndOfData):
         store.uniform().sample()
+
+
+def test_a_shard_that_is_gone_is_an_error_or_counted(tmp_path: Path) -> None:
+    data = open_dataset(record(tmp_path))
+    gone = data.segments[1]
+    Path(data.files()[1]).unlink()
+    with pytest.raises(HoleError, match=r"rows \d+ to \d+"):
+        ReplayStore.open(data)
+    store = ReplayStore.open(data, on_error="skip")
+    assert store.skipped == gone.rows
+    assert len(store) == sum(LENGTHS.values()) - gone.rows
+    # Links do not lead over the hole.
+    batch = store.uniform(batch_size=500, n_step=3, gamma=1.0).sample()
+    here, there = decode(batch["obs"]), decode(batch["new_obs"])
+    np.testing.assert_array_equal(here[:, :2], there[:, :2])
+    steps = there[:, 2] - here[:, 2]
+    np.testing.assert_allclose(batch["rewards"], sum((here[:, 2] + k + 1) * (k < steps) for k in range(3)))

@@ -347,7 +347,7 @@ def test_recorded_order_goes_on_in_the_shards_that_hold_the_rows_now() -> None:
 def test_a_shuffled_order_cannot_go_on_and_says_why() -> None:
     root = fresh_root()
     small = [grow(root, A, first, 50, limit=60) for first in range(0, 200, 50)]
-    with DatasetReader(root, batch_size=4, epochs=1, shuffle=True, seed=1) as reader:
+    with DatasetReader(root, batch_size=4, epochs=1, shuffle=True, seed=1, cache="none") as reader:
         reader.sample()
         grow(root, A, 0, 200, limit=1000)
         for ref in small:
@@ -359,6 +359,7 @@ def test_a_shuffled_order_cannot_go_on_and_says_why() -> None:
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_shard_that_is_gone_for_good_is_an_error_or_counted(shuffle: bool) -> None:
     options: dict[str, Any] = {"shuffle": shuffle, "seed": 1 if shuffle else None, "epochs": 1}
+    options["cache"] = "none"
     for on_error in ("raise", "skip"):
         root = fresh_root()
         small = [grow(root, A, first, 50, limit=60) for first in range(0, 200, 50)]

@@ -8,13 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from rlio.columns import Columns
 from rlio.dataset import Dataset, common_columns
 from rlio.errors import ClosedError
 from rlio.interfaces import Batch
 from rlio.replay.rows import Piece, StoreRows
 from rlio.replay.segment_reader import GroupOptions, SegmentReader, counting_of
+from rlio.schemas.column import ColumnSpec
 from rlio.schemas.filling import Filling
-from rlio.schemas.schema import Schema
+from rlio.schemas.schema import Leaf, PolicySchema, Schema
 from rlio.storage.listing import Segment
 
 __all__ = ["Built", "SegmentKey", "Source", "build", "key_of", "schema_of"]
@@ -78,12 +80,37 @@ def options_of(source: Source) -> GroupOptions:
     )
 
 
-def schema_of(source: Source, first: Batch) -> Schema:
-    """The schema of the rows as they are decoded: that of the writers, or of the first rows, made alike."""
+def schema_of(source: Source) -> Schema | None:
+    """The schema of the rows as they are decoded, made alike; None of a data set without rows."""
     schemas = list(source.dataset.schemas.values())
-    if len(schemas) == 1:
-        return schemas[0]
-    return Schema.of(first)
+    if not schemas:
+        return None
+    chosen = common_columns(source.dataset, missing=source.missing, wanted=None)
+    merged: dict[str, dict[str, list[Leaf]]] = {}
+    for schema in schemas:
+        for pid, policy in schema.policies.items():
+            known = merged.setdefault(pid, {})
+            for column, leaves in policy.columns.items():
+                if chosen is None or column in chosen or column == Columns.NEXT_OBS_VALID:
+                    known.setdefault(column, leaves)
+    policies = {
+        pid: PolicySchema(tuple(leaf for leaves in columns.values() for leaf in leaves))
+        for pid, columns in sorted(merged.items())
+    }
+    if source.missing == "fill":  # Where observations are filled, a column says so.
+        policies = {pid: _with_validity(pid, policy, schemas) for pid, policy in policies.items()}
+    return Schema(policies, any(schema.multi_agent for schema in schemas))
+
+
+def _with_validity(pid: str, policy: PolicySchema, schemas: Sequence[Schema]) -> PolicySchema:
+    """The schema with ``new_obs_valid``, if some of a policy's rows lack their ``new_obs``."""
+    writers = [schema.policies[pid].columns for schema in schemas if pid in schema.policies]
+    lacking = any(Columns.NEXT_OBS not in columns for columns in writers)
+    if not lacking or Columns.NEXT_OBS not in policy.columns or Columns.NEXT_OBS_VALID in policy.columns:
+        return policy
+    spec = ColumnSpec("|b1", (), "scalar")
+    leaf = Leaf(Columns.NEXT_OBS_VALID, (), Columns.NEXT_OBS_VALID, spec)
+    return PolicySchema((*policy.leaves, leaf))
 
 
 def batches_of(source: Source, reader: SegmentReader, segments: Sequence[Segment]) -> Iterator[Decoded]:
@@ -111,19 +138,21 @@ class Decoded(NamedTuple):
 def build(
     source: Source,
     segments: Sequence[Segment],
-    open_rows: Callable[[Batch], StoreRows],
+    rows: StoreRows,
     *,
     progress: Callable[[int], None],
     stop: threading.Event,
+    given_up: set[str],
 ) -> Built:
     """Decode segments and add their rows to a store.
 
     Args:
         source: What is read.
         segments: Those of its segments that the store lacks, in recorded order.
-        open_rows: Given the first rows, the store that they go to.
+        rows: The store.
         progress: Called with the number of rows that were added, or lost.
         stop: Set to give up.
+        given_up: Paths of shards that are listed and not there: damage.
 
     Raises:
         CorruptData: Rows are damaged.
@@ -131,10 +160,9 @@ def build(
         ClosedError: ``stop`` was set.
     """
     reader = SegmentReader(
-        source.dataset, options_of(source), counting_of(source.dataset, None), given_up=set()
+        source.dataset, options_of(source), counting_of(source.dataset, None), given_up=given_up
     )
     decoded = batches_of(source, reader, segments)
-    rows: StoreRows | None = None
     pieces: dict[SegmentKey, Piece] = {}
     # One thread decodes, always the same one at a time, one group ahead of the one that packs.
     with ThreadPoolExecutor(1, thread_name_prefix="rlio-decode") as pool:
@@ -144,8 +172,6 @@ def build(
                 raise ClosedError("the store was closed while it was being built")
             coming = pool.submit(next, decoded, None)
             if found.batch is not None:
-                if rows is None:
-                    rows = open_rows(found.batch)
                 piece = rows.add(found.batch, writer=found.segment.ref.writer)
                 key = key_of(found.segment)
                 pieces[key] = _joined(pieces[key], piece) if key in pieces else piece

@@ -71,6 +71,11 @@ class Draw:
         """What is counted."""
         return "episodes" if self.episodes else "steps" if self.sequences is None else "sequences"
 
+    @property
+    def looks_around(self) -> bool:
+        """Whether other columns, or other rows, than those that are given are looked at."""
+        return bool(self.filter or self.n_step or self.sequences or self.episodes)
+
     def to_json(self) -> dict[str, Any]:
         """What a saved state holds of it."""
         return {

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ from rlio.interfaces import Batch, JsonState, ReadLedger, ReadOptions, Unit
 from rlio.replay.draws import Draw, Units
 from rlio.replay.order import ORDER_VERSION, Permutation
 
-__all__ = ["OWN_BATCH", "Passage", "StorePass", "choose_seed"]
+__all__ = ["OWN_BATCH", "Passage", "StorePass", "check_options", "choose_seed"]
 
 logger = logging.getLogger("rlio")
 
@@ -33,6 +34,8 @@ OWN_BATCH: Final = 256
 # Rows, and bytes, that are gathered at once where several batches can be.
 _BLOCK_ROWS: Final = 4096
 _BLOCK_BYTES: Final = 4 << 20
+# Positions whose units are calculated at once.
+_ORDER_ROWS: Final = 16_384
 
 
 class _Span(NamedTuple):
@@ -48,20 +51,23 @@ class Passage:
     """What is passed over.
 
     Attributes:
-        units: The units of an epoch.
+        open: Gives the units of an epoch, and the bytes of a row, by which it is decided how many are
+            gathered at once; called when they are first needed.
         draw: What they are.
         digest: Names the data: a state fits only the same.
         uri: For messages.
-        row_bytes: Bytes of a row, for deciding how many are gathered at once.
-        prefetch: Batches that are gathered ahead, in a background thread; 0 for none.
+        batch_size: Units of a batch where the user asks for none in particular.
+        prefetch: Whether the next batches are gathered in a background thread.
+        also: What else must be the same for a position to mean the same units.
     """
 
-    units: Units
+    open: Callable[[], tuple[Units, int]]
     draw: Draw
     digest: str
     uri: str
-    row_bytes: int
-    prefetch: int = 0
+    batch_size: int = OWN_BATCH
+    prefetch: bool = False
+    also: Mapping[str, Any] = field(default_factory=dict)
 
 
 class _Block(NamedTuple):
@@ -91,17 +97,34 @@ class StorePass:
         #: Number of the epoch that the next batch begins in.
         self.epoch = 0
         self._offset = 0
-        self._batch_size = options.batch_size or OWN_BATCH
+        self._batch_size = options.batch_size or passage.batch_size
         self._order: Permutation | None = None
         self._order_epoch = -1
+        #: Units at some positions that were calculated ahead: (epoch, first position, units).
+        self._known: tuple[int, int, Ids] = (-1, 0, np.empty(0, np.int64))
         self._block: _Block | None = None
         self._cut = 0
         self._ahead: Future[_Block] | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._served = self._dropped = 0
-        self._cut_short = False
-        rows = min(_BLOCK_ROWS, max(_BLOCK_BYTES // max(passage.row_bytes, 1), 1))
-        self._most = max(rows // self._batch_size, 1) if passage.units.sliceable else 1
+        #: Whether the end of the last epoch was dropped.
+        self.cut_short = False
+
+    @cached_property
+    def units(self) -> Units:
+        """The units of an epoch; waits until they are known."""
+        return self._opened[0]
+
+    @cached_property
+    def _opened(self) -> tuple[Units, int]:
+        return self.passage.open()
+
+    @cached_property
+    def _most(self) -> int:
+        """Batches that are gathered at once, at most."""
+        units, row_bytes = self._opened
+        rows = min(_BLOCK_ROWS, max(_BLOCK_BYTES // max(row_bytes, 1), 1))
+        return max(rows // self._batch_size, 1) if units.sliceable else 1
 
     @property
     def unit(self) -> Unit:
@@ -111,7 +134,7 @@ class StorePass:
     @property
     def total(self) -> int:
         """Units of one epoch, of all ranks together."""
-        return self.passage.units.count
+        return self.units.count
 
     @property
     def ledger(self) -> ReadLedger:
@@ -151,14 +174,28 @@ class StorePass:
                 self._served += block.batch.agent_steps()
                 return block.batch
         numbers = [self._numbers(span) for span in self._deal(n)]
-        batch = self.passage.units.batch(np.concatenate(numbers))
+        batch = self.units.batch(np.concatenate(numbers))
         self._served += batch.agent_steps()
         return batch
 
-    def skip(self, batches: int) -> None:
-        """Step over batches of the reader's own size."""
+    def skip(self, n: int) -> None:
+        """Go where ``n`` calls of `take` would lead; what they would give is in no number of the ledger.
+
+        Raises:
+            EndOfData: There are fewer; it is at the end then.
+        """
         self._block = None
-        for _ in range(batches):
+        total, epochs = self.total, self.options.epochs
+        covered = self.options.shard[1] * self._batch_size
+        if not total and n:
+            raise EndOfData(f"there are no {self.unit} to draw")
+        whole = n
+        if epochs is not None:
+            whole = min(n, max((epochs - self.epoch) * total - self._offset, 0) // covered)
+        if whole:
+            crossed, self._offset = divmod(self._offset + whole * covered, total)
+            self.epoch += crossed
+        for _ in range(n - whole):  # The last one, which may be short, or the end.
             self._deal(self._batch_size)
 
     def _step(self, units: int) -> None:
@@ -201,13 +238,19 @@ class StorePass:
             first = offset + rank * size + np.arange(count)[:, None] * (world * size)
             positions = (first + np.arange(size)).reshape(-1)
             numbers = self._permutation(epoch).at(positions) if self.options.shuffle else positions
-        return _Block(key, self.passage.units.batch(numbers))
+        return _Block(key, self.units.batch(numbers))
 
     def _numbers(self, span: _Span) -> Ids:
         """The units at some positions."""
         if not self.options.shuffle:
             return np.arange(span.start, span.stop)
-        return self._permutation(span.epoch).take(span.start, span.stop)
+        known = self._known
+        if known[0] != span.epoch or not known[1] <= span.start <= span.stop <= known[1] + len(known[2]):
+            # More than is asked for: the permutation takes as long for a few as for some thousands.
+            stop = min(max(span.stop, span.start + _ORDER_ROWS), self.total)
+            known = (span.epoch, span.start, self._permutation(span.epoch).take(span.start, stop))
+            self._known = known
+        return known[2][span.start - known[1] : span.stop - known[1]]
 
     def _permutation(self, epoch: int) -> Permutation:
         order = self._order
@@ -241,11 +284,16 @@ class StorePass:
         return spans
 
     def _drop(self, left: int) -> None:
-        """Count, once, this rank's part of what is left."""
-        if left > 0 and not self._cut_short and self.unit == "steps":
+        """Count, once, the rows of this rank's part of what is left."""
+        if left > 0 and not self.cut_short:
+            self.cut_short = True
             rank, world = self.options.shard
-            self._dropped += left * (rank + 1) // world - left * rank // world
-        self._cut_short = True
+            first = self._offset + left * rank // world
+            last = self._offset + left * (rank + 1) // world
+            spans = _epochs_of(self.epoch, first, last, self.total)
+            numbers = np.concatenate([np.empty(0, np.int64), *map(self._numbers, spans)])
+            if len(numbers):
+                self._dropped += self.units.batch(numbers).agent_steps()
 
     # ---- state ----
 
@@ -260,7 +308,9 @@ class StorePass:
             StateError: It is one of other data, or of other options.
         """
         for key, value in self._fingerprint().items():
-            if position.get(key) != value:
+            if key == "options":
+                check_options(position.get(key), value, uri=self.passage.uri)
+            elif position.get(key) != value:
                 raise StateError(
                     f"state['position'][{key!r}] is {position.get(key)!r} but this reader has {value!r}: "
                     "open the same data with the same options",
@@ -278,9 +328,10 @@ class StorePass:
                 f"are {'endless' if last is None else last} epochs"
             )
         self.seed, self._order = position["seed"], None
+        self._known = (-1, 0, np.empty(0, np.int64))
         self.epoch, self._offset = epoch, offset
         self._served = self._dropped = 0
-        self._cut_short = False
+        self.cut_short = False
         self._block = None
 
     def _fingerprint(self) -> dict[str, Any]:
@@ -288,9 +339,12 @@ class StorePass:
         return {
             "order": ["global", ORDER_VERSION] if self.options.shuffle else ["recorded", 0],
             "snapshot": self.passage.digest,
-            "units": self.total,
-            "draw": self.passage.draw.to_json(),
-            "epochs": self.options.epochs,
+            "options": {
+                "shuffle": self.options.shuffle,
+                "epochs": self.options.epochs,
+                **self.passage.draw.to_json(),
+                **self.passage.also,
+            },
         }
 
     def close(self) -> None:
@@ -299,6 +353,22 @@ class StorePass:
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._pool = None
         self._ahead = self._block = None
+
+
+def check_options(saved: Any, ours: Mapping[str, Any], *, uri: str) -> None:
+    """Compare the options in a saved state, which may be anything, with those of a reader.
+
+    Raises:
+        StateError: Some differ; the message names them.
+    """
+    saved = saved if isinstance(saved, dict) else {}
+    unlike = [name for name in {**ours, **saved} if saved.get(name) != ours.get(name)]
+    if unlike:
+        raise StateError(
+            f"the state was saved with another value of the options {', '.join(unlike)}: open the data "
+            "with the options of that time",
+            uri=uri,
+        )
 
 
 def choose_seed(options: ReadOptions, uri: str) -> int | None:

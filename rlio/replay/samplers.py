@@ -42,13 +42,14 @@ class EpochReader(InputReader):
     """Every unit of a store once an epoch; see `ReplayStore.epochs`."""
 
     def __init__(self, store: ReplayStore, draw: Draw, options: ReadOptions, *, policy: str | None) -> None:
+        units = store.units(draw, policy=policy)
         self._pass = StorePass(
             Passage(
-                units=store.units(draw, policy=policy),
+                open=lambda: (units, store.row_bytes),
                 draw=draw,
                 digest=store.digest,
                 uri=store.uri,
-                row_bytes=store.row_bytes,
+                also={"policy": policy},
             ),
             options,
         )

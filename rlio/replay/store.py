@@ -17,7 +17,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal, Self, TypedDict, Unpack
 
@@ -39,13 +41,12 @@ from rlio.replay.segment_reader import ShardGone
 from rlio.replay.sequences import Sequences
 from rlio.replay.table import RowTable
 from rlio.schemas.schema import Schema
+from rlio.storage import listing
 
 __all__ = ["DrawKeywords", "ReplayStore", "draw_of"]
 
 logger = logging.getLogger("rlio")
 
-# Listings of a data set whose shards were compacted away while they were being read.
-_LISTINGS = 3
 # Seconds that a build takes before its progress is shown.
 _QUIET_SECONDS = 1.0
 
@@ -65,7 +66,7 @@ class DrawKeywords(TypedDict, total=False):
     indexes: bool
 
 
-def draw_of(keywords: DrawKeywords) -> Draw:
+def draw_of(keywords: DrawKeywords, *, columns: Sequence[str] | None = None) -> Draw:
     """What is drawn, from the keywords that all samplers share.
 
     Args:
@@ -83,6 +84,7 @@ def draw_of(keywords: DrawKeywords) -> Draw:
             ``views``: wide ``obs`` and ``new_obs`` as overlapping read-only views of one block, where each
             ``new_obs`` is the next ``obs``.
             ``indexes``: the column ``batch_indexes``, the rows' logical numbers.
+        columns: Logical columns, where they are not among the keywords.
 
     Raises:
         OptionError: An option is illegal, or two exclude each other.
@@ -96,7 +98,7 @@ def draw_of(keywords: DrawKeywords) -> Draw:
         needed = "n_step" if name == "gamma" else "sequence_length"
         if name in keywords and keywords.get(needed) is None:
             raise OptionError(f"{name}={excerpt(keywords.get(name))} needs {needed}")
-    columns, chosen = keywords.get("columns"), keywords.get("filter")
+    columns, chosen = keywords.get("columns", columns), keywords.get("filter")
     return Draw(
         columns=None if columns is None else frozenset(columns),
         n_step=None if n_step is None else NStep(n_step, keywords.get("gamma", 0.99)),
@@ -157,6 +159,7 @@ class ReplayStore:
         root: str | os.PathLike[str] | Dataset,
         *,
         at: Snapshot | None = None,
+        cache: Literal["memory", "disk"] = "memory",
         columns: Sequence[str] | None = None,
         missing: Literal["error", "drop", "fill"] = "error",
         on_error: Literal["raise", "skip"] = "raise",
@@ -170,6 +173,7 @@ class ReplayStore:
         Args:
             root: Folder of the data set: a path or any fsspec URL; or an open `Dataset`.
             at: A snapshot, as `Dataset.snapshot` gave it.
+            cache: Where the rows are: in "memory", or on "disk", in mapped files of the cache folder.
             columns: Columns to keep; None: all. Those that tell episodes apart are kept too.
             missing: What to do with columns that only some writers have: "error", "drop" or "fill" them.
             on_error: What to do with damaged rows: "raise", or "skip" and count them.
@@ -213,45 +217,56 @@ class ReplayStore:
 
     def _build(self, source: Source, columns: frozenset[str] | None, progress: bool | None) -> None:
         """Read every row; in the background."""
-        for attempt in range(_LISTINGS):
-            dataset = source.dataset
-            arrays = RamArrays()
-            made: list[StoreRows] = []
-
-            def open_rows(first: Batch, source: Source = source, made: list[StoreRows] = made) -> StoreRows:
-                rows = StoreRows(
-                    schema_of(source, first),
-                    capacity=len(source.dataset),
-                    arrays=arrays,  # noqa: B023 - called within this turn of the loop
-                    columns=columns,
-                )
-                made.append(rows)
-                return rows
-
-            bar = tqdm(
-                total=len(dataset),
-                desc=f"rlio: {dataset.uri}",
-                unit=" rows",
-                unit_scale=True,
-                delay=_QUIET_SECONDS,
-                disable=None if progress is None else not progress,
-                leave=False,
-            )
+        given_up: set[str] = set()
+        attempts: Counter[str] = Counter()
+        while True:
             try:
-                with bar:
-                    built = build(
-                        source, dataset.segments, open_rows, progress=_advance(bar), stop=self._stop
-                    )
+                self._read(source, columns, progress, given_up)
+                return
             except ShardGone as gone:
-                if attempt == _LISTINGS - 1:
-                    raise gone.error from gone
-                source = Source(dataset.refresh(at=dataset.snapshot()), source.missing, source.on_error)
-                continue
-            self.skipped = built.skipped + sum(rows for _, rows in dataset.lost_rows())
-            self._pieces = [built.pieces[key] for key in map(key_of, dataset.segments) if key in built.pieces]
-            self._rows = made[0] if made else None
-            self.version += 1
+                # Compacted meanwhile: the same rows lie in other shards now. Or lost.
+                path = gone.segment.ref.path
+                attempts[path] += 1
+                if attempts[path] > listing.PATIENCE.listings:
+                    if source.on_error == "raise":
+                        raise gone.error from gone
+                    given_up.add(path)
+                listing.PATIENCE.sleep(listing.PATIENCE.seconds)
+                source = replace(source, dataset=source.dataset.refresh(at=source.dataset.snapshot()))
+                if source.on_error == "raise":
+                    source.dataset.check_complete()
+
+    def _read(
+        self, source: Source, columns: frozenset[str] | None, progress: bool | None, given_up: set[str]
+    ) -> None:
+        """Read every row of a snapshot.
+
+        Raises:
+            ShardGone: One of its shards is not there.
+        """
+        dataset = source.dataset
+        lost = sum(rows for _, rows in dataset.lost_rows())
+        schema = schema_of(source)
+        if schema is None or not len(dataset):
+            self._pieces, self.skipped = [], lost
             return
+        rows = StoreRows(schema, capacity=len(dataset), arrays=RamArrays(), columns=columns)
+        with tqdm(
+            total=len(dataset),
+            desc=f"rlio: {dataset.uri}",
+            unit=" rows",
+            unit_scale=True,
+            delay=_QUIET_SECONDS,
+            disable=None if progress is None else not progress,
+            leave=False,
+        ) as bar:
+            built = build(
+                source, dataset.segments, rows, progress=_advance(bar), stop=self._stop, given_up=given_up
+            )
+        self.skipped = built.skipped + lost
+        self._pieces = [built.pieces[key] for key in map(key_of, dataset.segments) if key in built.pieces]
+        self._rows = rows
+        self.version += 1
 
     @property
     def ready(self) -> bool:

@@ -1,0 +1,225 @@
+"""Epochs over a data set that is served from a store: `DatasetReader` with a cache.
+
+The store is built in the background as soon as the reader is made; the first batch waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from rlio.columns import Columns
+from rlio.dataset import Dataset, common_columns
+from rlio.errors import LedgerError, OptionError
+from rlio.interfaces import Batch, JsonState, ReadLedger, ReadOptions, Unit
+from rlio.replay.draws import Draw, Units
+from rlio.replay.epochs import Passage, StorePass
+from rlio.replay.segment_reader import counting_of, own_size
+from rlio.replay.store import ReplayStore
+from rlio.schemas.schema import PolicySchema, Schema
+
+__all__ = ["Cache", "StoredOptions", "StoredPass", "choose_cache"]
+
+logger = logging.getLogger("rlio")
+
+#: Where rows are kept for random access.
+Cache = Literal["auto", "memory", "disk", "none"]
+
+# With cache="auto": stores up to so many bytes are kept in memory, and on disk. The same on any machine,
+# since the order of the rows depends on it.
+_MEMORY_BYTES: Final = 2 << 30
+_DISK_BYTES: Final = 64 << 30
+# Sequences, or episodes, of a batch where the user asks for no number.
+_OWN_SEQUENCES: Final = 32
+
+
+@dataclass(frozen=True)
+class StoredOptions:
+    """How a data set is served from a store.
+
+    Attributes:
+        draw: What is drawn.
+        cache: Where the rows are kept.
+        missing: The rule for columns that only some writers have.
+        policy: Of several, the one whose rows are drawn.
+        prefetch: Whether the next batches are gathered in a background thread.
+    """
+
+    draw: Draw
+    cache: Literal["memory", "disk"]
+    missing: Literal["error", "drop", "fill"]
+    policy: str | None
+    prefetch: bool
+
+
+class StoredPass:
+    """Reads epochs of a data set from a store of it.
+
+    Args:
+        dataset: The snapshot.
+        options: How.
+        stored: How it is served.
+    """
+
+    def __init__(self, dataset: Dataset, options: ReadOptions, stored: StoredOptions) -> None:
+        self.dataset = dataset
+        self.options = options
+        self._policy = stored.policy
+        common_columns(dataset, missing=stored.missing, wanted=options.columns)
+        self._store = ReplayStore.open(
+            dataset,
+            cache=stored.cache,
+            # Other draws need other columns besides; what lies on disk is shared by all who read the data.
+            columns=options.columns if stored.cache == "memory" and not stored.draw.looks_around else None,
+            missing=stored.missing,
+            on_error=options.on_error,
+            wait=False,
+        )
+        plain = stored.draw.unit == "steps"
+        self._pass = StorePass(
+            Passage(
+                open=self._open,
+                draw=stored.draw,
+                digest=dataset.digest,
+                uri=dataset.uri,
+                batch_size=own_size(dataset) if plain else _OWN_SEQUENCES,
+                prefetch=stored.prefetch,
+                also={
+                    "columns": None if options.columns is None else sorted(options.columns),
+                    "on_error": options.on_error,
+                    "missing": stored.missing,
+                    "policy": stored.policy,
+                },
+            ),
+            options,
+        )
+        self._draw = stored.draw
+        self._began = 0
+
+    def _open(self) -> tuple[Units, int]:
+        """The units, once the store is built; and that it holds what the shards' names say."""
+        units = self._store.units(self._draw, policy=self._policy)
+        named = len(self.dataset) + sum(rows for _, rows in self.dataset.lost_rows())
+        if len(self._store) + self._store.skipped != named:
+            raise LedgerError(
+                f"the data set has {named} rows, as the shards' names say, but {len(self._store)} were "
+                f"stored and {self._store.skipped} are lost: this is a bug of rlio, please report it",
+                uri=self.dataset.uri,
+            )
+        return units, self._store.row_bytes
+
+    @property
+    def unit(self) -> Unit:
+        """What is counted."""
+        return self._pass.unit
+
+    @property
+    def total(self) -> int:
+        """Units of one epoch, of all ranks together; waits for the store."""
+        return self._pass.total
+
+    @property
+    def skipped(self) -> int:
+        """Rows lost to damage, each once; waits for the store."""
+        self._store.wait()
+        return self._store.skipped
+
+    @property
+    def ledger(self) -> ReadLedger:
+        """What became of the rows."""
+        found = self._pass.ledger
+        if self.options.shard[0] != 0:  # Rows that no position stands for are counted by the first rank.
+            return found
+        lost = (self._pass.epoch + self._pass.cut_short - self._began) * self.skipped
+        return found.plus(expected=lost, skipped=lost, trimmed=self.dataset.trimmed_rows)
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch that the next batch begins in."""
+        return self._pass.epoch
+
+    @property
+    def seed(self) -> int | None:
+        """Seed of the order; None if it is the recorded one."""
+        return self._pass.seed
+
+    def take(self, n: int | None) -> Batch:
+        """The next ``n`` units; None: as many as the options say."""
+        return self._pass.take(n)
+
+    def skip(self, n: int) -> None:
+        """Go where ``n`` calls of `take` would lead."""
+        self._pass.skip(n)
+
+    def position(self) -> JsonState:
+        """What `seek` needs."""
+        return self._pass.position()
+
+    def seek(self, position: JsonState) -> None:
+        """Continue from a position; the ledger begins anew."""
+        self._pass.seek(position)
+        self._began = self._pass.epoch
+
+    def close(self) -> None:
+        """Let go of the store, and end its threads."""
+        self._pass.close()
+        self._store.close()
+
+
+def choose_cache(
+    dataset: Dataset, options: ReadOptions, draw: Draw | None, cache: Cache
+) -> Literal["memory", "disk", "none"]:
+    """Where the rows of a data set are kept, by what is asked for and by their size alone.
+
+    Args:
+        dataset: What is read.
+        options: How.
+        draw: What is drawn; None: rows as they were recorded.
+        cache: What the user chose.
+
+    Raises:
+        OptionError: The choice does not fit what is drawn, or the data.
+    """
+    recorded = counting_of(dataset, None).unit == "sequences"
+    if draw is not None and (cache == "none" or recorded):
+        raise OptionError(
+            "the data was recorded in sequences (seq_lens), which are served as they are: leave out n_step, "
+            "sequence_length, episodes, policy and filter"
+            if recorded
+            else "n_step, sequence_length, episodes, policy and filter are served from a store: "
+            "cache='memory' or 'disk', not 'none'"
+        )
+    if cache != "auto":
+        if recorded and cache != "none":
+            raise OptionError(
+                f"cache={cache!r}: the data was recorded in sequences (seq_lens): read it with cache='none'"
+            )
+        return cache
+    size = len(dataset) * max(map(_row_bytes, dataset.schemas.values()), default=0)
+    chosen: Literal["memory", "disk", "none"]
+    if recorded or (draw is None and not options.shuffle):
+        chosen = "none"  # In recorded order, decoding as one goes is as quick and takes no room.
+    elif size <= _MEMORY_BYTES:
+        chosen = "memory"
+    else:
+        chosen = "disk" if size <= _DISK_BYTES or draw is not None else "none"
+    logger.info("%s: cache='auto' is %r, for a store of %d bytes", dataset.uri, chosen, size)
+    return chosen
+
+
+def _row_bytes(schema: Schema) -> int:
+    """Bytes of a row in a store, about: of the widest policy, each frame counted once."""
+    return max(map(_policy_bytes, schema.policies.values()), default=0)
+
+
+def _policy_bytes(policy: PolicySchema) -> int:
+    linked = {new_obs.physical for _, new_obs in policy.linked}
+    total = 0
+    for leaf in policy.per_row:
+        wide = leaf.spec.row_bytes > 1024
+        if wide and leaf.physical in linked:
+            continue  # It is the next row's obs.
+        depth = 1 if leaf.spec.stack is None or leaf.column != Columns.OBS else leaf.spec.stack.depth
+        total += leaf.spec.row_bytes // depth
+    return total
