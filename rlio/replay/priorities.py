@@ -1,0 +1,675 @@
+"""Prioritised replay: rows are drawn in proportion to their priorities, and weighted for it.
+
+    P(i) = p_i / sum_k p_k,   p_i = (|error_i| + epsilon)^alpha
+    w_i  = (N P(i))^-beta / max_j w_j
+
+`SumTree` keeps priorities and finds rows; `Priorities` is what a store uses: errors in, rows and weights out.
+Not here: which rows exist. Rows that must not be drawn, because they are forgotten or filtered out, have
+priority 0.
+
+Nothing here locks: whoever shares a tree between threads holds a lock around every call, `find` and `draw`
+included.
+
+Example:
+    >>> import numpy as np
+    >>> priorities = Priorities(4, Prioritised(alpha=1.0, beta=1.0))
+    >>> priorities.appended(range(3))                     # Slot 3 holds no row.
+    >>> priorities.update([0, 1, 2], [1.0, 1.0, 2.0])
+    >>> rng = np.random.Generator(np.random.Philox(0))
+    >>> slots, weights = priorities.draw(8, rng)
+    >>> slots.tolist()
+    [0, 0, 1, 1, 2, 2, 2, 2]
+    >>> weights.round(2).tolist()
+    [1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.5]
+
+Source: Schaul et al., "Prioritized Experience Replay" (2016), sections 3.3 and 3.4, appendix B.2.1.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from numpy.typing import NDArray
+
+from rlio.errors import OptionError, StateError, excerpt
+
+__all__ = ["LARGEST", "LEAST", "Priorities", "Prioritised", "SumTree"]
+
+#: A priority is 0 or lies between these: sums of 2**63 of the largest are finite, and a share of the least is
+#: still exact.
+LEAST, LARGEST = 2.0**-960, 2.0**960
+
+Slots: TypeAlias = NDArray[np.int64]
+Values: TypeAlias = NDArray[np.float64]
+
+# Children of a node: one cache line of float64.
+_FAN_OUT = 8
+_SHIFT = 3
+# Nodes of the level on which masses are looked up by bisection in running sums, at most. Those are made anew
+# after each update, at 3 ns a node; one level more costs 15 us a draw and update of 256.
+_TOP = 2048
+# Nodes that are computed at a time where a whole level is: the intermediate sums stay in the cache.
+_BLOCK = 16_384
+
+
+class SumTree:
+    """Non-negative numbers, one a slot, and the slots of their running sum: a tree of sums over eights.
+
+    A node is the sum of its children, in one fixed order, made anew from them at every change and never by
+    adding differences: sums do not drift, and depend on nothing but the values and the capacity.
+
+    Args:
+        capacity: Slots, at least 1; all hold 0.
+        smallest: Whether `smallest` can be asked for.
+
+    Raises:
+        OptionError: ``capacity`` is below 1.
+    """
+
+    def __init__(self, capacity: int, *, smallest: bool = False) -> None:
+        self._capacity = _size(capacity)
+        # The values, padded with zeros; the sums of every eight of them; the sums of those; up to the top.
+        self._levels: list[Values] = [np.zeros(size, np.float64) for size in _level_sizes(self._capacity)]
+        self._bounds = _LowerBounds(len(self._levels[0])) if smallest else None
+        # Sums of the top level up to each node, from 0: valid unless stale.
+        self._running: Values = np.zeros(len(self._levels[-1]) + 1, np.float64)
+        self._stale = False
+
+    @property
+    def capacity(self) -> int:
+        """Number of slots."""
+        return self._capacity
+
+    @property
+    def total(self) -> float:
+        """The sum of all values."""
+        return float(self._running_sums()[-1])
+
+    @property
+    def smallest(self) -> float:
+        """The smallest value above 0; inf where all are 0.
+
+        Raises:
+            OptionError: The tree was made without ``smallest=True``.
+        """
+        if self._bounds is None:
+            raise OptionError("smallest: this tree does not keep it; make it with SumTree(n, smallest=True)")
+        return self._bounds.smallest(self._levels[0])
+
+    def get(self, slots: npt.ArrayLike) -> Values:
+        """Return the values of ``slots``: float64, fresh.
+
+        Raises:
+            OptionError: ``slots`` are not integers in ``range(capacity)``, in one dimension.
+        """
+        return self._levels[0].take(self._checked(slots))
+
+    def set(self, slots: npt.ArrayLike, values: npt.ArrayLike) -> None:
+        """Give ``slots`` new values; of a slot that is named twice, the last one stays.
+
+        Args:
+            slots: Integers, shape (n,).
+            values: Shape (n,), or one for all; each 0 or from `LEAST` to `LARGEST`.
+
+        Raises:
+            OptionError: A slot or a value is not as above; nothing has changed then.
+        """
+        wanted = self._checked(slots)
+        given = _checked_values(values, OptionError)
+        if given.shape not in ((), wanted.shape):
+            raise OptionError(
+                f"values of shape {given.shape} for {len(wanted)} slots: one each, or one for all"
+            )
+        self._put(wanted, given, bounds=_positive(given))
+
+    def fill(self, slots: range, value: float) -> None:
+        """Give neighbouring ``slots`` one value: quicker than `set`.
+
+        Raises:
+            OptionError: ``slots`` reach beyond the capacity or have a step, or the value is none of `set`.
+        """
+        start, stop = self._stretch(slots)
+        self._levels[0][start:stop] = _checked_values(float(value), OptionError)
+        self._changed(start, stop, bound=value or math.inf)
+
+    def clear(self, slots: range) -> None:
+        """Give neighbouring ``slots`` the value 0.
+
+        Raises:
+            OptionError: ``slots`` reach beyond the capacity or have a step.
+        """
+        self.fill(slots, 0.0)
+
+    def find(self, masses: npt.ArrayLike) -> Slots:
+        """Return the slot on which each mass falls: that whose interval of the running sum holds it.
+
+        Slot i takes the masses from the sum of all values before it, which falls on it, up to that sum and
+        its own value, which does not. Sums are rounded, so that a mass next to a border may fall on the
+        neighbour; it never falls on a slot of value 0.
+
+        Args:
+            masses: Shape (n,), each at least 0 and below `total`.
+
+        Returns:
+            Shape (n,) int64, in the order of ``masses``.
+
+        Raises:
+            OptionError: A mass is not in that range.
+        """
+        wanted = np.array(masses, np.float64)  # a copy: `_locate` changes it
+        if wanted.ndim != 1:
+            raise OptionError(f"masses of shape {wanted.shape}: give them in one dimension")
+        outside = ~((wanted >= 0.0) & (wanted < self.total))  # NaN is outside
+        if outside.any():
+            raise OptionError(f"find({wanted[outside][0]}): masses are at least 0 and below {self.total}")
+        return self._locate(wanted)[0]
+
+    def grow(self, capacity: int) -> None:
+        """Add slots at the end, which hold 0. Sums are copied, not made anew.
+
+        Raises:
+            OptionError: ``capacity`` is below the present one.
+        """
+        if _size(capacity) < self._capacity:
+            raise OptionError(
+                f"grow({capacity}): there are {self._capacity} slots already; a tree never shrinks"
+            )
+        self._capacity = _size(capacity)
+        old, sizes = self._levels, _level_sizes(self._capacity)
+        self._levels = [_extended(level, size) for level, size in zip(old, sizes, strict=False)]
+        for size in sizes[len(old) :]:
+            self._levels.append(np.empty(size, np.float64))
+            _sum_stretch(self._levels[-2], self._levels[-1], 0, size)
+        if self._bounds is not None:
+            self._bounds = self._bounds.grown(sizes[0])
+        self._running = np.zeros(sizes[-1] + 1, np.float64)
+        self._stale = True
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return what `from_arrays` needs.
+
+        Returns:
+            ``values``: shape (capacity,) float64, a read-only view that changes with the tree.
+        """
+        values = self._levels[0][: self._capacity]
+        values.flags.writeable = False
+        return {"values": values}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], *, smallest: bool = False) -> SumTree:
+        """Return a tree of its own with what `to_arrays` gave: all sums are the same, bit for bit.
+
+        Raises:
+            StateError: ``arrays`` are not of that form.
+        """
+        values = _array(arrays, "values", 1)
+        if not len(values):
+            raise StateError("values is empty: a tree has at least one slot")
+        tree = cls(len(values), smallest=smallest)
+        tree._levels[0][: len(values)] = _checked_values(values, StateError)
+        tree._changed(0, len(values), bound=LEAST)
+        return tree
+
+    def _locate(self, masses: Values) -> tuple[Slots, Values]:
+        """Slots and their values, of masses from 0 to the total, or a rounding error more, which change."""
+        running = self._running_sums()
+        np.minimum(masses, math.nextafter(running[-1], 0.0), out=masses)
+        node = running[1:].searchsorted(masses, side="right")
+        rest = masses - running.take(node)
+        for level in self._levels[-2::-1]:
+            node = _descend(level, node, rest)
+        values = self._levels[0].take(node)
+        if np.minimum.reduce(values, initial=1.0) <= 0.0:
+            for index in np.flatnonzero(values <= 0.0):
+                node[index] = self._locate_one(masses[index])
+            values = self._levels[0].take(node)
+        return node, values
+
+    def _locate_one(self, mass: float) -> int:
+        """The slot of a mass that rounding carried beyond the last value above 0 of some node."""
+        running = self._running_sums()
+        node = int(running[1:].searchsorted(mass, side="right"))
+        rest = mass - running[node]
+        for level in self._levels[-2::-1]:
+            children = level[_FAN_OUT * node : _FAN_OUT * (node + 1)]
+            before = np.concatenate([[0.0], np.add.accumulate(children)])
+            last = int(np.flatnonzero(children)[-1])
+            child = min(int(before[1:].searchsorted(rest, side="right")), last)
+            rest -= before[child]
+            node = _FAN_OUT * node + child
+        return node
+
+    def _running_sums(self) -> Values:
+        if self._stale:
+            np.add.accumulate(self._levels[-1], out=self._running[1:])
+            self._stale = False
+        return self._running
+
+    def _put(self, slots: Slots, values: Values, *, bounds: Values) -> None:
+        """`set` without its checks; for ``bounds`` see `_LowerBounds.put`."""
+        self._levels[0][slots] = values
+        at = slots
+        for child, parent in pairwise(self._levels):
+            at = at >> _SHIFT
+            if len(at) >= len(parent):
+                _sum_stretch(child, parent, 0, len(parent))
+            else:
+                # A node that is named twice gets the same sum twice.
+                parent[at] = _sum_eights(child.reshape(-1, _FAN_OUT).take(at, axis=0).reshape(-1))
+        if self._bounds is not None:
+            self._bounds.put(slots, bounds)
+        self._stale = True
+
+    def _changed(self, start: int, stop: int, *, bound: float) -> None:
+        """Make anew what depends on slots ``start`` to ``stop - 1``; see `_LowerBounds.put_stretch`."""
+        low, high = start, stop
+        for child, parent in pairwise(self._levels):
+            low, high = low >> _SHIFT, -(-high >> _SHIFT)
+            _sum_stretch(child, parent, low, high)
+        if self._bounds is not None:
+            self._bounds.put_stretch(start, stop, bound)
+        self._stale = True
+
+    def _checked(self, slots: npt.ArrayLike) -> Slots:
+        wanted = np.asarray(slots)
+        if wanted.ndim != 1 or (wanted.dtype.kind not in "iu" and wanted.size):
+            raise OptionError(
+                f"slots of dtype {wanted.dtype} and shape {wanted.shape}: integers in one dimension"
+            )
+        numbers = wanted.astype(np.int64, copy=False)
+        # As unsigned numbers, negative ones are beyond any capacity.
+        if np.maximum.reduce(numbers.view(np.uint64), initial=0) >= self._capacity:
+            raise OptionError(
+                f"slots {numbers.min()} to {numbers.max()}: there are 0 to {self._capacity - 1}"
+            )
+        return numbers
+
+    def _stretch(self, slots: range) -> tuple[int, int]:
+        if not len(slots):
+            return 0, 0
+        if slots.step != 1 or slots.start < 0 or slots.stop > self._capacity:
+            raise OptionError(f"{slots}: neighbouring slots, from 0 to {self._capacity - 1}")
+        return slots.start, slots.stop
+
+
+def _sum_stretch(child: Values, parent: Values, start: int, stop: int) -> None:
+    """Make the nodes ``start`` to ``stop - 1`` of ``parent`` anew."""
+    for low in range(start, stop, _BLOCK):
+        high = min(low + _BLOCK, stop)
+        parent[low:high] = _sum_eights(child[_FAN_OUT * low : _FAN_OUT * high])
+
+
+def _sum_eights(children: Values) -> Values:
+    """The sum of every eight: pairwise, as `np.add.reduce` over short rows is slower."""
+    fours = children[::2] + children[1::2]
+    twos = fours[::2] + fours[1::2]
+    ones: Values = twos[::2] + twos[1::2]
+    return ones
+
+
+def _descend(level: Values, node: Slots, rest: Values) -> Slots:
+    """From each node to that of its eight children on which the rest of its mass falls.
+
+    Args:
+        level: The children of all nodes.
+        node: Where each mass is, shape (n,).
+        rest: The mass less all that comes before the node; becomes that before the child.
+    """
+    eights = level.reshape(-1, _FAN_OUT).take(node, axis=0).reshape(-1)
+    # The same sums as those that made the node, of quarters and of halves of it.
+    fours = eights[::2] + eights[1::2]
+    left = fours[::4] + fours[1::4]
+    first = np.arange(len(node))
+    at = first
+    for deeper in (fours, eights, None):
+        beyond = rest >= left
+        left *= beyond
+        rest -= left
+        at = at + at
+        at += beyond
+        if deeper is not None:
+            left = deeper.take(at + at)
+    # `at` counts the children of the n nodes that were visited; now those of all nodes of the level.
+    at += (node - first) << _SHIFT
+    return at
+
+
+class _LowerBounds:
+    """A lower bound of the values above 0 in each stretch of slots, made exact only where it is asked for.
+
+    A value that goes up or away leaves a bound too low, which costs nothing. Where that bound is the lowest
+    of all when the smallest value is wanted, its stretch is looked through: seldom, as small values are drawn
+    seldom. A tree of minima would be made anew at every update, and costs more than the sums.
+    """
+
+    def __init__(self, size: int) -> None:
+        # A stretch of 512 takes 3 us to look through, and finding the lowest of 4096 bounds 1 us.
+        self._shift = 9
+        while size >> self._shift > 4096:
+            self._shift += 1
+        self._low: Values = np.full((size >> self._shift) + 1, math.inf, np.float64)
+        self._exact: NDArray[np.bool_] = np.ones(len(self._low), np.bool_)
+
+    def put(self, slots: Slots, bounds: Values) -> None:
+        """Take note of new values of ``slots``, each 0 or at least its bound; shape (n,) or ()."""
+        at = slots >> self._shift
+        np.minimum.at(self._low, at, bounds)
+        self._exact[at] = False
+
+    def put_stretch(self, start: int, stop: int, bound: float) -> None:
+        """Take note of new values of slots ``start`` to ``stop - 1``, each 0 or at least ``bound``."""
+        at = slice(start >> self._shift, (stop - 1 >> self._shift) + 1)
+        np.minimum(self._low[at], bound, out=self._low[at])
+        self._exact[at] = False
+
+    def smallest(self, leaves: Values) -> float:
+        """The smallest value above 0 among ``leaves``; inf without any."""
+        low, exact = self._low, self._exact
+        while not exact[at := int(low.argmin())]:
+            stretch = leaves[at << self._shift : at + 1 << self._shift]
+            low[at] = np.minimum.reduce(_positive(stretch), initial=math.inf)
+            exact[at] = True
+        return float(low[at])
+
+    def grown(self, size: int) -> _LowerBounds:
+        """The bounds of more slots."""
+        out = _LowerBounds(size)
+        at = np.arange(len(self._low)) >> (out._shift - self._shift)
+        np.minimum.at(out._low, at, self._low)
+        out._exact[at] = False
+        return out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prioritised:
+    """How rows are drawn by priority. The defaults are those of the paper's proportional variant.
+
+    Attributes:
+        alpha: How much priorities count, at least 0: with 0 all rows are equal.
+        beta: How much of the bias the weights undo, 0 to 1; or a function from the number of rows drawn
+            before to that, such as ``lambda drawn: min(1.0, 0.4 + 0.6 * drawn / 1e7)``.
+        epsilon: Added to each error, above 0: a row without an error is drawn now and then.
+        initial: The error of rows that are new; "max": they get the highest priority that was given
+            so far, and 1 before any was.
+        normalise: What the largest weight is 1 of: "buffer", all rows that can be drawn; "batch", the rows
+            of the batch. The paper's algorithm divides by the largest weight of all, and so do RLlib, TorchRL
+            and cpprb; with "batch" (Dopamine) a single row of tiny priority does not push all weights
+            towards 0, and `Priorities.update` is quicker.
+    """
+
+    alpha: float = 0.6
+    beta: float | Callable[[int], float] = 0.4
+    epsilon: float = 1e-6
+    initial: float | Literal["max"] = "max"
+    normalise: Literal["buffer", "batch"] = "buffer"
+
+    def __post_init__(self) -> None:
+        if not (_is_number(self.alpha) and self.alpha >= 0.0):
+            raise OptionError(f"alpha={excerpt(self.alpha)}: a finite number, at least 0")
+        if not callable(self.beta):
+            _checked_beta(self.beta)
+        if not (_is_number(self.epsilon) and self.epsilon > 0.0):
+            raise OptionError(f"epsilon={excerpt(self.epsilon)}: a finite number above 0")
+        if self.normalise not in ("buffer", "batch"):
+            raise OptionError(f"normalise={excerpt(self.normalise)}: 'buffer' or 'batch'")
+        if self.initial != "max" and not (_is_number(self.initial) and self.initial >= 0.0):
+            raise OptionError(f"initial={excerpt(self.initial)}: 'max', or a finite |error|, at least 0")
+        least = _power(self.epsilon, self.alpha)
+        first = 1.0 if self.initial == "max" else _power(self.initial + self.epsilon, self.alpha)
+        if not (LEAST <= least <= LARGEST and LEAST <= first <= LARGEST and _largest_error(self) > 0.0):
+            raise OptionError(
+                f"alpha={self.alpha}, epsilon={self.epsilon}, initial={self.initial!r}: the power alpha of "
+                f"epsilon, or of initial, is beyond {LEAST:.0e} to {LARGEST:.0e}; choose a smaller alpha"
+            )
+
+
+class Priorities:
+    """The priorities of a table's rows, by slot: draws, weights and updates.
+
+    Slots without a row, forgotten or filtered out have priority 0 and keep it through `update`, whose rows
+    may have gone since they were drawn; only `appended` brings them in.
+
+    Args:
+        capacity: Slots, at least 1; all empty.
+        options: How rows are drawn.
+
+    Attributes:
+        options: As given.
+        tree: The priorities themselves.
+        drawn: Rows drawn so far, on which ``beta`` may depend.
+        maximum: The highest priority given by `update` so far, at least 1: that of new rows.
+
+    Raises:
+        OptionError: ``capacity`` is below 1.
+    """
+
+    def __init__(self, capacity: int, options: Prioritised | None = None) -> None:
+        self.options = Prioritised() if options is None else options
+        self.tree = SumTree(capacity, smallest=self._whole_buffer)
+        self.drawn = 0
+        self.maximum = 1.0
+        self._largest_error = _largest_error(self.options)
+
+    def draw(self, n: int, rng: np.random.Generator) -> tuple[Slots, NDArray[np.float32]]:
+        """Draw ``n`` rows with replacement, in proportion to their priorities.
+
+        The total is divided into ``n`` equal parts, and one mass is drawn from each (stratified sampling):
+        a row is drawn n P(i) times, give or take less than one at each of its ends.
+
+        Args:
+            n: At least 1.
+            rng: Gives ``n`` numbers; over `numpy.random.Philox`, its state is a counter.
+
+        Returns:
+            Slots, shape (n,) int64, ascending; and their weights, shape (n,) float32, each above 0 (as far as
+            float32 goes) and at most 1.
+
+        Raises:
+            OptionError: ``n`` is below 1, no row has a priority, or ``beta`` gave what is no beta.
+        """
+        if n < 1:
+            raise OptionError(f"draw({n}): a number of rows, at least 1")
+        total = self.tree.total
+        if not total > 0.0:
+            raise OptionError(f"draw({n}): no row has a priority above 0; add rows, or loosen the filter")
+        beta = self.options.beta
+        beta = _checked_beta(beta(self.drawn)) if callable(beta) else beta
+        masses = rng.random(n)
+        masses += np.arange(n)
+        masses *= total / n
+        slots, priorities = self.tree._locate(masses)
+        self.drawn += n
+        return slots, self._weights(priorities, beta)
+
+    def update(self, slots: npt.ArrayLike, errors: npt.ArrayLike) -> None:
+        """Set the priorities of rows from their errors; of a slot that is named twice, the last one stays.
+
+        Args:
+            slots: Integers, shape (n,): those of `draw`. Slots of priority 0 keep it.
+            errors: Temporal-difference errors or losses, shape (n,), of either sign; float64 is quickest.
+
+        Raises:
+            OptionError: A slot is out of range, or an error is not finite or its power is beyond `LARGEST`;
+                nothing has changed then.
+        """
+        wanted = self.tree._checked(slots)
+        values = np.abs(np.asarray(errors, np.float64))
+        if values.shape != wanted.shape:
+            raise OptionError(f"errors of shape {values.shape} for {len(wanted)} slots: give one for each")
+        # One comparison: NaN and infinity are not below it, and the power of what is does not overflow.
+        if not np.maximum.reduce(values, initial=0.0) <= self._largest_error:
+            raise OptionError(_why_not(values, self._largest_error, self.options.alpha))
+        values += self.options.epsilon
+        np.power(values, self.options.alpha, out=values)
+        self.maximum = max(self.maximum, float(np.maximum.reduce(values, initial=0.0)))
+        live = self.tree._levels[0].take(wanted) > 0.0
+        self.tree._put(wanted, values * live, bounds=values)
+
+    def appended(self, slots: range | npt.ArrayLike) -> None:
+        """Give the slots of new rows their first priority, whatever was there; a range is quickest.
+
+        Raises:
+            OptionError: A slot is out of range.
+        """
+        initial = self.options.initial
+        first = (
+            self.maximum if initial == "max" else _power(initial + self.options.epsilon, self.options.alpha)
+        )
+        if isinstance(slots, range):
+            self.tree.fill(slots, first)
+        else:
+            self.tree.set(slots, first)
+
+    def forget(self, slots: range) -> None:
+        """Empty the neighbouring ``slots``, whose rows are gone: nothing draws them.
+
+        Raises:
+            OptionError: ``slots`` reach beyond the capacity or have a step.
+        """
+        self.tree.clear(slots)
+
+    def grow(self, capacity: int) -> None:
+        """Add empty slots at the end.
+
+        Raises:
+            OptionError: ``capacity`` is below the present one.
+        """
+        self.tree.grow(capacity)
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return what `from_arrays` needs; the options are not in it.
+
+        Returns:
+            ``values``: shape (capacity,) float64, a read-only view that changes with every call; ``drawn``:
+            shape () int64; ``maximum``: shape () float64.
+        """
+        return {
+            **self.tree.to_arrays(),
+            "drawn": np.array(self.drawn, np.int64),
+            "maximum": np.array(self.maximum, np.float64),
+        }
+
+    @classmethod
+    def from_arrays(
+        cls, arrays: Mapping[str, NDArray[Any]], options: Prioritised | None = None
+    ) -> Priorities:
+        """Return priorities that go on as those that gave ``arrays`` would: with equal numbers, equal draws.
+
+        Raises:
+            StateError: ``arrays`` are not what `to_arrays` gives.
+        """
+        drawn, maximum = int(_array(arrays, "drawn", 0)), float(_array(arrays, "maximum", 0))
+        if drawn < 0 or not 1.0 <= maximum <= LARGEST:
+            raise StateError(f"drawn={drawn}, maximum={maximum}: at least 0, and 1 to {LARGEST:.0e}")
+        restored = cls(1, options)
+        restored.tree = SumTree.from_arrays(arrays, smallest=restored._whole_buffer)
+        restored.drawn, restored.maximum = drawn, maximum
+        return restored
+
+    @property
+    def _whole_buffer(self) -> bool:
+        return self.options.normalise == "buffer"
+
+    def _weights(self, priorities: Values, beta: float) -> NDArray[np.float32]:
+        """(N P(i))^-beta / max_j w_j: N and the sum cancel out, and the least priority has the largest."""
+        least = self.tree.smallest if self._whole_buffer else np.minimum.reduce(priorities)
+        ratio = np.divide(least, priorities)
+        return np.power(ratio, beta, out=ratio).astype(np.float32)
+
+
+def _level_sizes(capacity: int) -> list[int]:
+    """Leaves and nodes of each level, up to the first that is small enough to be the top."""
+    depth = 0
+    while -(-capacity // _FAN_OUT**depth) > _TOP:
+        depth += 1
+    top = -(-capacity // _FAN_OUT**depth)
+    return [top * _FAN_OUT ** (depth - level) for level in range(depth + 1)]
+
+
+def _size(capacity: int) -> int:
+    try:
+        size = operator.index(capacity)
+    except TypeError:
+        size = 0
+    if size < 1:
+        raise OptionError(f"capacity={excerpt(capacity)}: a number of slots, at least 1")
+    return size
+
+
+def _extended(array: Values, size: int) -> Values:
+    """A copy with zeros behind it."""
+    out = np.zeros(size, np.float64)  # takes no memory before it is touched
+    out[: len(array)] = array
+    return out
+
+
+def _positive(values: Values) -> Values:
+    """The values, with infinity for each 0."""
+    return np.where(values > 0.0, values, np.inf)
+
+
+def _checked_values(values: npt.ArrayLike, error: type[OptionError | StateError]) -> Values:
+    given = np.asarray(values, np.float64)
+    wrong = ~((given == 0.0) | ((given >= LEAST) & (given <= LARGEST)))  # NaN is wrong
+    if wrong.any():
+        raise error(
+            f"{np.count_nonzero(wrong)} of {given.size} values are no priorities, such as {given[wrong][0]}: "
+            f"each is 0, or from {LEAST:.0e} to {LARGEST:.0e}"
+        )
+    return given
+
+
+def _array(arrays: Mapping[str, NDArray[Any]], name: str, dimensions: int) -> NDArray[Any]:
+    if name not in arrays:
+        raise StateError(f"{name} is missing among {excerpt(sorted(arrays))}: give what to_arrays() returned")
+    array = np.asarray(arrays[name])
+    kind = "i" if name == "drawn" else "f"
+    if array.ndim != dimensions or array.dtype.kind != kind:
+        raise StateError(
+            f"{name} has dtype {array.dtype} and shape {array.shape}: give what to_arrays() returned"
+        )
+    return array
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float, np.integer, np.floating)) and math.isfinite(value)
+
+
+def _checked_beta(beta: float) -> float:
+    if not (_is_number(beta) and 0.0 <= beta <= 1.0):
+        raise OptionError(f"beta={excerpt(beta)}: a number from 0 to 1, or a function that gives one")
+    return float(beta)
+
+
+def _power(base: float, exponent: float) -> float:
+    """``base ** exponent`` as `update` computes it, infinity where that is beyond a float."""
+    with np.errstate(over="ignore"):
+        return float(np.power(np.float64(base), exponent))
+
+
+def _largest_error(options: Prioritised) -> float:
+    """The largest error whose priority is surely no more than `LARGEST`."""
+    if options.alpha == 0.0:
+        return sys.float_info.max
+    # A little less, as powers are rounded, and epsilon is added. 2**1023 is close to the largest float.
+    return math.ldexp(1.0 - 1e-9, math.floor(min(960.0 / options.alpha, 1023.0))) - options.epsilon
+
+
+def _why_not(errors: Values, largest: float, alpha: float) -> str:
+    endless = errors[~np.isfinite(errors)]
+    if len(endless):
+        return (
+            f"{len(endless)} of {len(errors)} errors are not finite, such as {endless[0]}: the loss has "
+            "diverged, or rows without an error were passed"
+        )
+    return (
+        f"an error of {errors.max():.3g}: with alpha={alpha} they are at most {largest:.3g}; scale them down"
+    )
