@@ -26,6 +26,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol
 
 import numpy as np
@@ -41,7 +42,7 @@ from rlio.errors import (
     StateError,
     excerpt,
 )
-from rlio.interfaces import Batch, InputReader, JsonState, ReadOptions
+from rlio.interfaces import Batch, InputReader, JsonState, ReadLedger, ReadOptions
 from rlio.replay.order import ORDER_VERSION, Permutation
 from rlio.storage import InputFile
 
@@ -152,6 +153,9 @@ class Failures:
 class Cursor(Protocol):
     """Walks the pieces of a reader, endlessly or for some epochs."""
 
+    #: Rows that the pieces passed so far should have (`expected`), and those of them that were left out.
+    tally: ReadLedger
+
     def next(self) -> Batch:
         """The next batch; raises `EndOfData`."""
 
@@ -187,6 +191,7 @@ class RecordCursor:
         self._options = options
         self._seed = seed
         self._failures = failures
+        self.tally = ReadLedger()
         self._epoch = 0
         self._record = 0
         #: (epoch, first position, numbers of the records there): a stretch of the permutation.
@@ -211,6 +216,7 @@ class RecordCursor:
             self._epoch += turn
             if batch is not None:
                 self._failures.succeeded()
+                self.tally = self.tally.plus(expected=batch.agent_steps())
                 return batch
 
     def _number(self, epoch: int, at: int, count: int) -> int:
@@ -262,6 +268,7 @@ class TableCursor:
         self._options = options
         self._seed = seed
         self._failures = failures
+        self.tally = ReadLedger()
         self._epoch = 0
         self._window = 0
         self._plan: tuple[int, NDArray[np.int64], list[int]] | None = None
@@ -274,7 +281,12 @@ class TableCursor:
                 raise EndOfData(f"all {sum(self._source.rows)} rows were read {self._options.epochs} times")
             order, bounds = self._windows()
             groups = order[bounds[self._window] : bounds[self._window + 1]].tolist()
-            batch = self._shuffled(groups) if self._options.shuffle else self._in_order(groups[0])
+            before = self.tally
+            try:
+                batch = self._shuffled(groups) if self._options.shuffle else self._in_order(groups[0])
+            except BaseException:
+                self.tally = before  # These rows come again.
+                raise
             self._window += 1
             if self._window == len(bounds) - 1:
                 self._epoch, self._window = self._epoch + 1, 0
@@ -310,7 +322,13 @@ class TableCursor:
 
     def _in_order(self, group: int) -> SampleBatch | None:
         start, stop = self._share(self._source.rows[group])
-        return self._load(group, start, stop) if start < stop else None
+        batch = self._load(group, start, stop) if start < stop else None
+        self._count(stop - start, lost=0 if batch is not None else stop - start)
+        return batch
+
+    def _count(self, rows: int, *, lost: int) -> None:
+        """Count the rows that groups are said to have here, before anything is known of what was decoded."""
+        self.tally = self.tally.plus(expected=rows, skipped=lost)
 
     def _shuffled(self, groups: list[int]) -> SampleBatch | None:
         rows = np.array([self._source.rows[group] for group in groups], np.int64)
@@ -327,6 +345,7 @@ class TableCursor:
             home = np.searchsorted(ends, picks, side="right")
             gaps = np.cumsum(np.where(loaded, 0, rows))
             picks = (picks - gaps[home])[loaded[home]]
+        self._count(stop - start, lost=stop - start - len(picks))
         found = [part for part in parts if part is not None]
         if not found or not len(picks):
             return None
@@ -416,6 +435,16 @@ class StoredReader(InputReader):
             }.items()
         }
         self._cursor = make_cursor(self._seed, self._failures)
+        # The cursor's tally where the reader began, or was restored.
+        self._began = ReadLedger()
+
+    @property
+    def ledger(self) -> ReadLedger:
+        """Rows that the files say there are, where they do. See `InputReader`."""
+        own, now, then = super().ledger, self._cursor.tally, self._began
+        # Of the rows that the base counts as read, those are missing that the cursor left out or lost.
+        expected = now.expected - then.expected - self._counts.read + own.expected
+        return replace(own, expected=expected, skipped=now.skipped - then.skipped)
 
     @property
     def skipped(self) -> int:
@@ -467,6 +496,7 @@ class StoredReader(InputReader):
         self._check_options(position["options"])
         self._check_seed(position["seed"])
         self._cursor.seek(position["at"])
+        self._began = self._cursor.tally
 
     def _check_files(self, saved: Any) -> None:
         if saved != self._files_seal:

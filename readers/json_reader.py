@@ -39,7 +39,7 @@ from typing import IO, Any, Protocol, Unpack
 
 from rlio.columns import is_per_sequence
 from rlio.errors import CorruptData, DataNotFound, EndOfData, OptionError, SchemaError
-from rlio.interfaces import Batch, JsonState, ReadKeywords, ReadOptions, Unit
+from rlio.interfaces import Batch, JsonState, ReadKeywords, ReadLedger, ReadOptions, Unit
 from rlio.readers.inputs import Cursor, Failures, RecordCursor, StoredReader, index_in, raise_at
 from rlio.readers.line_files import READ_ERRORS, Line, LineFile, open_line_files, read_lines, too_long
 from rlio.readers.rllib_json import RllibDecoder
@@ -392,6 +392,7 @@ class _StreamCursor:
         self._records = records
         self._options = options
         self._failures = failures
+        self.tally = ReadLedger()
         self._lines: Generator[Line, None, None] | None = None
         self._go_to(epoch=0, round_=0)
 
@@ -435,6 +436,7 @@ class _StreamCursor:
                 self._round += self._options.shard[1]
                 continue
             self._failures.succeeded()
+            self.tally = self.tally.plus(expected=batch.agent_steps())
             self._round += self._options.shard[1]
             return batch
 

@@ -2,7 +2,7 @@
 
 Example:
     >>> from rlio.batch import SampleBatch
-    >>> from rlio.interfaces import InputReader
+    >>> from rlio.interfaces import InputReader, ReadLedger
     >>> class Ones(InputReader):
     ...     def _next(self):
     ...         return SampleBatch(rewards=[1.0, 1.0])
@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.errors import OptionError, excerpt
-from rlio.interfaces import Batch, InputReader, JsonState
+from rlio.interfaces import Batch, InputReader, JsonState, ReadLedger
 
 __all__ = ["MappedInput"]
 
@@ -60,6 +60,11 @@ class MappedInput(InputReader):
                     f"{_name(function)} returned {excerpt(batch)}: a function of MappedInput returns a batch"
                 )
         return batch
+
+    @property
+    def ledger(self) -> ReadLedger:
+        """Rows as the functions made them, with what the child left out. See `InputReader`."""
+        return super().ledger.over(self.child.ledger)
 
     def _position(self) -> JsonState:
         return {"child": self.child.state_dict()}

@@ -2,7 +2,7 @@
 
 Example:
     >>> from rlio.batch import SampleBatch
-    >>> from rlio.interfaces import InputReader
+    >>> from rlio.interfaces import InputReader, ReadLedger
     >>> class Always(InputReader):
     ...     def __init__(self, value):
     ...         self.value = value
@@ -18,6 +18,7 @@ from __future__ import annotations
 import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -25,7 +26,7 @@ import numpy as np
 from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples, count_units, split_units
 from rlio.columns import Columns
 from rlio.errors import EndOfData, OptionError, StateError, excerpt
-from rlio.interfaces import Batch, InputReader, JsonState
+from rlio.interfaces import Batch, InputReader, JsonState, ReadLedger
 from rlio.readers.mix_schedule import Schedule, Weight, whole_weights
 from rlio.replay.order import Permutation
 
@@ -60,6 +61,9 @@ class _Source:
         self.reader = reader
         self.served = 0
         self.ended = False
+        # Rows: that the reader gave, that were drawn for good, and what it lost before it was rewound.
+        self._rows_read = self._rows_served = 0
+        self._lost = ReadLedger()
         #: Where it begins again; None: nowhere.
         self.start: JsonState | None = reader.state_dict() if rewinds and reader.replayable else None
         self._waiting: deque[_Waiting] = deque()
@@ -78,6 +82,8 @@ class _Source:
                     raise OptionError(
                         f"source {self.name!r} of the mixture has no {self.reader.unit}: leave it out"
                     )
+                # Trimmed rows are gone once, not in every pass.
+                self._lost += replace(_losses(self.reader), trimmed=0)
                 self.reader.load_state_dict(self.start)
                 rewound = True
                 continue
@@ -99,9 +105,17 @@ class _Source:
         """Whether nothing is left, and it cannot rewind."""
         return self.start is None and not self._waiting and not self._read()
 
-    def commit(self) -> None:
-        """What was drawn is served."""
+    def commit(self, parts: list[Batch]) -> None:
+        """What was drawn is served: ``parts``."""
         self._taken.clear()
+        self._rows_served += sum(part.agent_steps() for part in parts)
+
+    @property
+    def ledger(self) -> ReadLedger:
+        """Rows that the reader gave, those excepted that wait, and what it left out."""
+        waiting = sum(waiting.batch.agent_steps() for waiting in self._waiting)
+        rows = ReadLedger(expected=self._rows_read - waiting, served=self._rows_served)
+        return rows.over(self._lost + _losses(self.reader))
 
     def undo(self) -> None:
         """Take back what was drawn since the last `commit`."""
@@ -124,6 +138,8 @@ class _Source:
         """Stand where `position` was taken."""
         self._waiting.clear()
         self.reader.load_state_dict(position["state"])
+        self._rows_read = self._rows_served = 0
+        self._lost = ReadLedger()
         served = int(position["served"])
         if served == 0:
             return
@@ -134,9 +150,9 @@ class _Source:
                 f"served, but it has {size}: the data changed since it was saved"
             )
         whole = self._waiting.popleft()
-        self._waiting.append(
-            _Waiting(split_units(whole.batch, served, self.reader.unit)[1], whole.origin, served)
-        )
+        head, tail = split_units(whole.batch, served, self.reader.unit)
+        self._rows_read -= head.agent_steps()  # Before the state was saved.
+        self._waiting.append(_Waiting(tail, whole.origin, served))
 
     def _read(self) -> bool:
         """Read a batch, or return False at the end."""
@@ -145,8 +161,15 @@ class _Source:
             batch = self.reader.sample()
         except EndOfData:
             return False
+        self._rows_read += batch.agent_steps()
         self._waiting.append(_Waiting(batch, origin, 0))
         return True
+
+
+def _losses(reader: InputReader) -> ReadLedger:
+    """What a reader did not give."""
+    ledger = reader.ledger
+    return ReadLedger(skipped=ledger.skipped, dropped=ledger.dropped, trimmed=ledger.trimmed)
 
 
 class MixedInput(InputReader):
@@ -230,6 +253,18 @@ class MixedInput(InputReader):
         """Name -> steps served so far."""
         return {source.name: source.served for source in self._sources}
 
+    @property
+    def ledgers(self) -> dict[str, ReadLedger]:
+        """Name -> what became of the rows of that source, since the mixture was made or restored."""
+        return {source.name: source.ledger for source in self._sources}
+
+    @property
+    def ledger(self) -> ReadLedger:
+        """The sum of `ledgers`, but for the rows served, which are those of the mixture's batches."""
+        own = super().ledger
+        total = sum(self.ledgers.values(), ReadLedger(dropped=own.dropped))
+        return replace(total, served=own.served)
+
     # ---- one batch ----
 
     def _next(self) -> Batch:
@@ -250,7 +285,7 @@ class MixedInput(InputReader):
                 source.undo()
             raise
         for source, parts in zip(self._sources, drawn, strict=True):
-            source.commit()
+            source.commit(parts)
             source.served += sum(count_units(part, self.unit) for part in parts)
         return batch
 

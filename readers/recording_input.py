@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from rlio.batch import count_units
 from rlio.errors import OptionError, excerpt
-from rlio.interfaces import Batch, InputReader, JsonState, OutputWriter
+from rlio.interfaces import Batch, InputReader, JsonState, OutputWriter, ReadLedger
 
 __all__ = ["RecordingInput"]
 
@@ -46,6 +46,13 @@ class RecordingInput(InputReader):
         self.writer = writer
         self.replayable = child.replayable
         self.unit = child.unit
+        self._unwritten = 0
+
+    @property
+    def ledger(self) -> ReadLedger:
+        """With what the child left out, and, as dropped, what the writer did not take. See `InputReader`."""
+        lost = self._unwritten
+        return super().ledger.over(self.child.ledger).plus(expected=lost, dropped=lost)
 
     def _next(self) -> Batch:
         return self._recorded(self.child.sample())
@@ -58,6 +65,7 @@ class RecordingInput(InputReader):
         try:
             self.writer.write(batch)
         except Exception as error:
+            self._unwritten += batch.agent_steps()
             error.add_note(
                 f"{count_units(batch, self.unit)} {self.unit} that {type(self.child).__name__} gave "
                 "were not written and are not served"
@@ -70,6 +78,7 @@ class RecordingInput(InputReader):
 
     def _seek(self, position: JsonState) -> None:
         self.child.load_state_dict(position["child"])
+        self._unwritten = 0
 
     def _close(self) -> None:
         try:

@@ -3,7 +3,7 @@
 Example:
     >>> from rlio.batch import SampleBatch
     >>> from rlio.errors import EndOfData
-    >>> from rlio.interfaces import InputReader
+    >>> from rlio.interfaces import InputReader, ReadLedger
     >>> class Count(InputReader):
     ...     number = 0
     ...     def _next(self):
@@ -24,7 +24,7 @@ import secrets
 
 from rlio.batch import count_units
 from rlio.errors import EndOfData, OptionError, StateError, excerpt
-from rlio.interfaces import Batch, InputReader, JsonState
+from rlio.interfaces import Batch, InputReader, JsonState, ReadLedger
 from rlio.replay.order import ORDER_VERSION, Permutation
 
 __all__ = ["ShuffledInput"]
@@ -72,6 +72,11 @@ class ShuffledInput(InputReader):
         self._order: list[int] | None = None
         # The child's state at the window's start; None: its present one, as nothing was read ahead.
         self._start: JsonState | None = None
+
+    @property
+    def ledger(self) -> ReadLedger:
+        """With what the child left out. See `InputReader`."""
+        return super().ledger.over(self.child.ledger)
 
     def _next(self) -> Batch:
         if self.n == 1:

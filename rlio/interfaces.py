@@ -93,6 +93,23 @@ class _Rest(NamedTuple):
     served: int
 
 
+@dataclass
+class _Rows:
+    """Rows that passed through a reader since it was opened or restored.
+
+    Attributes:
+        read: That its `_next` gave.
+        served: That `sample` gave.
+        dropped: That neither came nor will.
+        earlier: Of those that were read, the ones that were served before the state was saved.
+    """
+
+    read: int = 0
+    served: int = 0
+    dropped: int = 0
+    earlier: int = 0
+
+
 class InputReader(ABC):
     """A source of experience: `sample()` gives the next batch.
 
@@ -114,6 +131,7 @@ class InputReader(ABC):
     # Class-level defaults, so that authors need not call super().__init__(). None stands for an empty queue.
     _rests: deque[_Rest] | None = None
     _closed: bool = False
+    _rows: _Rows | None = None
 
     # ---- hooks for authors ----
 
@@ -160,6 +178,7 @@ class InputReader(ABC):
                 rest = self._pull()
             except EndOfData:
                 if not parts or self.drop_last:
+                    self._counts.dropped += sum(part.agent_steps() for part in parts)
                     raise
                 break
             taken.append(rest)
@@ -178,7 +197,19 @@ class InputReader(ABC):
         if self._rests:
             return self._rests.popleft()
         origin = self._position()
-        return _Rest(self._next(), origin, 0)
+        return _Rest(self._read(), origin, 0)
+
+    def _read(self) -> Batch:
+        """The next batch, counted."""
+        batch = self._next()
+        self._counts.read += batch.agent_steps()
+        return batch
+
+    @property
+    def _counts(self) -> _Rows:
+        if self._rows is None:
+            self._rows = _Rows()
+        return self._rows
 
     def _push(self, rests: list[_Rest]) -> None:
         """Put ``rests`` back, to be pulled again in their order."""
@@ -209,12 +240,37 @@ class InputReader(ABC):
         """
         self._check_open()
         if n is None:
-            batch = self._rests.popleft().batch if self._rests else self._next()
+            batch = self._rests.popleft().batch if self._rests else self._read()
         elif operator.index(n) < 1:
             raise OptionError(f"sample(n={n}): n is a number of {self.unit} and at least 1, or None")
         else:
             batch = self._take(operator.index(n))
-        return batch if out is None else copy_into(out, batch)
+            if type(self)._take is not InputReader._take:
+                self._counts.read += batch.agent_steps()
+        rows = batch.agent_steps()
+        if out is None:
+            self._counts.served += rows
+            return batch
+        try:
+            filled = copy_into(out, batch)
+        except BaseException:
+            self._counts.dropped += rows
+            raise
+        self._counts.served += rows
+        return filled
+
+    @property
+    def ledger(self) -> ReadLedger:
+        """What became of the rows since the reader was opened or restored.
+
+        `close` raises where it does not add up. Readers that know how many rows there should be count against
+        that; others, and what wraps them, count what they read.
+        """
+        counts = self._counts
+        waiting = sum(rest.batch.agent_steps() for rest in self._rests or ())
+        return ReadLedger(
+            expected=counts.read - counts.earlier - waiting, served=counts.served, dropped=counts.dropped
+        )
 
     def next(self) -> Batch:
         """Same as `sample()`: the name that RLlib's users know."""
@@ -268,7 +324,7 @@ class InputReader(ABC):
                 f"the state of {type(self).__name__} needs a dict as 'position' and whole numbers as 'skip' "
                 f"and 'dropped', but has {excerpt(state)}"
             ) from error
-        self._rests = None
+        self._rests = self._rows = None
         self.dropped = dropped
         try:
             self._seek(position)
@@ -293,7 +349,7 @@ class InputReader(ABC):
         """Read the next batch and keep what was not served of it."""
         origin = self._position()
         try:
-            batch = self._next()
+            batch = self._read()
         except EndOfData as end:
             raise StateError(
                 f"state['skip'] is {served} but no data is left there: the data changed since it was saved"
@@ -304,18 +360,29 @@ class InputReader(ABC):
                 f"state['skip'] is {served} but the batch there has {size} {self.unit}: "
                 "the data changed since it was saved"
             )
-        self._push([_Rest(split_units(batch, served, self.unit)[1], origin, served)])
+        head, tail = split_units(batch, served, self.unit)
+        self._counts.earlier += head.agent_steps()
+        self._push([_Rest(tail, origin, served)])
 
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError(f"{type(self).__name__} is closed: open a new one, or use it before close()")
 
     def close(self) -> None:
-        """Release what the reader holds. May be called again."""
+        """Release what the reader holds. May be called again.
+
+        Raises:
+            LedgerError: Rows got lost or doubled on the way, which `ledger` keeps watch over.
+        """
         if not self._closed:
             self._closed = True
-            self._rests = None
-            self._close()
+            try:
+                # Of a reader that nobody has read, it may not be known yet. What is left over counts in it.
+                ledger = ReadLedger() if self._rows is None else self.ledger
+            finally:
+                self._rests = None
+                self._close()
+            ledger.check(type(self).__name__)
 
     def __enter__(self) -> Self:
         return self
@@ -664,10 +731,12 @@ class ReadLedger:
     several ranks add up to that of one reader.
 
     Attributes:
-        expected: Rows that the shards' names and footers say there are.
+        expected: Rows that the shards' names and footers say there are; of files that do not say it, those of
+            the records that were read. What was read ahead is not among them yet.
         served: Rows in the batches that were given.
-        skipped: Rows that are missing or damaged, with ``on_error="skip"``; in each epoch anew.
-        dropped: Rows of a last batch that ``drop_last`` dropped.
+        skipped: Rows that are missing or damaged, with ``on_error="skip"``; in each epoch anew. A damaged
+            record of a file that does not say its rows is not among them: it is in the reader's `skipped`.
+        dropped: Rows of a last batch that ``drop_last`` dropped, or that an ``out`` or a writer did not take.
         trimmed: Rows that were gone on purpose, and are not expected.
     """
 
@@ -680,6 +749,15 @@ class ReadLedger:
     def plus(self, **rows: int) -> ReadLedger:
         """A ledger with more rows under the given names."""
         return replace(self, **{name: getattr(self, name) + more for name, more in rows.items()})
+
+    def __add__(self, other: ReadLedger) -> ReadLedger:
+        """Rows of both, such as those of several ranks or sources."""
+        return self.plus(**{name: getattr(other, name) for name in _LEDGER_NAMES})
+
+    def over(self, child: ReadLedger) -> ReadLedger:
+        """This ledger, of a reader that wraps another, with what never came out of that one."""
+        lost = child.skipped + child.dropped
+        return self.plus(expected=lost, skipped=child.skipped, dropped=child.dropped, trimmed=child.trimmed)
 
     def check(self, uri: str) -> None:
         """Raise where rows are lost or doubled on the way.
@@ -694,6 +772,9 @@ class ReadLedger:
                 f"{self.skipped} skipped, {self.dropped} dropped): this is a bug of rlio, please report it",
                 uri=uri,
             )
+
+
+_LEDGER_NAMES = tuple(field.name for field in fields(ReadLedger))
 
 
 def _is_whole(value: object) -> bool:

@@ -13,11 +13,39 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from rlio.errors import OptionError, excerpt
+from rlio.errors import LedgerError, OptionError, excerpt
 from rlio.interfaces import Batch, OutputWriter
 
-__all__ = ["TeeWriter"]
+__all__ = ["TeeLedger", "TeeWriter"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeeLedger:
+    """The rows that one writer of a `TeeWriter` was given.
+
+    Attributes:
+        writer: Its class.
+        given: Rows of the batches that its `write()` has returned for.
+        received: Rows that it says it has received since.
+    """
+
+    writer: str
+    given: int
+    received: int
+
+    def check(self) -> None:
+        """Raise where the two differ.
+
+        Raises:
+            LedgerError: They do.
+        """
+        if self.received != self.given:
+            raise LedgerError(
+                f"{self.writer} was given {self.given} rows and has received {self.received}: somebody else "
+                "writes to it too, or it counts wrongly; compare what it stored with the other outputs"
+            )
 
 
 class TeeWriter(OutputWriter):
@@ -32,6 +60,7 @@ class TeeWriter(OutputWriter):
 
     Raises:
         OptionError: No writer, one given twice, or not a writer at all.
+        LedgerError: At `close`, a writer has received other rows than it was given.
     """
 
     def __init__(self, *writers: OutputWriter) -> None:
@@ -44,24 +73,44 @@ class TeeWriter(OutputWriter):
             raise OptionError(f"TeeWriter takes one writer or more, each once; it was given {len(writers)}")
         super().__init__()
         self.writers = writers
+        # Rows that each of them took here, and those that it says it has received.
+        self._taken = [0] * len(writers)
+        self._before = [writer.rows_received for writer in writers]
         #: Rows survive only where every writer keeps them.
         self.durable = all(writer.durable for writer in writers)
 
+    @property
+    def ledger(self) -> tuple[TeeLedger, ...]:
+        """What became of the rows, writer by writer: their own ledgers say what they did with them."""
+        return tuple(
+            TeeLedger(writer=type(writer).__name__, given=given, received=writer.rows_received - before)
+            for writer, given, before in zip(self.writers, self._taken, self._before, strict=True)
+        )
+
     def _write(self, batch: Batch) -> None:
-        self._each(lambda writer: writer.write(batch))
+        rows = batch.agent_steps()
+
+        def write(number: int, writer: OutputWriter) -> None:
+            writer.write(batch)
+            self._taken[number] += rows
+
+        self._each(write)
 
     def _flush(self) -> None:
-        self._each(lambda writer: writer.flush())
+        self._each(lambda _, writer: writer.flush())
 
     def _close(self) -> None:
-        self._each(lambda writer: writer.close())
+        ledgers = self.ledger
+        self._each(lambda _, writer: writer.close())
+        for ledger in ledgers:
+            ledger.check()
 
-    def _each(self, call: Callable[[OutputWriter], None]) -> None:
+    def _each(self, call: Callable[[int, OutputWriter], None]) -> None:
         """Make ``call`` on every writer, then raise the first failure with notes on all of them."""
         first: Exception | None = None
         for number, writer in enumerate(self.writers):
             try:
-                call(writer)
+                call(number, writer)
             except Exception as failure:
                 place = f"writer {number} of {len(self.writers)}, {type(writer).__name__}"
                 if first is None:
