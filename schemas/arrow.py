@@ -5,6 +5,7 @@ Not here: which columns there are, and row groups (`rlio.schemas.parquet`).
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from rlio.errors import CorruptData
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.json_values import load_value
 
-__all__ = ["arrow_type", "expanded_bytes", "from_arrow", "to_arrow"]
+__all__ = ["arrow_type", "empty_array", "expanded_bytes", "from_arrow", "from_flat", "to_arrow"]
 
 
 def arrow_type(spec: ColumnSpec, *, nullable: bool) -> pa.DataType:
@@ -94,6 +95,34 @@ def from_arrow(array: pa.Array, spec: ColumnSpec) -> tuple[NDArray[Any], NDArray
     if flat.size != count * spec.size:
         raise CorruptData(f"{flat.size} values in {count} rows of shape {spec.shape}")
     return _in_dtype(flat.reshape(count, *spec.shape), spec), valid
+
+
+def from_flat(flat: NDArray[Any], spec: ColumnSpec) -> tuple[NDArray[Any], None]:
+    """The values of a column that every row has, from all of them in a row; see `from_arrow`.
+
+    Args:
+        flat: Numbers one after the other, or as many bytes as a row has.
+        spec: The column's type.
+
+    Raises:
+        CorruptData: There are more or fewer than rows of the spec's shape take.
+    """
+    values = flat.view(spec.native) if spec.kind == "bytes" else flat
+    if values.dtype != spec.native or values.size % max(spec.size, 1):
+        raise CorruptData(f"{values.size} values of {values.dtype} in rows of shape {spec.shape}")
+    return _in_dtype(values.reshape(-1, *spec.shape), spec), None
+
+
+def empty_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """A new array without values, in memory that Arrow's allocator has kept from arrays that are gone.
+
+    The C library gives large arrays back to the system; each 4 KiB of the next one then costs a page fault,
+    more than filling it does.
+    """
+    size = dtype.itemsize * math.prod(shape)
+    if not size:
+        return np.empty(shape, dtype)
+    return np.frombuffer(pa.allocate_buffer(size), dtype).reshape(shape)
 
 
 def _offsets(valid: NDArray[np.bool_] | None, rows: int, width: int) -> pa.Buffer:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.errors import CorruptData
+from rlio.schemas.arrow import empty_array
 from rlio.schemas.column import FrameStack
 
 __all__ = [
@@ -94,7 +95,7 @@ def resolve_links(distance: NDArray[np.int32], obs: NDArray[Any], stored: NDArra
         raise CorruptData("a link in _next leaves its row group")
     if len(own) != len(stored):
         raise CorruptData(f"{len(stored)} observations are stored where _next says {len(own)}")
-    new_obs = np.take(obs, target, axis=0)
+    new_obs = np.take(obs, target, axis=0, out=empty_array(obs.shape, obs.dtype), mode="clip")
     new_obs[own] = stored
     missing = distance == MISSING
     if missing.any():

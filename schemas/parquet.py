@@ -30,8 +30,10 @@ from rlio.schemas.streams import StreamTable
 __all__ = ["Compression", "EncodedShard", "GroupInfo", "ShardEncoder"]
 
 MAGIC = b"PAR1"
-# One page a column and row group: pages of 1 MiB cost a tenth more to write, for their levels and CRCs.
+# One page a column and row group: pages of 1 MiB cost a tenth more to write, for their levels and CRCs, and
+# each is a header to check for who reads it. pyarrow's own bound is 20,000 rows.
 _PAGE_BYTES = 8 << 20
+_PAGE_ROWS = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,7 @@ class ShardEncoder:
             store_schema=False,
             write_page_checksum=True,
             data_page_size=_PAGE_BYTES,
+            max_rows_per_page=_PAGE_ROWS,
         )
 
     @property

@@ -21,9 +21,11 @@ from rlio.schemas.thrift import BOOL, I8, I16, I32, I64, LIST, STRUCT, TEXT, Com
 
 __all__ = [
     "BYTE_ARRAY",
+    "DATA_PAGE",
     "DELTA_BYTE_ARRAY",
     "FIXED_BYTES",
     "Chunk",
+    "DataPage",
     "Element",
     "FileMetadata",
     "Group",
@@ -45,8 +47,10 @@ _ENCODINGS: Final = frozenset((0, 2, 3, 4, 5, 6, 7, 8, 9))
 _CODECS: Final = frozenset(range(8))
 #: Bytes of a value in a page, at least; of those of variable length, four say how long they are.
 _LEAST_BYTES: Final = {INT32: 4, INT64: 8, INT96: 12, FLOAT: 4, DOUBLE: 8, BYTE_ARRAY: 4}
-_DATA_PAGE, _INDEX_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = range(4)
+DATA_PAGE, _INDEX_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = range(4)
 _PAGE_VALUES: Final = 10_000
+# A header of a dozen bytes would take ten times that in memory.
+_KEPT_PAGES: Final = 64
 # Pages of one chunk: 8 KiB each in 1 GiB. Each costs a few microseconds.
 _MAX_PAGES: Final = 1 << 17
 # A list is two levels and its values a third.
@@ -227,6 +231,27 @@ class FileMetadata(NamedTuple):
     entries: list[tuple[bytes, bytes]]
 
 
+class DataPage(NamedTuple):
+    """A page of values, as its header has it.
+
+    Attributes:
+        kind: `DATA_PAGE`, or the newer kind.
+        start: First byte of its body, counted from the chunk's beginning.
+        packed, unpacked: Bytes of the body.
+        values: With nulls and empty lists.
+        encoding: Of the values.
+        level_encodings: Of definition and repetition levels; None where the header does not say.
+    """
+
+    kind: int
+    start: int
+    packed: int
+    unpacked: int
+    values: int
+    encoding: int
+    level_encodings: tuple[int | None, int | None]
+
+
 class PageTotals(NamedTuple):
     """What the pages of a chunk unpack to.
 
@@ -235,11 +260,13 @@ class PageTotals(NamedTuple):
         encodings: Those that occur in data pages.
         dictionary: (first byte, bytes packed, bytes unpacked, entries) of the dictionary's page, counted from
             the chunk's beginning; None where there is none.
+        pages: The data pages; none where they are too many to be kept in mind.
     """
 
     unpacked: int
     encodings: frozenset[int]
     dictionary: tuple[int, int, int, int] | None
+    pages: list[DataPage]
 
 
 def parse_metadata(footer: bytes, *, end: int, limits: Limits) -> FileMetadata:
@@ -415,6 +442,7 @@ def measure_pages(data: bytes | memoryview, chunk: Chunk, *, limits: Limits) -> 
     """
     shown = excerpt(".".join(chunk.leaf.path))
     at = values = unpacked = pages = 0
+    found: list[DataPage] = []
     encodings: set[int] = set()
     dictionary = None
     while values < chunk.values:
@@ -430,16 +458,18 @@ def measure_pages(data: bytes | memoryview, chunk: Chunk, *, limits: Limits) -> 
                 raise CorruptData(f"column {shown} has a dictionary where none should be")
             dictionary = (body, page["packed"], page["unpacked"], _dictionary(page, chunk, shown))
         elif page["type"] != _INDEX_PAGE:
-            count, encoding = _data(page, shown)
-            values += count
-            encodings.add(encoding)
+            data_page = _data(page, body, shown)
+            values += data_page.values
+            encodings.add(data_page.encoding)
+            if pages <= _KEPT_PAGES:
+                found.append(data_page)
         at = body + page["packed"]
     if values != chunk.values:
         raise CorruptData(f"column {shown} has pages of {values} values, and the footer says {chunk.values}")
     if encodings & set(DICTIONARY) and dictionary is None:
         raise CorruptData(f"column {shown} refers to a dictionary and has none")
     limits.check_inflation(len(data), unpacked, f"column {shown}")
-    return PageTotals(unpacked, frozenset(encodings), dictionary)
+    return PageTotals(unpacked, frozenset(encodings), dictionary, found if pages <= _KEPT_PAGES else [])
 
 
 def _page(data: bytes | memoryview, at: int, chunk: Chunk, shown: str) -> tuple[dict[str, Any], int]:
@@ -454,7 +484,7 @@ def _page(data: bytes | memoryview, at: int, chunk: Chunk, shown: str) -> tuple[
         raise CorruptData(
             f"column {shown} has a page of {page['packed']} bytes, of {len(data) - reader.at} left"
         )
-    if not _DATA_PAGE <= page["type"] <= _DATA_PAGE_V2:
+    if not DATA_PAGE <= page["type"] <= _DATA_PAGE_V2:
         raise CorruptData(f"column {shown} has a page of type {page['type']}")
     if chunk.codec == 0 and page["packed"] != page["unpacked"]:
         raise CorruptData(f"column {shown} has an uncompressed page of another size than it is")
@@ -471,9 +501,9 @@ def _dictionary(page: dict[str, Any], chunk: Chunk, shown: str) -> int:
     return int(entries)
 
 
-def _data(page: dict[str, Any], shown: str) -> tuple[int, int]:
-    """Number of values and encoding of a data page."""
-    header = page.get("data" if page["type"] == _DATA_PAGE else "data_v2")
+def _data(page: dict[str, Any], body: int, shown: str) -> DataPage:
+    """A data page whose body begins at ``body``."""
+    header = page.get("data" if page["type"] == DATA_PAGE else "data_v2")
     if header is None or "values" not in header or header.get("encoding") not in _ENCODINGS:
         raise CorruptData(f"column {shown} has a page without values or encoding")
     levels = header.get("definition_bytes", 0), header.get("repetition_bytes", 0)
@@ -481,7 +511,15 @@ def _data(page: dict[str, Any], shown: str) -> tuple[int, int]:
         raise CorruptData(f"column {shown} has a page of {header['values']} values, levels of {levels} bytes")
     if page["type"] == _DATA_PAGE_V2 and not 0 <= header.get("nulls", 0) <= header["values"]:
         raise CorruptData(f"column {shown} has a page with {header['nulls']} nulls")
-    return header["values"], header["encoding"]
+    return DataPage(
+        page["type"],
+        body,
+        page["packed"],
+        page["unpacked"],
+        header["values"],
+        header["encoding"],
+        (header.get("definition"), header.get("repetition")),
+    )
 
 
 def dictionary_lengths(plain: bytes, entries: int) -> Iterator[int]:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 from rlio.columns import Columns
 from rlio.errors import CorruptData, MissingColumn, UnsafeData, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.schemas.arrow import expanded_bytes, from_arrow
+from rlio.schemas.arrow import expanded_bytes, from_arrow, from_flat
 from rlio.schemas.column import TEXTS, ColumnSpec, Nullable
+from rlio.schemas.fixed_pages import decode_fixed
 from rlio.schemas.group_arrays import (
     BATCH,
     NEXT,
@@ -37,17 +38,23 @@ from rlio.schemas.group_arrays import (
 from rlio.schemas.observations import MISSING, STORED, SplitStack, join_stack, resolve_links, successors
 from rlio.schemas.parquet import MAGIC, GroupInfo
 from rlio.schemas.parquet_metadata import parse_metadata
+from rlio.schemas.parquet_statistics import Bounds, read_bounds
 from rlio.schemas.schema import Leaf, Schema
-from rlio.schemas.shard_layout import check_layout, check_pages, entries_of
+from rlio.schemas.shard_layout import GroupCost, check_layout, check_pages, entries_of
 from rlio.schemas.streams import Streams
 from rlio.schemas.text_columns import check_texts
 from rlio.schemas.zstd_frames import inflate
 
 __all__ = ["DecodedGroup", "ShardFile"]
 
+#: The values of a column, one after the other, or Arrow's array of it.
+Decoded: TypeAlias = "NDArray[Any] | pa.Array"
+
 _TAIL = 64 << 10
 # Below this, handing columns to pyarrow's threads costs more than it gains.
 _THREADED_ROWS = 4096
+# And where columns are few: most are decoded without pyarrow.
+_THREADED_COLUMNS = 2
 # What a stranger's bytes under right CRCs can make pyarrow, json and NumPy raise.
 _MALFORMED = (
     pa.ArrowException,
@@ -163,10 +170,12 @@ class ShardFile:
     def _read_metadata(self, footer: bytes) -> None:
         """Take up what a checked footer says; our own parser comes first, and pyarrow's last."""
         limits = self._limits
-        self._layout = parse_metadata(footer[:-8], end=self._footer_start, limits=limits)
+        self._footer = footer[:-8]
+        self._layout = parse_metadata(self._footer, end=self._footer_start, limits=limits)
         written = entries_of(self._layout)
         limits.check_json(written[b"rlio.schema"], "a schema")
         self.schema = Schema.from_text(written[b"rlio.schema"])
+        self._fields = file_fields(self.schema)
         self.groups = _group_infos(written[b"rlio.groups"], len(self._layout.groups))
         limits.check_json(written[b"rlio.provenance"], "a provenance")
         self.provenance: dict[str, Any] = json.loads(written[b"rlio.provenance"])
@@ -175,13 +184,18 @@ class ShardFile:
         check_layout(self._layout, self.schema, self.groups)
         self._metadata = pq.read_metadata(pa.BufferReader(MAGIC + footer))
         found = self._metadata.schema.to_arrow_schema()
-        if not _same_fields(found, pa.schema(file_fields(self.schema))):
+        if not _same_fields(found, pa.schema(self._fields)):
             raise CorruptData(f"its columns are not those of its schema: {excerpt(str(found))}")
 
     @property
     def rows(self) -> int:
         """Rows in the shard."""
         return sum(info.rows for info in self.groups)
+
+    @cached_property
+    def bounds(self) -> list[Mapping[str, Bounds]]:
+        """The least and greatest values of each row group; see `rlio.schemas.parquet_statistics`."""
+        return read_bounds(self._footer, self._layout, self.schema, limits=self._limits)
 
     @cached_property
     def streams(self) -> Streams:
@@ -230,8 +244,8 @@ class ShardFile:
                     uri=self.uri,
                     record=index,
                 )
-            table = self._decode(index, info, data, wanted, batches)
-            return self._assemble(info, table, wanted)
+            decoded = self._decode(index, info, data, wanted, batches)
+            return self._assemble(info, decoded, wanted)
         except _MALFORMED as error:
             if isinstance(error, MemoryError) or (isinstance(error, CorruptData) and error.uri):
                 raise
@@ -294,16 +308,31 @@ class ShardFile:
 
     def _decode(
         self, index: int, info: GroupInfo, data: bytes, wanted: list[Leaf], batches: bool
-    ) -> pa.Table:
-        """Let pyarrow decode the checked bytes of one group."""
+    ) -> dict[str, Decoded]:
+        """The checked bytes of one group, decoded: by pyarrow, but for values of fixed size in every row."""
         names = {leaf.physical for leaf in wanted}
         links = {new.physical: obs.physical for p in self.schema.policies.values() for obs, new in p.linked}
         names |= {links[name] for name in names if name in links}
         names |= {name + OLDER for name in names}
         names |= {NEXT, STREAM} | ({BATCH} if batches else set())
-        everything = pa.schema(file_fields(self.schema)).names
-        chosen = [name for name in everything if name in names]
+        chosen = [field for field in self._fields if field.name in names]
         cost = check_pages(data, self._layout, index, info.start, names, self._limits)
+        decoded: dict[str, Decoded] = {}
+        # pyarrow is who checks pages' own CRCs.
+        for field in () if self._check_pages else chosen:
+            values = _fixed(field, data, info, cost)
+            if values is not None:
+                decoded[field.name] = values
+        others = [field.name for field in chosen if field.name not in decoded]
+        if others:
+            table = self._decode_table(index, info, data, others, cost)
+            decoded |= {name: _one_chunk(table.column(name)) for name in others}
+        return {field.name: decoded[field.name] for field in chosen}
+
+    def _decode_table(
+        self, index: int, info: GroupInfo, data: bytes, names: list[str], cost: GroupCost
+    ) -> pa.Table:
+        """Let pyarrow decode some columns."""
         file = pq.ParquetFile(
             pa.PythonFile(_GroupBytes(data, info.start, self._size), mode="r"),
             metadata=self._metadata,
@@ -313,13 +342,15 @@ class ShardFile:
             page_checksum_verification=self._check_pages,
         )
         table = file.read_row_group(
-            index, columns=None if chosen == everything else chosen, use_threads=info.rows > _THREADED_ROWS
+            index,
+            columns=None if len(names) == len(self._fields) else names,
+            use_threads=info.rows > _THREADED_ROWS and len(names) > _THREADED_COLUMNS,
         )
         if table.num_rows != info.rows:
             raise CorruptData(f"{table.num_rows} rows where {info.rows} are listed")
         # What pyarrow made of a stranger's pages may break Arrow's own rules, on which all else relies.
         table.validate(full=True)
-        return table.select([name for name in table.column_names if name in names])
+        return table.select(names)
 
     def _checked_texts(self, name: str, array: pa.DictionaryArray) -> pa.Array:
         """A column of variable length, measured before each value is spread over the rows that have it."""
@@ -332,17 +363,17 @@ class ShardFile:
             raise UnsafeData(f"a column of {size} bytes of text", uri=self.uri, column=name)
         return array if name == BATCH else array.dictionary_decode()
 
-    def _assemble(self, info: GroupInfo, table: pa.Table, wanted: list[Leaf]) -> DecodedGroup:
-        """Arrays from Arrow, with observations rebuilt."""
-        decoded = {name: _one_chunk(table.column(name)) for name in table.column_names}
+    def _assemble(self, info: GroupInfo, decoded: dict[str, Decoded], wanted: list[Leaf]) -> DecodedGroup:
+        """Columns from what was decoded, with observations rebuilt."""
         for name, array in decoded.items():
+            if isinstance(array, np.ndarray):
+                continue
             spec = self.schema.columns.get(name)
             if spec is not None and spec.kind in TEXTS and not pa.types.is_dictionary(array.type):
                 array = array.dictionary_encode()
             if pa.types.is_dictionary(array.type):
                 decoded[name] = self._checked_texts(name, array)
-        stream = np.asarray(decoded[STREAM].to_numpy())
-        distance = np.asarray(decoded[NEXT].to_numpy())
+        stream, distance = _numbers(decoded[STREAM]), _numbers(decoded[NEXT])
         if len(stream) and not 0 <= int(stream.min()) <= int(stream.max()) < len(self.streams):
             raise CorruptData("a row belongs to no stream")
         columns: dict[str, Nullable] = {}
@@ -350,7 +381,7 @@ class ShardFile:
         # Observations first: the stacks of new_obs are rebuilt from them.
         for name, spec in sorted(self.schema.columns.items(), key=lambda item: item[0] < Columns.OBS):
             if name in decoded and spec.stack is None:
-                columns[name] = from_arrow(decoded[name], spec)
+                columns[name] = _column(decoded[name], spec)
             elif name in decoded and spec.stack is not None and following is not None:
                 columns[name] = _read_stack(decoded, name, spec, following, columns)
         group = DecodedGroup(
@@ -360,8 +391,7 @@ class ShardFile:
             stream,
             self.streams.policy,
             distance,
-            decoded[BATCH].drop_null().to_pylist() if BATCH in decoded else [],
-            _present(decoded[BATCH]) if BATCH in decoded else np.empty(0, np.int64),
+            *_batches(decoded.get(BATCH)),
         )
         linked = set(linked_columns(self.schema)) & {leaf.physical for leaf in wanted}
         return _with_next_observations(group, linked) if linked else group
@@ -380,8 +410,37 @@ def _group_infos(written: bytes, count: int) -> list[GroupInfo]:
     return infos
 
 
+def _fixed(field: pa.Field, data: bytes, info: GroupInfo, cost: GroupCost) -> NDArray[Any] | None:
+    """The values of a column that has one of fixed size in every row; None where pyarrow has to decode it."""
+    chunk, totals = cost.pages[field.name]
+    kind, per_row = field.type, 1
+    if pa.types.is_list(kind):
+        kind, per_row = kind.value_type, chunk.values // max(info.rows, 1)
+    if field.nullable or not (pa.types.is_primitive(kind) or pa.types.is_fixed_size_binary(kind)):
+        return None
+    size = kind.byte_width if pa.types.is_fixed_size_binary(kind) else 0
+    return decode_fixed(
+        memoryview(data)[chunk.start - info.start : chunk.stop - info.start],
+        chunk,
+        totals,
+        dtype=np.dtype((np.void, size)) if size else np.dtype(kind.to_pandas_dtype()),
+        per_row=per_row,
+        rows=info.rows,
+    )
+
+
+def _column(decoded: Decoded, spec: ColumnSpec) -> Nullable:
+    """The values of a column as the schema has them, and the rows that have one."""
+    return from_flat(decoded, spec) if isinstance(decoded, np.ndarray) else from_arrow(decoded, spec)
+
+
+def _numbers(decoded: Decoded) -> NDArray[np.int32]:
+    """A column of the structure, of which every row has a number."""
+    return decoded if isinstance(decoded, np.ndarray) else np.asarray(decoded.to_numpy())
+
+
 def _read_stack(
-    decoded: dict[str, pa.Array],
+    decoded: dict[str, Decoded],
     name: str,
     spec: ColumnSpec,
     following: NDArray[np.int64],
@@ -390,8 +449,8 @@ def _read_stack(
     """Stacks of every row (obs), or of the rows that store one (new_obs, overlapping with its own obs)."""
     assert spec.stack is not None
     newest_spec, older_spec = stack_specs(spec)
-    newest, valid = from_arrow(decoded[name], newest_spec)
-    older, full = from_arrow(decoded[name + OLDER], older_spec)
+    newest, valid = _column(decoded[name], newest_spec)
+    older, full = _column(decoded[name + OLDER], older_spec)
     full = np.ones(len(following), bool) if full is None else full
     if name == Columns.OBS or name.startswith(f"{Columns.OBS}/"):
         return join_stack(SplitStack(newest, older, full), spec.stack, following), None
@@ -497,9 +556,12 @@ class _GroupBytes:
         return True
 
 
-def _present(array: pa.Array) -> NDArray[np.int64]:
-    """The rows that have a value."""
-    return np.flatnonzero(np.asarray(array.is_valid().to_numpy(zero_copy_only=False), bool))
+def _batches(array: Any) -> tuple[list[str], NDArray[np.int64]]:
+    """The texts of the written batches that begin in a group, and their rows; of None, none."""
+    if array is None:
+        return [], np.empty(0, np.int64)
+    has = np.asarray(array.is_valid().to_numpy(zero_copy_only=False), bool)
+    return array.drop_null().to_pylist(), np.flatnonzero(has)
 
 
 def _one_chunk(column: pa.ChunkedArray) -> pa.Array:

@@ -33,6 +33,7 @@ from rlio.schemas.parquet_metadata import (
     Chunk,
     Element,
     FileMetadata,
+    PageTotals,
     measure_pages,
 )
 from rlio.schemas.schema import Schema
@@ -66,10 +67,12 @@ class GroupCost(NamedTuple):
     Attributes:
         unpacked: Bytes of the pages.
         dictionaries: Columns of variable length whose values are in dictionaries.
+        pages: Field -> its chunk, and what its pages' headers say.
     """
 
     unpacked: int
     dictionaries: frozenset[str]
+    pages: dict[str, tuple[Chunk, PageTotals]]
 
 
 def entries_of(metadata: FileMetadata) -> dict[bytes, bytes]:
@@ -149,6 +152,7 @@ def check_pages(
     """
     view = memoryview(data)
     unpacked, dictionaries = 0, set()
+    pages: dict[str, tuple[Chunk, PageTotals]] = {}
     for chunk in metadata.groups[index].chunks:
         name, element = chunk.leaf.path[0], chunk.leaf.element
         if name not in names:
@@ -162,7 +166,8 @@ def check_pages(
             raise UnsafeData(f"a row group of more than {limits.group_bytes} bytes; raise Limits.group_bytes")
         if element.physical == BYTE_ARRAY and totals.encodings & set(DICTIONARY):
             dictionaries.add(name)
-    return GroupCost(unpacked, frozenset(dictionaries))
+        pages[name] = chunk, totals
+    return GroupCost(unpacked, frozenset(dictionaries), pages)
 
 
 def _elements(field: pa.Field) -> list[Element]:

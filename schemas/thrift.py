@@ -60,6 +60,9 @@ class Field(NamedTuple):
 #: Number of a field -> what it is.
 Fields: TypeAlias = Mapping[int, Field]
 
+# No type: any is passed over.
+_UNKNOWN: Final = Field("", 0)
+
 
 class CompactReader:
     """Reads structs from ``data``.
@@ -90,30 +93,47 @@ class CompactReader:
             raise CorruptData(f"a Thrift struct ends at byte {len(self._data)}, within a value") from None
 
     def _struct(self, fields: Fields, depth: int) -> dict[str, Any]:
+        # The place is kept in a variable, and integers of one byte, which are most, are read here: calls and
+        # attributes are what this costs.
+        data, at = self._data, self.at
         found: dict[str, Any] = {}
-        last, seen = 0, 0
-        while True:
-            head = self._data[self.at]
-            self.at += 1
-            if head == 0:
-                return found
+        last = largest = 0
+        numbers = set()
+        while head := data[at]:
+            at += 1
             kind, step = head & 15, head >> 4
-            last = last + step if step else self._zigzag(I16)
+            if step:
+                last += step
+            else:
+                self.at = at
+                last = self._zigzag(I16)
+                at = self.at
+            if last > largest:
+                largest = last
+            elif last in numbers:
+                raise CorruptData(f"the Thrift field {last} comes twice in one struct")
             if not 0 < last < 1 << 15:
                 raise CorruptData(f"a Thrift field of number {last}")
-            if seen >> last & 1:
-                raise CorruptData(f"the Thrift field {last} comes twice in one struct")
-            seen |= 1 << last
-            field = fields.get(last)
-            if field is None:
-                self._skip(kind, depth, is_item=False)
+            numbers.add(last)
+            name, expected, _, _ = field = fields.get(last, _UNKNOWN)
+            if kind != expected and expected and not (expected == BOOL and kind == _FALSE):
+                raise CorruptData(f"the Thrift field {last} has type {kind}, not {expected}")
+            if I16 <= kind <= I64 and (raw := data[at]) < 128:
+                at += 1
+                self._left -= 1
+                if self._left < 0:
+                    self._spend(0)
+                if name:
+                    found[name] = raw >> 1 ^ -(raw & 1)
                 continue
-            if kind != field.kind and not (field.kind == BOOL and kind == _FALSE):
-                raise CorruptData(f"the Thrift field {last} has type {kind}, not {field.kind}")
-            if field.name:
-                found[field.name] = self._value(kind, field, depth)
+            self.at = at
+            if name:
+                found[name] = self._value(kind, field, depth)
             else:
                 self._skip(kind, depth, is_item=False)
+            at = self.at
+        self.at = at + 1
+        return found
 
     def _value(self, kind: int, field: Field, depth: int) -> Any:
         """The value of a known field."""
@@ -144,6 +164,9 @@ class CompactReader:
             fields = field.fields or {}
             self._spend(size)
             return [self._struct(fields, depth + 1) for _ in range(size)]
+        if kind == TEXT:
+            self._spend(size)
+            return [self._text() for _ in range(size)]
         item = Field("", kind)
         return [self._value(kind, item, depth + 1) for _ in range(size)]
 
@@ -206,17 +229,21 @@ class CompactReader:
                 self._skip(kinds & 15, depth + 1, is_item=True)
 
     def _text(self) -> bytes:
-        size = self._varint()
-        start, self.at = self.at, self.at + size
-        if self.at > len(self._data):
+        start = self.at + 1
+        size = self._data[self.at]
+        if size > 127:
+            size = self._varint()
+            start = self.at
+        self.at = stop = start + size
+        if stop > len(self._data):
             raise IndexError
-        return bytes(self._data[start : self.at])
+        return bytes(self._data[start:stop])
 
     def _zigzag(self, kind: int) -> int:
         """A signed integer that fits its type: library readers cut off the rest of one that does not."""
         raw = self._varint()
         value = raw >> 1 ^ -(raw & 1)
-        if not -1 << _BITS[kind] <= value < 1 << _BITS[kind]:
+        if raw >> 1 >> _BITS[kind]:
             raise CorruptData(f"a Thrift integer of {value} in {_BITS[kind] + 1} bits")
         return value
 
