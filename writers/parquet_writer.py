@@ -151,7 +151,7 @@ class ParquetWriter(OutputWriter):
         """Log the rows and collect them."""
         if self._frames is not None:
             frames = [(self._frames.encode(pieces), sum(piece.rows for piece in pieces)) for pieces in parts]
-            self._log.log(frames, schema)
+            self._log.log(frames, schema, shard_rows=self._rows.shard_rows)
         ended = self._rows.ended
         for pieces in parts:
             self._rows.append(pieces)

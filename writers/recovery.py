@@ -292,6 +292,8 @@ class _Recovery:
         #: The row after the last one of the shards that waited in the log.
         self._last_spilled = 0
         self._errors: list[str] = []
+        #: Rows of the frames that are stored, in the first segment with one that is not.
+        self._passed: list[int] = []
         #: Rows that were stored, those that had been stored before among them.
         self._published: list[range] = []
 
@@ -376,6 +378,8 @@ class _Recovery:
             if segment.header.get("schema") != schema:
                 schema = segment.header.get("schema")
                 maker.use(Schema.from_text(str(schema), uri=segment.path))
+            if not index:
+                maker.resume(_shard_rows(segment), self._passed)
             maker.add(frame)
             end = frame.first + frame.rows
             # A log may be larger than memory: where the store does not take the shards, this ends here.
@@ -398,6 +402,7 @@ class _Recovery:
         # A segment goes once its rows are stored: those before the first one are, whatever a listing shows.
         # The first file, that is: one that cannot be read may hold rows.
         position, whole = max([stored, *map(first_row, paths[:1])]), True
+        begun = False
         for index, segment in enumerate(segments):
             # Where a segment broke, the next one begins with the rows that were never acknowledged in it.
             limit = segments[index + 1].first if index + 1 < len(segments) else segment.end
@@ -407,9 +412,14 @@ class _Recovery:
                 self._put_aside(segment.path, f"the rows before {segment.first} are missing")
                 self._lost += segment.end - segment.first
                 continue
+            if not begun:
+                self._passed = []
             for frame in segment.frames:
                 end = frame.first + frame.rows
+                if not begun and end <= position:
+                    self._passed.append(frame.rows)
                 if end > position and frame.first < limit:
+                    begun = True
                     yield segment, frame, begins
                     begins, position = False, end
             if segment.damage is not None:
@@ -480,6 +490,9 @@ class _ShardMaker(Protocol):
     def use(self, schema: Schema) -> None:
         """Go on with another schema, in another shard."""
 
+    def resume(self, shard_rows: int, stored: Iterable[int]) -> None:
+        """Count rows on where the writer did; see `RowCollector.resume`."""
+
     def add(self, frame: Frame) -> None:
         """Take the rows of a frame."""
 
@@ -509,6 +522,10 @@ class _ParquetShards:
         """See `_ShardMaker`."""
         self._rows.use(schema)
         self._frames = LogFrames(schema)
+
+    def resume(self, shard_rows: int, stored: Iterable[int]) -> None:
+        """See `_ShardMaker`."""
+        self._rows.resume(shard_rows, stored)
 
     def add(self, frame: Frame) -> None:
         """See `_ShardMaker`."""
@@ -541,6 +558,9 @@ class _JsonShards:
     def use(self, schema: Schema) -> None:
         """See `_ShardMaker`."""
         self._lines.use(schema)
+
+    def resume(self, shard_rows: int, stored: Iterable[int]) -> None:
+        """Nothing: lines are counted from the beginning of their shard, whatever has ended the one before."""
 
     def add(self, frame: Frame) -> None:
         """See `_ShardMaker`."""
@@ -579,6 +599,15 @@ _MAKERS: Final[Mapping[str, Callable[[ShardLog, Roll, Mapping[str, Any]], _Shard
     "parquet": _ParquetShards,
     "json": _JsonShards,
 }
+
+
+def _shard_rows(segment: SegmentReader) -> int:
+    rows = segment.header.get("shard_rows", 0)
+    if type(rows) is not int or rows < 0:
+        raise CorruptData(
+            f"the log's header says shard_rows={excerpt(rows)}: expected rows", uri=segment.path
+        )
+    return rows
 
 
 def _maker(segment: SegmentReader, log: ShardLog) -> _ShardMaker:

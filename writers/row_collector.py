@@ -5,7 +5,7 @@ Where a group or a shard ends depends on the rows alone, so that recovery makes 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from rlio.interfaces import Batch
 from rlio.schemas.row_groups import GroupBuffer, Piece, pieces_of
@@ -28,10 +28,32 @@ class RowCollector:
         self._builder = builder
         self._roll = roll
         self._buffer: GroupBuffer | None = None
-        #: Rows since a shard was ended here; the builder may have ended it since, at ``max_bytes``.
+        # Where the builder ends a shard, at ``max_bytes``, this counts on: when that happens is a matter of
+        # timing, and where shards end must not be.
         self._shard_rows = 0
         #: Shards that were ended here because of ``max_rows``.
         self.ended = 0
+
+    @property
+    def shard_rows(self) -> int:
+        """Rows that count towards ``max_rows``: those since a shard was ended, but for its bytes."""
+        return self._shard_rows
+
+    def resume(self, shard_rows: int, stored: Iterable[int]) -> None:
+        """Count on where a dead writer did, so that shards end where its own would have.
+
+        Args:
+            shard_rows: Its `shard_rows` before the first of ``stored``.
+            stored: Rows of each `append` after that, whose rows are stored already.
+        """
+        self._shard_rows = shard_rows
+        most = self._roll.max_rows
+        for rows in stored:
+            if most is not None and self._shard_rows and self._shard_rows + rows > most:
+                self._shard_rows = 0
+            self._shard_rows += rows
+            if most is not None and self._shard_rows >= most:
+                self._shard_rows = 0
 
     @property
     def schema(self) -> Schema | None:

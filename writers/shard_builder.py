@@ -34,6 +34,7 @@ _SHORTLY = 0.2
 _MOST_KEPT = 256 << 20
 # Room for the row group that fills a shard and for the footer. Memory that is not written to costs nothing.
 _SPARE_BYTES = 96 << 20
+_NOTHING = np.empty(0, np.uint8)
 
 
 class ShardBuilder:
@@ -66,6 +67,8 @@ class ShardBuilder:
         # Of its own, so that encoding need not wait: it checksums, and writes what is encoded to the disk.
         self._checksummer = Worker("rlio-checksum")
         self._spare: GroupBuffer | None = None
+        #: The memory of which the encoder uses a part.
+        self._whole = _NOTHING
         self._pending: PendingFile | None = None
 
     def start(self) -> None:
@@ -152,21 +155,25 @@ class ShardBuilder:
         self._pending = self._log.pending_file()
         size = self._roll.max_bytes + _SPARE_BYTES
         while True:
+            self._whole = _memory.take(size)
             encoder = ShardEncoder(
                 schema,
                 compression=self._compression,
                 provenance=self._provenance,
-                memory=_memory.take(size),
+                # As much as fresh memory would have: what was used before may be larger, and where a shard
+                # ends must not depend on that.
+                memory=self._whole[:size],
                 submit=self._checksummer.submit,
                 tee=None if self._pending is None else self._pending.write,
             )
             if encoder.has_room(ready):
                 return encoder
-            size = 2 * len(encoder.memory)
+            size *= 2
 
     def _end_shard(self) -> None:
         encoder, self._encoder = self._encoder, None
         pending, self._pending = self._pending, None
+        whole, self._whole = self._whole, _NOTHING
         if encoder is None:
             return
         shard = encoder.finish()
@@ -179,7 +186,7 @@ class ShardBuilder:
                 crc32=shard.crc32,
                 schema=encoder.schema,
                 pending=pending,
-                release=lambda: _memory.give_back(encoder.memory),
+                release=lambda: _memory.give_back(whole),
             )
         )
 

@@ -389,10 +389,18 @@ class ShardLog:
         check_schema(self.storage, schema)
         self._accepted.add(schema.hash)
 
-    def log(self, frames: Sequence[tuple[Sequence[Buffer], int]], schema: Schema) -> None:
-        """Log the rows of one `write()`, all or none of them; see `Journal.append`."""
+    def log(
+        self, frames: Sequence[tuple[Sequence[Buffer], int]], schema: Schema, *, shard_rows: int = 0
+    ) -> None:
+        """Log the rows of one `write()`, all or none of them; see `Journal.append`.
+
+        Args:
+            frames: Buffers and rows of each.
+            schema: Of the rows.
+            shard_rows: Rows before them that count towards the ``max_rows`` of their shard.
+        """
         if self.journal is not None and frames:
-            self.journal.append(frames, schema={"schema": schema.text})
+            self.journal.append(frames, schema={"schema": schema.text, "shard_rows": shard_rows})
 
     def cut(self, *, begins_shard: bool) -> None:
         """Begin a new segment of the log; see `Journal.cut`."""
