@@ -104,7 +104,7 @@ class EpochPass:
     def take(self, n: int | None) -> Batch:
         """The next ``n`` units; None: as many as the options say."""
         if self._source.total == 0:
-            raise EndOfData("the data set has no rows")
+            raise EndOfData(self.dataset.why_empty())
         before = self.epoch, self._offset, self._tally
         attempts: Counter[str] = Counter()
         while True:

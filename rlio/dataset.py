@@ -373,7 +373,7 @@ def open_dataset(
             compacted since. None: all that is there.
         on_error: What to do where rows of the snapshot are not there: ``"raise"``, or ``"skip"`` them; then
             `Dataset.lost_rows` counts them.
-        storage_options: For fsspec.
+        storage_options: For fsspec, and ``rlio_timeout`` and ``rlio_retries``.
         limits: What the data may ask for: memory, names, depth.
 
     A data set without rows is no error; that rows of it wait in logs of this machine is logged.

@@ -11,8 +11,8 @@ import pytest
 from crash_child import fork, wait_for
 from stored_batches import files, fresh_root, load, numbered, put, remove, store
 
-from rlio import MultiAgentBatch, ParquetWriter, Roll, SampleBatch, open_dataset
-from rlio.errors import CorruptData, DataNotFound, OptionError, SchemaConflict
+from rlio import DatasetReader, MultiAgentBatch, ParquetWriter, Roll, SampleBatch, open_dataset
+from rlio.errors import CorruptData, DataNotFound, EndOfData, OptionError, SchemaConflict
 from rlio.schemas.provenance import Provenance
 from rlio.storage import listing
 from rlio.storage.filesystem import Storage
@@ -174,6 +174,8 @@ def test_that_rows_wait_in_a_log_is_said_of_a_data_set_without_rows(
     assert said in data.why_empty()
     assert f"`rlio recover {data.uri}`" in data.why_empty()
     assert said in caplog.text
+    with pytest.raises(EndOfData, match="rlio recover"), DatasetReader(tmp_path) as reader:
+        reader.sample()
     (tmp_path / "_rlio.json").unlink()
     with pytest.raises(DataNotFound, match="rlio recover"):
         open_dataset(tmp_path)
