@@ -472,8 +472,10 @@ class TestRealWorkers:
         dataset = ReplayDataset(folder, batch_size=8, epochs=1, transform=Deadly(tmp_path / "was killed"))
         with dataset.loader(num_workers=2) as loader:
             found = [next(loader) for _ in range(3)]
-            with pytest.raises(RuntimeError, match="DataLoader worker"):
+            with pytest.raises(RuntimeError, match="DataLoader worker") as caught:
                 next(loader)
+            assert multiprocessing.active_children() == [], "though the traceback is still held"
+            del caught
             found += list(loader)
         assert found == read(folder, batch_size=8, epochs=1)
 
