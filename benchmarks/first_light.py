@@ -77,6 +77,7 @@ class Rlio:
 
     def __init__(self, folder: Path, batches: list[dict[str, np.ndarray]]) -> None:
         self.folder = folder / self.name
+        self.batch_rows = len(batches[0]["rewards"])
         self.batches = [rlio.SampleBatch(batch) for batch in batches]
 
     def clear(self) -> None:
@@ -88,7 +89,7 @@ class Rlio:
                 writer.write(batch)
 
     def read(self) -> int:
-        with rlio.DatasetReader(self.folder, batch_size=BATCH_ROWS, epochs=1) as reader:
+        with rlio.DatasetReader(self.folder, batch_size=self.batch_rows, epochs=1) as reader:
             return sum(len(batch["new_obs"]) for batch in reader)
 
     def bytes(self) -> int:
@@ -105,7 +106,8 @@ class RLlib:
         from ray.rllib.offline.json_writer import JsonWriter
         from ray.rllib.policy.sample_batch import SampleBatch
 
-        logging.getLogger("ray").setLevel(logging.ERROR)
+        for name in ("ray", "ray.rllib"):
+            logging.getLogger(name).setLevel(logging.ERROR)
         self.folder = folder / self.name
         self.reader, self.writer = JsonReader, JsonWriter
         self.batches = [SampleBatch(batch) for batch in batches]
@@ -117,10 +119,14 @@ class RLlib:
         writer = self.writer(str(self.folder))
         for batch in self.batches:
             writer.write(batch)
+        # Neither has a close().
+        writer.cur_file.close()
 
     def read(self) -> int:
         reader = self.reader(str(self.folder))
-        return sum(len(reader.next()["new_obs"]) for _ in self.batches)
+        rows = sum(len(reader.next()["new_obs"]) for _ in self.batches)
+        reader.cur_file.close()
+        return rows
 
     def bytes(self) -> int:
         return sum(file.stat().st_size for file in self.folder.iterdir())

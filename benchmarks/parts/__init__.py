@@ -1,0 +1,33 @@
+"""The parts of the benchmark, by their names on the command line.
+
+Each module has `run`, which takes a `Setup` and gives a `Section`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+from benchmarks.results import Section
+from benchmarks.scales import Setup
+
+__all__ = ["PARTS", "part"]
+
+#: Name -> module, in the order in which they run.
+PARTS = {
+    "files": "files",
+    "batches": "batches",
+    "images": "images",
+    "priorities": "priorities",
+    "mixing": "mixing",
+    "resume": "resume",
+    "rollouts": "rollouts",
+    "recording": "recording",
+    "growth": "growth",
+}
+
+
+def part(name: str) -> Callable[[Setup], Section]:
+    """The function that runs a part."""
+    run: Callable[[Setup], Section] = importlib.import_module(f"benchmarks.parts.{PARTS[name]}").run
+    return run
