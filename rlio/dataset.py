@@ -124,6 +124,11 @@ class Dataset:
         return self.storage.uri
 
     @property
+    def pinned(self) -> bool:
+        """Whether it shows a snapshot that was asked for, and not all that was there."""
+        return self._at is not None
+
+    @property
     def segments(self) -> list[Segment]:
         """The parts of shards that hold the rows, in order; do not modify."""
         return self._segments

@@ -57,11 +57,16 @@ class Built:
 
     Attributes:
         pieces: Part of a shard -> its rows, in the order in which they were added.
-        skipped: Rows that were lost to damage.
+        lost: Part of a shard -> rows of it that were lost to damage.
     """
 
     pieces: dict[SegmentKey, Piece]
-    skipped: int
+    lost: dict[SegmentKey, int]
+
+    @property
+    def skipped(self) -> int:
+        """Rows that were lost."""
+        return sum(self.lost.values())
 
 
 def key_of(segment: Segment) -> SegmentKey:
@@ -164,6 +169,7 @@ def build(
     )
     decoded = batches_of(source, reader, segments)
     pieces: dict[SegmentKey, Piece] = {}
+    lost: dict[SegmentKey, int] = {}
     # One thread decodes, always the same one at a time, one group ahead of the one that packs.
     with ThreadPoolExecutor(1, thread_name_prefix="rlio-decode") as pool:
         coming = pool.submit(next, decoded, None)
@@ -171,12 +177,15 @@ def build(
             if stop.is_set():
                 raise ClosedError("the store was closed while it was being built")
             coming = pool.submit(next, decoded, None)
-            if found.batch is not None:
+            if found.batch is None:
+                key = key_of(found.segment)
+                lost[key] = lost.get(key, 0) + found.rows
+            else:
                 piece = rows.add(found.batch, writer=found.segment.ref.writer)
                 key = key_of(found.segment)
                 pieces[key] = _joined(pieces[key], piece) if key in pieces else piece
             progress(found.rows)
-    return Built(pieces, reader.skipped)
+    return Built(pieces, lost)
 
 
 def _joined(one: Piece, other: Piece) -> Piece:

@@ -30,7 +30,7 @@ from rlio.multi_agent import step_numbers
 from rlio.replay.draws import Draw, Held, Steps, Units, open_units
 from rlio.replay.ingest import Ingest
 from rlio.replay.layout import RowLayout
-from rlio.replay.memory import Arrays
+from rlio.replay.memory import Arrays, RamArrays
 from rlio.replay.table import Extent, RowTable
 from rlio.schemas.schema import Schema
 
@@ -76,6 +76,7 @@ class StoreRows:
         frames: See `RowTable`.
         columns: Logical columns to keep, of those that there are; None: all.
         filled: What is there already.
+        sealed: Whether nothing is added.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class StoreRows:
         frames: int | None = None,
         columns: frozenset[str] | None = None,
         filled: Filled | None = None,
+        sealed: bool = False,
     ) -> None:
         self.schema = schema
         self.tables: dict[str, RowTable] = {}
@@ -100,13 +102,16 @@ class StoreRows:
                     "single steps; read these with cache='none'"
                 )
             wanted = None if columns is None else columns & set(policy.columns)
+            extent = there.extents.get(pid, Extent())
             self.tables[pid] = RowTable(
                 RowLayout.of(policy, columns=wanted),
-                capacity=capacity,
-                arrays=_Prefixed(arrays, f"{pid} "),
+                capacity=max(extent.rows, 1) if sealed else capacity,
+                # Of a policy that has no rows, there are no files either.
+                arrays=RamArrays() if sealed and not extent.rows else _Prefixed(arrays, f"{pid} "),
                 ring=ring,
                 frames=frames,
-                extent=there.extents.get(pid),
+                extent=extent,
+                sealed=sealed,
             )
             self._ingests[pid] = Ingest(self.tables[pid], policy, name=pid)
         self.joint = schema.multi_agent
@@ -116,6 +121,13 @@ class StoreRows:
     def filled(self) -> Filled:
         """What is there; joint steps once they were `saved`."""
         return Filled({pid: table.extent for pid, table in self.tables.items()}, self._steps.saved)
+
+    @property
+    def used(self) -> dict[str, int]:
+        """Array -> rows of it that are used, where that is not all."""
+        return {
+            f"{pid} {name}": rows for pid, table in self.tables.items() for name, rows in table.used.items()
+        }
 
     @property
     def ingests(self) -> Mapping[str, Ingest]:

@@ -30,6 +30,8 @@ from rlio.errors import ClosedError, OptionError, excerpt
 from rlio.interfaces import Batch, ReadOptions
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.replay.build import Source, build, key_of, schema_of
+from rlio.replay.cache import CacheFolder
+from rlio.replay.cached import Cached, open_cached
 from rlio.replay.draws import Draw, Units
 from rlio.replay.filters import RowFilter, RowFunction
 from rlio.replay.memory import RamArrays
@@ -150,6 +152,8 @@ class ReplayStore:
         self._stop = threading.Event()
         self._builder: threading.Thread | None = None
         self._failure: BaseException | None = None
+        self._folder: CacheFolder | None = None
+        self._cached: Cached | None = None
 
     # ---- a data set ----
 
@@ -160,6 +164,7 @@ class ReplayStore:
         *,
         at: Snapshot | None = None,
         cache: Literal["memory", "disk"] = "memory",
+        cache_folder: str | os.PathLike[str] | CacheFolder | None = None,
         columns: Sequence[str] | None = None,
         missing: Literal["error", "drop", "fill"] = "error",
         on_error: Literal["raise", "skip"] = "raise",
@@ -174,7 +179,8 @@ class ReplayStore:
             root: Folder of the data set: a path or any fsspec URL; or an open `Dataset`.
             at: A snapshot, as `Dataset.snapshot` gave it.
             cache: Where the rows are: in "memory", or on "disk", in mapped files of the cache folder.
-            columns: Columns to keep; None: all. Those that tell episodes apart are kept too.
+            cache_folder: That folder; None: ``RLIO_CACHE``, or the user's own. See `CacheFolder`.
+            columns: Columns to keep, in memory; None: all. What lies on disk serves every reader of the data.
             missing: What to do with columns that only some writers have: "error", "drop" or "fill" them.
             on_error: What to do with damaged rows: "raise", or "skip" and count them.
             wait: Whether to return only once all rows are there. Else they are read in the background, and
@@ -197,7 +203,17 @@ class ReplayStore:
         if on_error == "raise":
             root.check_complete()
         store = cls.__new__(cls)
+        if cache not in ("memory", "disk"):
+            raise OptionError(f"cache={excerpt(cache)}: 'memory' or 'disk'")
+        if cache == "disk" and columns is not None:
+            raise OptionError(
+                "columns= with cache='disk': a store on disk has all; choose columns when drawing"
+            )
         store._init(live=False, uri=root.uri, digest=root.digest)
+        if cache == "disk":
+            store._folder = (
+                cache_folder if isinstance(cache_folder, CacheFolder) else CacheFolder(cache_folder)
+            )
         store._start(Source(root, missing, on_error), columns, progress)
         if wait:
             store.wait()
@@ -250,7 +266,6 @@ class ReplayStore:
         if schema is None or not len(dataset):
             self._pieces, self.skipped = [], lost
             return
-        rows = StoreRows(schema, capacity=len(dataset), arrays=RamArrays(), columns=columns)
         with tqdm(
             total=len(dataset),
             desc=f"rlio: {dataset.uri}",
@@ -260,11 +275,30 @@ class ReplayStore:
             disable=None if progress is None else not progress,
             leave=False,
         ) as bar:
-            built = build(
-                source, dataset.segments, rows, progress=_advance(bar), stop=self._stop, given_up=given_up
-            )
-        self.skipped = built.skipped + lost
-        self._pieces = [built.pieces[key] for key in map(key_of, dataset.segments) if key in built.pieces]
+            if self._folder is not None:
+                cached = open_cached(
+                    source,
+                    schema,
+                    self._folder,
+                    progress=_advance(bar),
+                    stop=self._stop,
+                    given_up=given_up,
+                )
+                self._cached = cached
+                rows, self._pieces, self.skipped = cached.rows, cached.pieces, cached.skipped + lost
+            else:
+                rows = StoreRows(schema, capacity=len(dataset), arrays=RamArrays(), columns=columns)
+                built = build(
+                    source,
+                    dataset.segments,
+                    rows,
+                    progress=_advance(bar),
+                    stop=self._stop,
+                    given_up=given_up,
+                )
+                self.skipped = built.skipped + lost
+                keys = map(key_of, dataset.segments)
+                self._pieces = [built.pieces[key] for key in keys if key in built.pieces]
         self._rows = rows
         self.version += 1
 
@@ -465,6 +499,9 @@ class ReplayStore:
         if builder is not None:
             builder.join()
         self._rows = None
+        if self._cached is not None:
+            self._cached.reading.close()
+            self._cached = None
 
     def __enter__(self) -> Self:
         return self

@@ -21,7 +21,7 @@ from rlio.replay.buffers import Buffers, batch_dtype
 from rlio.replay.frames import FramePool
 from rlio.replay.layout import RowLayout
 from rlio.replay.memory import Arrays
-from rlio.replay.texts import TextHeap
+from rlio.replay.texts import TextExtent, TextHeap
 from rlio.schemas.schema import Leaf
 
 __all__ = ["Chains", "Extent", "RowTable"]
@@ -60,12 +60,12 @@ class Extent:
     Attributes:
         rows: Rows.
         frames: Pool -> frames.
-        texts: Column -> bytes of its chunks, and how many of the last one's are used.
+        texts: Column -> its heap.
     """
 
     rows: int = 0
     frames: Mapping[str, int] = field(default_factory=dict)
-    texts: Mapping[str, tuple[tuple[int, ...], int]] = field(default_factory=dict)
+    texts: Mapping[str, TextExtent] = field(default_factory=dict)
 
 
 class RowTable:
@@ -80,6 +80,7 @@ class RowTable:
             forgotten before there are ``capacity`` of them. None: enough for ``capacity`` rows, whatever they
             share.
         extent: What is in the arrays already; of a table that is no ring.
+        sealed: Whether nothing is added, and the arrays are no longer than ``extent`` says.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class RowTable:
         ring: bool = False,
         frames: int | None = None,
         extent: Extent | None = None,
+        sealed: bool = False,
     ) -> None:
         if capacity < 1:
             raise OptionError(f"capacity={capacity}: rows to keep, at least 1")
@@ -111,7 +113,9 @@ class RowTable:
                 shape=obs.spec.shape,
                 dtype=obs.spec.numpy,
                 stack=obs.spec.stack,
-                capacity=frames or 2 * capacity * (1 if obs.spec.stack is None else obs.spec.stack.depth),
+                capacity=max(filled.frames.get(obs.physical, 0), 1)
+                if sealed
+                else frames or 2 * capacity * (1 if obs.spec.stack is None else obs.spec.stack.depth),
                 head=filled.frames.get(obs.physical, 0),
             )
             for obs, _ in pairs
@@ -137,8 +141,8 @@ class RowTable:
                 name=f"texts {leaf.physical}",
                 capacity=capacity,
                 ring=ring,
-                chunks=filled.texts.get(leaf.physical, ((), 0))[0],
-                used=filled.texts.get(leaf.physical, ((), 0))[1],
+                extent=filled.texts.get(leaf.physical, TextExtent()),
+                sealed=sealed,
             )
             for leaf in layout.texts
         }
@@ -159,6 +163,17 @@ class RowTable:
             {name: pool.head for name, pool in self._pools.items()},
             {name: heap.extent for name, heap in self._texts.items()},
         )
+
+    @property
+    def used(self) -> dict[str, int]:
+        """Array -> rows of it that are used."""
+        found = {"rows": self.head}
+        found |= {f"frames {name}": pool.head for name, pool in self._pools.items()}
+        found |= {f"wide {name}": self.head for name in self._wide}
+        for heap in self._texts.values():
+            found |= heap.used
+            found[heap.places] = self.head
+        return found
 
     @property
     def leaves(self) -> list[Leaf]:

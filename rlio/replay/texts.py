@@ -14,7 +14,7 @@ Example:
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +24,24 @@ from rlio.replay.memory import Arrays
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.json_values import load_value
 
-__all__ = ["TextHeap"]
+__all__ = ["TextExtent", "TextHeap"]
 
 #: Texts lie in chunks of this many bytes; a longer one has a chunk of its own.
 _CHUNK: Final = 16 << 20
 _BYTE: Final = np.dtype(np.uint8)
 _PLACE: Final = np.dtype([("chunk", "<i4"), ("size", "<i4"), ("at", "<i8")])
+
+
+class TextExtent(NamedTuple):
+    """How far a heap is filled.
+
+    Attributes:
+        chunks: Bytes of each chunk.
+        used: Bytes that are used of the last of them.
+    """
+
+    chunks: tuple[int, ...] = ()
+    used: int = 0
 
 
 class TextHeap:
@@ -42,8 +54,8 @@ class TextHeap:
         capacity: Slots.
         ring: Whether slots are written again: then the texts are objects of this process, each freed when its
             slot is overwritten; else they lie one after the other in ``arrays``.
-        chunks: Bytes of each chunk that is there already.
-        used: Bytes that are used of the last of them.
+        extent: What is there already.
+        sealed: Whether nothing is added, and the last chunk is cut to what is used.
     """
 
     def __init__(
@@ -54,22 +66,34 @@ class TextHeap:
         name: str,
         capacity: int,
         ring: bool,
-        chunks: tuple[int, ...] = (),
-        used: int = 0,
+        extent: TextExtent | None = None,
+        sealed: bool = False,
     ) -> None:
         self._spec = spec
         self._arrays = arrays
         self._name = name
         self._ring: list[bytes] | None = [b""] * capacity if ring else None
-        self._place = None if ring else arrays.array(f"{name} places", (capacity,), _PLACE)
-        self._sizes = list(chunks)
-        self._chunks = [arrays.array(self._chunk_name(i), (size,), _BYTE) for i, size in enumerate(chunks)]
-        self._used = used
+        #: Name of the array that says where each text lies.
+        self.places = f"{name} places"
+        self._place = None if ring else arrays.array(self.places, (capacity,), _PLACE)
+        filled = extent or TextExtent()
+        self._sizes = list(filled.chunks)
+        self._used = filled.used
+        open_sizes = [*self._sizes[:-1], *([self._used] if sealed else self._sizes[-1:])]
+        self._chunks = [
+            arrays.array(self._chunk_name(i), (size,), _BYTE)
+            for i, size in enumerate(open_sizes[: len(self._sizes)])
+        ]
 
     @property
-    def extent(self) -> tuple[tuple[int, ...], int]:
-        """``chunks`` and ``used`` of a heap that goes on where this one is."""
-        return tuple(self._sizes), self._used
+    def extent(self) -> TextExtent:
+        """What is there."""
+        return TextExtent(tuple(self._sizes), self._used)
+
+    @property
+    def used(self) -> dict[str, int]:
+        """Array -> bytes of it that are used, where that is not all."""
+        return {self._chunk_name(len(self._sizes) - 1): self._used} if self._sizes else {}
 
     def append(self, slots: NDArray[np.int64], values: NDArray[Any]) -> None:
         """Put texts, or the JSON texts of objects, into slots."""
@@ -79,7 +103,7 @@ class TextHeap:
                 self._ring[slot] = text
             return
         assert self._place is not None
-        self._arrays.reserve(f"{self._name} places", int(slots.max(initial=-1)) + 1)
+        self._arrays.reserve(self.places, int(slots.max(initial=-1)) + 1)
         for slot, text in zip(slots.tolist(), encoded, strict=True):
             chunk, at = self._room(len(text))
             self._chunks[chunk][at : at + len(text)] = np.frombuffer(text, np.uint8)

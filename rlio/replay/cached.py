@@ -1,0 +1,231 @@
+"""Stores of data sets in the cache folder: found, built, or extended by what was recorded since.
+
+A store holds parts of shards in the order in which they were added. It serves a snapshot whose parts are the
+first so many of them; to one with more parts, the others are added; for any other (shards were compacted,
+trimmed or replaced) it is built anew. The names of shards hold their rows, sizes and CRCs, so that another
+data set under the same URI is never taken for this one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlio.errors import CorruptData
+from rlio.replay.build import SegmentKey, Source, build, key_of
+from rlio.replay.cache import Build, CacheFolder, Entry, Reading
+from rlio.replay.ingest import OpenEpisode
+from rlio.replay.rows import Filled, Piece, StoreRows
+from rlio.replay.table import Extent
+from rlio.replay.texts import TextExtent
+from rlio.schemas.schema import Schema, canonical_json
+
+__all__ = ["Cached", "open_cached"]
+
+logger = logging.getLogger("rlio")
+
+
+@dataclass(frozen=True)
+class Cached:
+    """A store of the cache, open for reading.
+
+    Attributes:
+        rows: Its rows.
+        pieces: Those of the snapshot, in recorded order.
+        skipped: Rows that were lost to damage when they were added.
+        reading: Keeps the store where it is until it is closed.
+    """
+
+    rows: StoreRows
+    pieces: list[Piece]
+    skipped: int
+    reading: Reading
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """What the builder of a store noted.
+
+    Attributes:
+        filled: How far the tables are filled.
+        pieces: Part of a shard -> its rows (None: all were lost) and how many were lost; in the order in
+            which they were added.
+        open: Policy id -> episodes that may go on.
+    """
+
+    filled: Filled
+    pieces: dict[SegmentKey, tuple[Piece | None, int]]
+    open: Mapping[str, list[Any]]
+
+    def serves(self, wanted: list[SegmentKey]) -> bool:
+        """Whether the parts of a snapshot are the first ones here, and all of those."""
+        return set(list(self.pieces)[: len(wanted)]) == set(wanted)
+
+    def grows_to(self, wanted: list[SegmentKey]) -> bool:
+        """Whether the parts of a snapshot are all of these, and more."""
+        return self.pieces.keys() <= set(wanted)
+
+    def grows_beyond(self, wanted: list[SegmentKey]) -> bool:
+        """Whether all parts of a snapshot are here, among others."""
+        return set(wanted) <= self.pieces.keys()
+
+    def to_json(self) -> dict[str, Any]:
+        """For a manifest."""
+        return {
+            "extents": {
+                pid: {
+                    "rows": extent.rows,
+                    "frames": dict(extent.frames),
+                    "texts": {name: [list(text.chunks), text.used] for name, text in extent.texts.items()},
+                }
+                for pid, extent in self.filled.extents.items()
+            },
+            "steps": [[dict(rows), count] for rows, count in self.filled.steps],
+            "pieces": [
+                [*key, None if piece is None else [dict(piece.rows), list(piece.steps)], lost]
+                for key, (piece, lost) in self.pieces.items()
+            ],
+            "open": dict(self.open),
+        }
+
+    @classmethod
+    def from_json(cls, state: Mapping[str, Any]) -> _Contents:
+        """Read it back.
+
+        Raises:
+            CorruptData: It is not that.
+        """
+        try:
+            extents = {
+                pid: Extent(
+                    found["rows"],
+                    found["frames"],
+                    {name: TextExtent(tuple(sizes), used) for name, (sizes, used) in found["texts"].items()},
+                )
+                for pid, found in state["extents"].items()
+            }
+            pieces: dict[SegmentKey, tuple[Piece | None, int]] = {}
+            for path, skip, rows, piece, lost in state["pieces"]:
+                made = None
+                if piece is not None:
+                    spans = {pid: (first, count) for pid, (first, count) in piece[0].items()}
+                    made = Piece(spans, (piece[1][0], piece[1][1]))
+                pieces[SegmentKey(path, skip, rows)] = made, lost
+            return cls(
+                Filled(extents, [(rows, count) for rows, count in state["steps"]]), pieces, state["open"]
+            )
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise CorruptData(f"what a store notes of its rows is damaged: {error!r}") from error
+
+
+def open_cached(
+    source: Source,
+    schema: Schema,
+    folder: CacheFolder,
+    *,
+    progress: Callable[[int], None],
+    stop: threading.Event,
+    given_up: set[str],
+) -> Cached:
+    """The store of a snapshot, built or extended if need be.
+
+    Args:
+        source: What is read.
+        schema: Of its rows.
+        folder: Where stores lie.
+        progress: Called with the number of rows that were added.
+        stop: Set to give up.
+        given_up: Paths of shards that are listed and not there.
+
+    Raises:
+        CorruptData: Rows are damaged.
+        CacheError: There is no room; or the folder cannot be used.
+        ShardGone: A shard is not there.
+    """
+    wanted = [key_of(segment) for segment in source.dataset.segments]
+    entry = _entry(source, schema, folder, pinned=source.dataset.pinned)
+    reading = entry.reading()
+    contents = _contents(reading)
+    if contents is not None and not contents.serves(wanted) and contents.grows_beyond(wanted):
+        # Somebody has added what came after this snapshot, in between: it gets a store of its own.
+        reading.close()
+        entry = _entry(source, schema, folder, pinned=True)
+        reading = entry.reading()
+        contents = _contents(reading)
+    if contents is None or not contents.serves(wanted):
+        reading.close()
+        with entry.building() as making:
+            _make(making, source, schema, wanted, progress=progress, stop=stop, given_up=given_up)
+            # Opened before the right to build is given back, so that it cannot make way for another.
+            reading = entry.reading()
+            contents = _contents(reading)
+    if contents is None or not contents.serves(wanted):
+        reading.close()
+        raise CorruptData("the store that was just built is not there: remove it", uri=entry.path)
+    rows = StoreRows(schema, capacity=1, arrays=reading.arrays, filled=contents.filled, sealed=True)
+    found = [contents.pieces[key] for key in wanted]
+    pieces = [piece for piece, _ in found if piece is not None]
+    return Cached(rows, pieces, sum(lost for _, lost in found), reading)
+
+
+def _entry(source: Source, schema: Schema, folder: CacheFolder, *, pinned: bool) -> Entry:
+    """The place of the store of a data set; of one of its snapshots alone, if ``pinned``."""
+    describe = {
+        "uri": source.dataset.uri,
+        "schema": schema.text,
+        "missing": source.missing,
+        "on_error": source.on_error,
+        "snapshot": source.dataset.digest if pinned else None,
+    }
+    key = hashlib.blake2b(canonical_json(describe).encode(), digest_size=16).hexdigest()
+    return folder.entry(key, describe)
+
+
+def _contents(found: Reading | Build) -> _Contents | None:
+    return None if found.manifest is None else _Contents.from_json(found.manifest.state)
+
+
+def _make(
+    making: Build,
+    source: Source,
+    schema: Schema,
+    wanted: list[SegmentKey],
+    *,
+    progress: Callable[[int], None],
+    stop: threading.Event,
+    given_up: set[str],
+) -> None:
+    """Build or extend a store, unless another process has done so meanwhile."""
+    contents = _contents(making)
+    if contents is not None and contents.serves(wanted) and not making.interrupted:
+        return
+    if contents is not None and (making.interrupted or not contents.grows_to(wanted)):
+        logger.info("%s has changed: its store is built anew", source.dataset.uri)
+        making.start_over()
+        contents = None
+    known = {} if contents is None else contents.pieces
+    segments = [s for s in source.dataset.segments if key_of(s) not in known]
+    rows = StoreRows(
+        schema,
+        capacity=max(len(source.dataset), 1),
+        arrays=making.arrays,
+        filled=None if contents is None else contents.filled,
+    )
+    for pid, episodes in ({} if contents is None else contents.open).items():
+        for key, row, t, at in episodes:
+            rows.ingests[pid].open[tuple(key)] = OpenEpisode(row, t, at)
+    progress(sum(key.rows for key in known))
+    built = build(source, segments, rows, progress=progress, stop=stop, given_up=given_up)
+    rows.save_steps()
+    pieces = dict(known)
+    for segment in segments:
+        key = key_of(segment)
+        pieces[key] = built.pieces.get(key), built.lost.get(key, 0)
+    going_on = {
+        pid: [[list(key), *last] for key, last in ingest.open.items()] for pid, ingest in rows.ingests.items()
+    }
+    making.publish(_Contents(rows.filled, pieces, going_on).to_json(), rows=rows.used)

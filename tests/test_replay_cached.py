@@ -1,0 +1,258 @@
+"""Stores on disk: the rows that memory holds, shared, extended when the data grows, built anew when it changed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from counter_env import check_transitions, decode, episode
+from test_replay_store import LENGTHS, agents, record
+
+from rlio import DatasetReader, ParquetWriter, ReplayStore, Roll, SampleBatch, compact, open_dataset
+from rlio.errors import CacheError, OptionError
+from rlio.replay import build as building
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RLIO_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of every row group that is decoded for a store."""
+    rows: list[int] = []
+    plain = building.batches_of
+
+    def counted(*args: Any) -> Any:
+        for found in plain(*args):
+            rows.append(found.rows)
+            yield found
+
+    monkeypatch.setattr(building, "batches_of", counted)
+    return rows
+
+
+def in_order(store: ReplayStore, **options: Any) -> dict[str, np.ndarray]:
+    found = list(store.epochs(batch_size=50, epochs=1, shuffle=False, **options))
+    return {name: np.concatenate([batch[name] for batch in found]) for name in found[0]}
+
+
+def add(root: Path, writer: str, *parts: SampleBatch, rows: int = 30) -> None:
+    with ParquetWriter(root, writer_id=writer, roll=Roll(max_rows=rows)) as out:
+        for part in parts:
+            out.write(part)
+
+
+@pytest.mark.parametrize("kind", ["vector", "image", "stack"])
+def test_what_lies_on_disk_is_what_lies_in_memory(tmp_path: Path, cache: Path, kind: str) -> None:
+    root = record(tmp_path / "data", kind=kind)
+    expected = in_order(ReplayStore.open(root))
+    for _ in range(2):
+        with ReplayStore.open(root, cache="disk") as store:
+            found = in_order(store)
+            assert found.keys() == expected.keys()
+            for name, values in expected.items():
+                np.testing.assert_array_equal(found[name], values)
+                assert found[name].dtype == values.dtype
+            check_transitions(store.uniform(batch_size=99).sample(), lengths=LENGTHS)
+    assert (cache.stat().st_mode & 0o777) == 0o700
+
+
+def test_a_store_is_built_once_and_used_by_everybody(tmp_path: Path, cache: Path, decoded: list[int]) -> None:
+    root = record(tmp_path / "data")
+    ReplayStore.open(root, cache="disk").close()
+    built = sum(decoded)
+    assert built == sum(LENGTHS.values())
+    with DatasetReader(root, cache="disk", columns=["obs"], shuffle=True, epochs=1, seed=0) as reader:
+        assert reader.cache == "disk"
+        assert sum(len(batch) for batch in reader) == built
+    assert sum(decoded) == built
+
+
+def test_texts_and_objects_lie_on_disk_too(tmp_path: Path, cache: Path) -> None:
+    rows = episode(0, 0, 20)
+    rows["infos"] = np.array([{"lives": (3, int(t))} for t in rows["t"]] + [None], object)[:-1]
+    rows["note"] = np.array([f"step {t}" for t in rows["t"]])
+    add(tmp_path / "data", "w00000-00000000", rows)
+    for _ in range(2):
+        found = in_order(ReplayStore.open(tmp_path / "data", cache="disk"))
+        assert found["infos"].tolist() == rows["infos"].tolist()
+        assert found["note"].tolist() == rows["note"].tolist()
+    store = ReplayStore.open(tmp_path / "data", cache="disk")
+    first, again = (store.epochs(epochs=1, shuffle=False).sample() for _ in range(2))
+    first["infos"][0]["lives"] = None
+    assert again["infos"][0] == {"lives": (3, 0)}
+
+
+@pytest.mark.parametrize("kind", ["vector", "stack"])
+def test_a_data_set_that_grew_is_extended_and_read_in_its_own_order(
+    tmp_path: Path, cache: Path, decoded: list[int], kind: str
+) -> None:
+    root = tmp_path / "data"
+    lengths = {(env, number): 20 for env in range(3) for number in range(4)}
+    with (
+        ParquetWriter(root, writer_id="w00000-00000000", roll=Roll(max_rows=25)) as first,
+        ParquetWriter(root, writer_id="w00001-00000000", roll=Roll(max_rows=25)) as second,
+    ):
+        for number in range(4):
+            for env, writer in ((0, first), (1, second)):
+                writer.write(episode(env, number, 20, stop=11, kind=kind))
+                writer.flush()
+                with ReplayStore.open(root, cache="disk") as store:
+                    plain, kept = in_order(ReplayStore.open(root)), in_order(store)
+                    for name, values in plain.items():
+                        np.testing.assert_array_equal(kept[name], values)
+                writer.write(episode(env, number, 20, start=11, kind=kind))
+                writer.flush()
+        old = ReplayStore.open(root, cache="disk")
+        before = in_order(old, n_step=30, gamma=1.0)
+        add(root, "w00002-00000000", *(episode(2, number, 20, kind=kind) for number in range(4)))
+        rows = sum(decoded)
+        with ReplayStore.open(root, cache="disk") as store:
+            assert sum(decoded) == rows + 80  # Only what is new.
+            check_transitions(
+                store.uniform(batch_size=300, n_step=5, gamma=0.5).sample(),
+                lengths=lengths,
+                n_step=5,
+                gamma=0.5,
+            )
+        # Whoever had it open sees what it had.
+        after = in_order(old, n_step=30, gamma=1.0)
+        for name, values in before.items():
+            np.testing.assert_array_equal(after[name], values)
+
+
+def test_a_window_does_not_depend_on_what_others_have_added_meanwhile(tmp_path: Path, cache: Path) -> None:
+    root = tmp_path / "data"
+    with ParquetWriter(root, writer_id="w00000-00000000") as writer:
+        writer.write(episode(0, 0, 20, stop=10))
+        writer.flush()
+        snapshot = open_dataset(root).snapshot()
+        old = ReplayStore.open(root, cache="disk")
+        writer.write(episode(0, 0, 20, start=10))
+    new = ReplayStore.open(root, cache="disk")
+    assert decode(in_order(new, n_step=4)["new_obs"])[8, 2] == 12
+    for store in (old, ReplayStore.open(root, at=snapshot, cache="disk")):
+        assert decode(in_order(store, n_step=4)["new_obs"])[:, 2].tolist() == [*range(4, 11), 10, 10, 10]
+
+
+def test_a_data_set_that_was_replaced_or_compacted_is_built_anew(
+    tmp_path: Path, cache: Path, decoded: list[int]
+) -> None:
+    root = tmp_path / "data"
+    add(root, "w00000-00000000", episode(0, 0, 40), rows=10)
+    ReplayStore.open(root, cache="disk").close()
+    compact(str(root))
+    with ReplayStore.open(root, cache="disk") as store:
+        check_transitions(store.uniform(batch_size=50).sample(), lengths={(0, 0): 40})
+    for path in sorted(root.rglob("*"), reverse=True):
+        path.unlink() if path.is_file() else path.rmdir()
+    add(root, "w00000-00000000", episode(1, 3, 40), rows=10)
+    with ReplayStore.open(root, cache="disk") as store:
+        found = in_order(store)
+    assert (decode(found["obs"])[:, :2] == [1, 3]).all()
+
+
+def test_a_deleted_original_leaves_a_clear_error(tmp_path: Path, cache: Path) -> None:
+    root = tmp_path / "data"
+    add(root, "w00000-00000000", episode(0, 0, 40), rows=10)
+    data = open_dataset(root)
+    Path(data.files()[2]).unlink()
+    with pytest.raises(Exception, match="rows 20 to 29"):
+        ReplayStore.open(data, cache="disk")
+    with ReplayStore.open(data, cache="disk", on_error="skip") as store:
+        assert (len(store), store.skipped) == (30, 10)
+
+
+def test_joint_steps_lie_on_disk_too(tmp_path: Path, cache: Path) -> None:
+    root = tmp_path / "data"
+    with ParquetWriter(root, writer_id="w00000-00000000") as writer:
+        for start in range(0, 20, 5):
+            writer.write(agents(range(start, start + 5)))
+            writer.flush()
+            for _ in range(2):
+                with ReplayStore.open(root, cache="disk") as store:
+                    found = list(store.epochs(batch_size=7, epochs=1, seed=3))
+                other = list(ReplayStore.open(root).epochs(batch_size=7, epochs=1, seed=3))
+                assert all(a.equals(b) for a, b in zip(found, other, strict=True))
+    assert sum(batch.env_steps() for batch in found) == 120
+
+
+def _open(root: str, cache: str, barrier: Any, results: Any) -> None:
+    os.environ["RLIO_CACHE"] = cache
+    barrier.wait()
+    with ReplayStore.open(root, cache="disk") as store:
+        results.put(int(in_order(store)["t"].sum()))
+
+
+def test_two_processes_that_build_the_same_store_at_once(tmp_path: Path) -> None:
+    root = record(tmp_path / "data")
+    expected = int(in_order(ReplayStore.open(root))["t"].sum())
+    context = multiprocessing.get_context("spawn")
+    barrier, results = context.Barrier(2), context.Queue()
+    children = [
+        context.Process(target=_open, args=(root, str(tmp_path / "cache"), barrier, results))
+        for _ in range(2)
+    ]
+    for child in children:
+        child.start()
+    assert [results.get(timeout=60) for _ in children] == [expected] * 2
+    for child in children:
+        child.join()
+
+
+def _build_slowly(root: str, cache: str) -> None:
+    os.environ["RLIO_CACHE"] = cache
+    plain = building.batches_of
+
+    def slowly(*args: Any) -> Any:
+        for found in plain(*args):
+            yield found
+            time.sleep(0.2)
+
+    building.batches_of = slowly
+    ReplayStore.open(root, cache="disk")
+
+
+def test_a_build_that_was_killed_half_way_is_built_anew(tmp_path: Path, cache: Path) -> None:
+    root = record(tmp_path / "data")
+    context = multiprocessing.get_context("spawn")
+    child = context.Process(target=_build_slowly, args=(root, str(cache)))
+    child.start()
+    deadline = time.monotonic() + 60
+    while not any(cache.rglob("*.array")):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    time.sleep(0.3)
+    os.kill(child.pid or 0, signal.SIGKILL)
+    child.join()
+    with ReplayStore.open(root, cache="disk") as store:
+        expected = in_order(ReplayStore.open(root))
+        for name, values in in_order(store).items():
+            np.testing.assert_array_equal(values, expected[name])
+
+
+def test_a_cache_without_room_says_so(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = record(tmp_path / "data")
+    monkeypatch.setenv("RLIO_CACHE_BYTES", "1000")
+    with pytest.raises(CacheError, match="RLIO_CACHE_BYTES"):
+        ReplayStore.open(root, cache="disk")
+    with pytest.raises(OptionError, match="columns"):
+        ReplayStore.open(root, cache="disk", columns=["obs"])
+
+
+def test_a_damaged_store_is_built_anew(tmp_path: Path, cache: Path) -> None:
+    root = record(tmp_path / "data")
+    ReplayStore.open(root, cache="disk").close()
+    (rows,) = cache.rglob("*rows*.array")
+    os.truncate(rows, rows.stat().st_size // 2)
+    with ReplayStore.open(root, cache="disk") as store:
+        check_transitions(store.uniform(batch_size=99).sample(), lengths=LENGTHS)
