@@ -40,11 +40,9 @@ from rlio.replay.filter_syntax import (
     Value,
 )
 from rlio.replay.filter_values import as_floats, nearest_float
+from rlio.schemas.parquet_statistics import Bounds
 
-__all__ = ["Bounds", "Outcomes", "outcomes"]
-
-#: The least and the greatest of some values but for NaNs, in the dtype of their column.
-Bounds: TypeAlias = tuple["np.generic[Any]", "np.generic[Any]"]
+__all__ = ["Outcomes", "outcomes"]
 
 
 class Outcomes(NamedTuple):

@@ -35,7 +35,7 @@ from rlio.arrays import is_tensor, to_numpy
 from rlio.batch import SampleBatch
 from rlio.columns import is_per_sequence
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
-from rlio.replay.filter_bounds import Bounds, outcomes
+from rlio.replay.filter_bounds import outcomes
 from rlio.replay.filter_syntax import (
     Absolute,
     And,
@@ -56,6 +56,7 @@ from rlio.replay.filter_syntax import (
 )
 from rlio.replay.filter_values import Kind, Values, literal_kind
 from rlio.schemas.column import ColumnSpec
+from rlio.schemas.parquet_statistics import Bounds
 from rlio.schemas.schema import PolicySchema, rebuild
 
 __all__ = ["RowFilter", "RowFunction"]
@@ -133,8 +134,8 @@ class RowFilter:
             raise OptionError(
                 f"filter={excerpt(value)}: a text such as 'rewards > 0', or a function of a batch"
             )
-        if isinstance(columns, str):
-            raise OptionError(f"columns={excerpt(columns)}: a list of names")
+        if isinstance(columns, str) or (columns is not None and not columns):
+            raise OptionError(f"columns={excerpt(columns)}: a list of names, or None")
         return cls(
             text=f"function {_name_of(value) if name is None else name}",
             columns=None if columns is None else tuple(columns),

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -32,6 +32,7 @@ from rlio.schemas.json_lines import (
     parse_head,
     parse_provenance,
 )
+from rlio.schemas.parquet_statistics import Bounds
 from rlio.schemas.schema import Schema
 from rlio.schemas.streams import STREAM_COLUMNS, Streams, StreamTable
 from rlio.schemas.zstd_frames import begin, inflate
@@ -179,6 +180,10 @@ class JsonShard:
         if line.is_damaged or not is_intact(text):
             raise self._lost(line, self.rows[index])
         return text, stored
+
+    def bounds(self, index: int) -> Mapping[str, Bounds]:
+        """See `OpenShard`: a line says nothing but its rows."""
+        return {}
 
     def streams(self) -> Streams:
         """See `OpenShard`. Decodes every line: a JSON shard has no such table of its own.

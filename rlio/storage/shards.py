@@ -7,13 +7,14 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.errors import CorruptData
 from rlio.schemas.batches import to_batch
 from rlio.schemas.json_lines import SchemaLookup
+from rlio.schemas.parquet_statistics import Bounds
 from rlio.schemas.schema import Schema
 from rlio.schemas.shard_file import ShardFile
 from rlio.schemas.streams import Streams
@@ -48,6 +49,9 @@ class OpenShard(Protocol):
         Raises:
             CorruptData: The group is damaged; ``uri`` and ``record`` say where.
         """
+
+    def bounds(self, index: int) -> Mapping[str, Bounds]:
+        """The least and greatest values of a group, by physical column, as far as they are known unread."""
 
     def streams(self) -> Streams:
         """The table of streams: which episodes have rows here."""
@@ -85,6 +89,10 @@ class ParquetShard:
         group = self._file.read_group(index, columns=columns, batches=True)
         batch = to_batch(group, columns=columns)
         return batch if rows is None else cut_rows(batch, rows, group.policies(), uri=self._file.uri)
+
+    def bounds(self, index: int) -> Mapping[str, Bounds]:
+        """See `OpenShard`."""
+        return self._file.bounds[index]
 
     def streams(self) -> Streams:
         """See `OpenShard`."""
