@@ -1,4 +1,4 @@
-"""Stores on disk: the rows that memory holds, shared, extended when the data grows, built anew when it changed."""
+"""Stores on disk: what memory holds, shared, extended when the data grows, built anew when it changed."""
 
 from __future__ import annotations
 
