@@ -28,6 +28,7 @@ from rlio.errors import DataNotFound, MissingExtra, OptionError, PublishError, U
 from rlio.storage.filesystem import Entry, Retry, Storage, expand_inputs, is_uri, open_input
 from rlio.storage.names import TMP_DIR
 from rlio.storage.paths import mask_secrets
+from rlio.storage.remote import RemoteFolder
 from rlio.testing import FaultyFileSystem, FaultyRenamingFileSystem, FileSystemTests
 from rlio.testing.filesystem import Call, Fault
 
@@ -255,6 +256,39 @@ def test_a_lost_response_after_which_another_content_is_there_is_put_again() -> 
     storage = Storage.on(FaultyFileSystem(MemoryFileSystem(), choose), other, retry=AT_ONCE)
     storage.put("a.bin", b"content")
     assert storage.read("a.bin") == b"content"
+
+
+@pytest.mark.parametrize("flipped", [0, 9 << 20, (20 << 20) - 1, None])
+def test_a_large_object_is_compared_to_its_last_byte_and_in_pieces_before_it_is_taken_for_stored(
+    flipped: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = random.Random(0).randbytes(20 << 20)
+    there = bytearray(data)
+    if flipped is not None:
+        there[flipped] ^= 1
+
+    def choose(call: Call) -> Fault | None:
+        if call.operation != "pipe_file" or Counter(c.operation for c in fs.calls)["pipe_file"] > 1:
+            return None
+        MemoryFileSystem().pipe_file(call.path, bytes(there))
+        return "before"
+
+    fs = FaultyFileSystem(MemoryFileSystem(), choose)
+    storage = Storage.on(fs, fresh("memory")[8:], retry=AT_ONCE)
+    pieces: list[int] = []
+    read = RemoteFolder._read
+
+    def shim(folder: RemoteFolder, full: str, start: int, stop: int | None, size: int) -> bytes:
+        found = read(folder, full, start, stop, size)
+        pieces.append(len(found))
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RemoteFolder, "_read", shim)
+        storage.put("a.bin", data)
+    assert Counter(call.operation for call in fs.calls)["pipe_file"] == (1 if flipped is None else 2)
+    assert max(pieces) <= 8 << 20
+    assert storage.read("a.bin") == data
 
 
 def test_a_large_object_that_was_torn_is_not_taken_for_stored() -> None:

@@ -42,8 +42,8 @@ _HTTP = frozenset({"http", "https"})
 #: paramiko is the client, whatever it is called.
 _SFTP = frozenset({"sftp", "ssh"})
 
-#: Up to this size a put that raised compares content too before it is taken for stored: one cheap request.
-_COMPARE_BYTES = 1 << 20
+#: What is there after a put that raised is compared in pieces of this size: one request and as much memory.
+_COMPARE_BYTES = 8 << 20
 
 #: What a whole object of unknown size may have when its time limit is computed: the size of a shard.
 _UNKNOWN_BYTES = 64 << 20
@@ -129,9 +129,17 @@ class RemoteFolder:
             return False
         if info.get("type") != "file" or info.get("size") not in (len(data), None):
             return False
-        if len(data) > _COMPARE_BYTES:
-            return info.get("size") is not None
-        return bool(self._clients.call("cat_file", full, size=len(data)) == data)
+        if len(data) <= _COMPARE_BYTES:
+            return bool(self._clients.call("cat_file", full, size=len(data)) == data)
+        if info.get("size") is None:  # It may be longer: putting again is right, too.
+            return False
+        # All of it: the size alone could be that of an object whose content was damaged on its way, and the
+        # log goes once this says yes. Reading costs what putting again would.
+        for start in range(0, len(data), _COMPARE_BYTES):
+            stop = min(start + _COMPARE_BYTES, len(data))
+            if self._read(full, start, stop, stop - start) != data[start:stop]:
+                return False
+        return True
 
     def entries(self, folder: str, limit: int) -> list[Entry]:
         """Every object below ``folder``, unsorted, never from a cache.
