@@ -70,6 +70,7 @@ CODES: Final[Mapping[str, Severity]] = MappingProxyType(
         "terminated-and-truncated": "note",
         "left-open": "note",
         "time-unchecked": "note",
+        "recorded-twice": "warning",
         # Logs.
         "log-damaged": "error",
         "log-unreadable": "warning",

@@ -33,6 +33,7 @@ from rlio.maintenance.findings import Findings, Level, VerifyReport, WriterLedge
 from rlio.maintenance.logs import waiting_rows
 from rlio.maintenance.overlap_check import OverlapCheck
 from rlio.maintenance.progress import Progress, silent
+from rlio.maintenance.repeat_check import RepeatCheck
 from rlio.maintenance.root_check import (
     HeaderState,
     SchemaFiles,
@@ -162,6 +163,10 @@ class _Inspector:
     lacking: dict[str, int] = field(default_factory=dict)
     spaces: dict[str, SchemaSpaces] = field(default_factory=dict)
     quarantined: list[str] = field(default_factory=list)
+    repeats: RepeatCheck = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.repeats = RepeatCheck(self.findings)
 
     def run(self) -> Inspection:
         """Check everything."""
@@ -255,6 +260,7 @@ class _Inspector:
             values = values or ValueCheck(self._spaces_of(schema.hash, schema))
             live = _live(rows, start, stop)
             values.add(rows, live)
+            self.repeats.add(scan.ref.writer, schema, rows, uri=scan.uri)
             if first + start > cursor:
                 times.lose()
             times.add(schema, rows, live, uri=scan.uri)
