@@ -1,4 +1,4 @@
-"""Rows as the payload of a frame of the write-ahead log: Arrow IPC, one record batch a policy.
+"""Rows as the payload of a frame of the write-ahead log: as they are in memory, and texts in Arrow IPC.
 
 What is logged is what `Schema` has checked and flattened, so that recovery makes the same shards of it.
 
@@ -41,13 +41,16 @@ class LogFrames:
         self._policies = {pid: _Policy(policy) for pid, policy in schema.policies.items()}
 
     def encode(self, pieces: list[Piece]) -> list[bytes | memoryview]:
-        """The payload of pieces that lie in one row group, as buffers one after the other."""
+        """The payload of pieces that lie in one row group, as buffers one after the other.
+
+        They are copies: what a caller changes meanwhile must not part a frame from its CRC.
+        """
         head = [[piece.policy, piece.rows, piece.attributes, piece.env_steps] for piece in pieces]
         text = json.dumps(head).encode()
-        return [
-            _LENGTH.pack(len(text)) + text,
-            *(self._policies[piece.policy].encode(piece) for piece in pieces),
-        ]
+        parts: list[bytes | memoryview] = [_LENGTH.pack(len(text)), text]
+        for piece in pieces:
+            parts += self._policies[piece.policy].encode(piece)
+        return [b"".join(parts)]
 
     def decode(self, payload: bytes) -> list[Piece]:
         """The pieces of a payload whose CRC has matched; their arrays are views of it.
@@ -57,72 +60,90 @@ class LogFrames:
         """
         try:
             (size,) = _LENGTH.unpack_from(payload)
-            head = json.loads(payload[_LENGTH.size : _LENGTH.size + size])
-            stream = pa.BufferReader(pa.py_buffer(payload).slice(_LENGTH.size + size))
-            return [self._policies[described[0]].decode(described, stream) for described in head]
+            at = _LENGTH.size + size
+            found = []
+            for described in json.loads(payload[_LENGTH.size : at]):
+                piece, at = self._policies[described[0]].decode(described, payload, at)
+                found.append(piece)
         except (ValueError, LookupError, TypeError, struct.error, pa.ArrowException, RecursionError) as error:
             if isinstance(error, RlioError):
                 raise
             raise CorruptData(f"the frame does not fit its schema: {error!r}") from error
+        if at != len(payload):
+            raise CorruptData(f"a frame of {len(payload)} bytes, of which {at} are of its schema")
+        return found
 
 
 class _Policy:
-    """The record batches of one policy's pieces.
+    """The columns of one policy's pieces.
 
     Rows of fixed size are logged as the bytes that they are in memory, whatever they are in shards: making
-    Arrow's lists of them takes longer than logging them.
+    Arrow's arrays of them takes longer than logging them.
     """
 
     def __init__(self, policy: PolicySchema) -> None:
         self._policy = policy
-        self._leaves = [leaf for leaf in policy.leaves if leaf.spec.kind != "none"]
         self._per_sequence = {leaf.physical for leaf in policy.per_sequence}
-        self._plain = {
-            leaf.physical: pa.binary(leaf.spec.row_bytes)
-            for leaf in self._leaves
+        leaves = [leaf for leaf in policy.leaves if leaf.spec.kind != "none"]
+        self._plain = [
+            leaf
+            for leaf in leaves
             if leaf.spec.kind in ("scalar", "list", "bytes") and leaf.physical not in self._per_sequence
-        }
-        self._fields = pa.schema([self._field(leaf) for leaf in self._leaves])
+        ]
+        self._others = [leaf for leaf in leaves if leaf not in self._plain]
+        self._fields = pa.schema([self._field(leaf) for leaf in self._others])
 
     def _field(self, leaf: Leaf) -> pa.Field:
-        if leaf.physical in self._plain:
-            return pa.field(leaf.physical, self._plain[leaf.physical], nullable=False)
         nullable = leaf.physical in self._per_sequence
         return pa.field(leaf.physical, arrow_type(leaf.spec, nullable=nullable), nullable=nullable)
 
-    def encode(self, piece: Piece) -> memoryview:
-        firsts = self._firsts(piece) if self._per_sequence else None
-        arrays = []
-        for leaf in self._leaves:
-            values = piece.arrays[leaf.physical]
-            kind = self._plain.get(leaf.physical)
-            if kind is not None:
-                data = pa.py_buffer(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
-                arrays.append(pa.FixedSizeBinaryArray.from_buffers(kind, piece.rows, [None, data]))
-            else:
-                per_sequence = leaf.physical in self._per_sequence
-                arrays.append(to_arrow(values, firsts if per_sequence else None, leaf.spec))
-        return memoryview(pa.RecordBatch.from_arrays(arrays, schema=self._fields).serialize())
+    def encode(self, piece: Piece) -> list[bytes | memoryview]:
+        """The columns of fixed size, then one record batch of the others, where there are any."""
+        parts: list[bytes | memoryview] = []
+        for leaf in self._plain:
+            values = np.ascontiguousarray(piece.arrays[leaf.physical])
+            parts.append(memoryview(values.reshape(-1).view(np.uint8)))  # type: ignore[arg-type]  # NumPy's stubs
+        if self._others:
+            firsts = self._firsts(piece) if self._per_sequence else None
+            arrays = [
+                to_arrow(
+                    piece.arrays[leaf.physical],
+                    firsts if leaf.physical in self._per_sequence else None,
+                    leaf.spec,
+                )
+                for leaf in self._others
+            ]
+            parts.append(memoryview(pa.RecordBatch.from_arrays(arrays, schema=self._fields).serialize()))
+        return parts
 
-    def decode(self, described: list[Any], stream: pa.BufferReader) -> Piece:
+    def decode(self, described: list[Any], payload: bytes, at: int) -> tuple[Piece, int]:
+        """The piece whose columns begin at ``at``, and where the next one's do."""
         pid, rows, attributes, env_steps = described
-        batch = pa.ipc.read_record_batch(pa.ipc.read_message(stream), self._fields)
-        batch.validate(full=True)
-        if batch.num_rows != rows:
-            raise CorruptData(f"a frame holds {batch.num_rows} rows where it says {rows}")
         arrays: dict[str, NDArray[Any]] = {}
         for leaf in self._policy.leaves:
             if leaf.spec.kind == "none":
                 arrays[leaf.physical] = np.empty((rows, *leaf.spec.shape), leaf.spec.numpy)
-        for leaf, column in zip(self._leaves, batch.columns, strict=True):
-            arrays[leaf.physical] = self._values(column, leaf)
-        return Piece(pid, arrays, rows, attributes, env_steps)
-
-    def _values(self, column: pa.Array, leaf: Leaf) -> NDArray[Any]:
-        if leaf.physical in self._plain:
-            data = np.frombuffer(column.buffers()[1], leaf.spec.numpy, len(column) * leaf.spec.size)
-            return data.reshape(len(column), *leaf.spec.shape)
-        return _texts(column) if leaf.spec.kind == "json" else from_arrow(column, leaf.spec)[0]
+        for leaf in self._plain:
+            values = np.frombuffer(payload, leaf.spec.numpy, rows * leaf.spec.size, at)
+            arrays[leaf.physical] = values.reshape(rows, *leaf.spec.shape)
+            at += values.nbytes
+        if self._others:
+            stream = pa.BufferReader(pa.py_buffer(payload).slice(at))
+            batch = pa.ipc.read_record_batch(pa.ipc.read_message(stream), self._fields)
+            batch.validate(full=True)
+            if batch.num_rows != rows:
+                raise CorruptData(f"a frame holds {batch.num_rows} rows where it says {rows}")
+            for leaf, column in zip(self._others, batch.columns, strict=True):
+                is_json = leaf.spec.kind == "json"
+                arrays[leaf.physical] = _texts(column) if is_json else from_arrow(column, leaf.spec)[0]
+            at += stream.tell()
+        return Piece(
+            pid,
+            {leaf.physical: arrays[leaf.physical] for leaf in self._policy.leaves},
+            rows,
+            attributes,
+            env_steps,
+        ), at
 
     def _firsts(self, piece: Piece) -> NDArray[np.bool_]:
         """The first row of each sequence, where the columns with one value a sequence have it."""

@@ -85,6 +85,26 @@ def test_several_policies_with_columns_of_their_own_come_back() -> None:
     _check(MultiAgentBatch({"one": one, "two": two}, _ROWS))
 
 
+def test_what_a_caller_changes_later_is_not_logged() -> None:
+    batch = SampleBatch(t=_NUMBERS.copy(), obs=_COLUMNS["vectors"].copy())
+    frames = LogFrames(Schema.of(batch))
+    (pieces,) = pieces_of(batch, frames.schema, rooms=iter([100]), limit=100)
+    payload = frames.encode(pieces)
+    batch["t"][:] = -1
+    assert frames.decode(b"".join(payload))[0].arrays["t"].tolist() == _NUMBERS.tolist()
+
+
+def test_bytes_behind_the_columns_are_damage() -> None:
+    for columns in ({"t": _NUMBERS}, {"t": _NUMBERS, "text": _COLUMNS["text"]}):
+        batch = SampleBatch(columns)
+        frames = LogFrames(Schema.of(batch))
+        (pieces,) = pieces_of(batch, frames.schema, rooms=iter([100]), limit=100)
+        payload = b"".join(frames.encode(pieces))
+        assert len(frames.decode(payload)) == 1
+        with pytest.raises(CorruptData, match="of which"):
+            frames.decode(payload + b"x")
+
+
 def test_a_payload_of_another_schema_or_cut_short_is_damage() -> None:
     batch = SampleBatch(t=_NUMBERS, obs=_COLUMNS["vectors"])
     schema = Schema.of(batch)
