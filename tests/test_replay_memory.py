@@ -269,6 +269,8 @@ def test_a_file_that_is_too_short_absent_or_no_file_is_damaged_data(tmp_path: Pa
                 reader.array("link", (100,), kind)
             with pytest.raises(CorruptData, match=r"200|no array"):
                 reader.array("unknown" if sizes else "long", (201,), kind)
+            with pytest.raises(CorruptData, match="regular"):
+                reader.array("pipe", (0,), kind)
             assert reader.array("long", (99,), kind).shape == (99,)
     with FileArrays(tmp_path, writable=True, sizes={"short": 100, "absent": 1}) as writer:
         for name in ("short", "absent"):
@@ -360,6 +362,10 @@ def test_awkward_names_are_files(tmp_path: Path, name: str) -> None:
         writer.array(name, (3,), np.dtype("u1"))
     (file,) = os.listdir(tmp_path)
     assert file == file_name(name)
+
+
+def test_long_names_have_files_of_their_own() -> None:
+    assert len({file_name("x" * length) for length in range(195, 300)}) == 105
 
 
 def test_files_of_others_are_not_taken_for_arrays() -> None:
