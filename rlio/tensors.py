@@ -12,7 +12,9 @@ Example:
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Sequence
+from functools import cache, lru_cache
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -142,16 +144,28 @@ def _fill(flat: torch.Tensor, arrays: Sequence[Array], offsets: Sequence[int]) -
 
 def _cut(flat: torch.Tensor, arrays: Sequence[Array], offsets: Sequence[int]) -> list[torch.Tensor]:
     """Tensors of the dtypes and shapes of ``arrays`` at their places in ``flat``."""
-    return [
-        flat[offset : offset + array.nbytes].view(_torch_dtype(array.dtype)).view(array.shape)
-        for array, offset in zip(arrays, offsets, strict=True)
-    ]
+    # One view a dtype, and one call a tensor: slicing, viewing and shaping each would cost twice as much.
+    whole: dict[torch.dtype, torch.Tensor] = {}
+    found = []
+    for array, offset in zip(arrays, offsets, strict=True):
+        dtype, size = _torch_dtype(array.dtype), array.itemsize
+        if dtype not in whole:
+            whole[dtype] = flat[: flat.numel() // size * size].view(dtype)
+        found.append(whole[dtype].as_strided(array.shape, _c_strides(array.shape), offset // size))
+    return found
 
 
+@cache
 def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
     import torch
 
     return torch.from_numpy(np.empty(0, dtype.newbyteorder("="))).dtype
+
+
+@lru_cache(256)
+def _c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Elements from one index to the next of each dimension, in C order."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def _copy(flat: torch.Tensor, target: torch.device, non_blocking: bool) -> torch.Tensor:
@@ -176,37 +190,39 @@ def _to_device(arrays: Sequence[Array], target: torch.device, non_blocking: bool
     """Copy arrays to a device: all at once if they lie side by side, else one by one."""
     import torch
 
-    piece = _one_piece(arrays)
-    if piece is None:
+    found = _one_piece(arrays)
+    if found is None:
         return [_copy(torch.from_numpy(_plain(array)), target, non_blocking) for array in arrays]
-    start = _address(piece)
-    flat = _copy(torch.from_numpy(piece), target, non_blocking)
-    return _cut(flat, arrays, [_address(array) - start for array in arrays])
+    piece, offsets = found
+    return _cut(_copy(torch.from_numpy(piece), target, non_blocking), arrays, offsets)
 
 
-def _one_piece(arrays: Sequence[Array]) -> Array | None:
-    """The bytes from the first array to the last, if there is little else between; None if there is no such.
+def _one_piece(arrays: Sequence[Array]) -> tuple[Array, list[int]] | None:
+    """The bytes from the first array to the last, if there is little else between, and where each begins.
 
-    Arrays that overlap are no such: their tensors would share memory, and be written to.
+    Arrays that overlap are no such piece: their tensors would share memory, and be written to.
     """
-    if len(arrays) < 2 or not all(array.flags.c_contiguous and array.dtype.isnative for array in arrays):
+    if len(arrays) < 2:
         return None
     owner = _owner(arrays[0])
     if not (owner.flags.c_contiguous and owner.flags.writeable) or owner.dtype.hasobject:
         return None
-    if any(_owner(array) is not owner for array in arrays):
-        return None
-    spans = sorted((_address(array), _address(array) + array.nbytes) for array in arrays)
+    for array in arrays:
+        if not (array.flags.c_contiguous and array.dtype.isnative and _owner(array) is owner):
+            return None
+    addresses = [_address(array) for array in arrays]
+    sizes = [array.nbytes for array in arrays]
+    spans = sorted((address, address + size) for address, size in zip(addresses, sizes, strict=True))
     start, stop = spans[0][0], spans[-1][1]
     if any(end > following for (_, end), (following, _) in pairwise(spans)):
         return None
-    used = sum(array.nbytes for array in arrays)
-    if stop - start > used / _LEAST_FILLED + _ALIGN * len(arrays):
+    if stop - start > sum(sizes) / _LEAST_FILLED + _ALIGN * len(arrays):
         return None
-    if any((_address(array) - start) % array.itemsize for array in arrays):
+    offsets = [address - start for address in addresses]
+    if any(offset % array.itemsize for offset, array in zip(offsets, arrays, strict=True)):
         return None
-    offset = start - _address(owner)
-    return owner.reshape(-1).view(np.uint8)[offset : offset + stop - start]
+    first = start - _address(owner)
+    return owner.reshape(-1).view(np.uint8)[first : first + stop - start], offsets
 
 
 def _owner(array: Array) -> Array:
