@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 from crash_child import WRITERS, Tally, batch_of, files_of, fork, logs_of, rows_of, shard_names, wait_for
+from typer.testing import CliRunner
 
-from rlio import JsonWriter, MultiAgentBatch, ParquetWriter, Roll, SampleBatch
+from rlio import DatasetReader, JsonWriter, MultiAgentBatch, ParquetWriter, Roll, SampleBatch
+from rlio.cli.main import app
 from rlio.storage.spool import Spool
 from rlio.writers import recovery
 from rlio.writers.recovery import recover
@@ -235,6 +237,23 @@ def test_the_report_is_json(log: Path, tmp_path: Path) -> None:
     root = _copy(log, tmp_path / "copy")
     found = json.loads(json.dumps(recover(root, all_hosts=True).to_json()))
     assert (found["rows"], found["logs"][0]["writer"]) == (45, "w")
+
+
+def test_the_command_stores_rows_that_do_not_fit_the_data_set_only_when_told_to(tmp_path: Path) -> None:
+    def write(writer: Writer) -> None:
+        writer.write(SampleBatch(t=np.arange(3), x=np.zeros(3, np.float32)))
+
+    _abandon(lambda: ParquetWriter(tmp_path, writer_id="w"), write)
+    with ParquetWriter(tmp_path, spool=None) as writer:
+        writer.write(SampleBatch(t=np.arange(3, 5), x=np.zeros(2)))
+    for _ in range(2):
+        found = CliRunner().invoke(app, ["recover", str(tmp_path)])
+        assert (found.exit_code, logs_of(tmp_path)) == (1, ["000000000000.wal"])
+        assert all(words in found.output for words in ("<f4 ()", "<f8 ()", "recover --conflicting"))
+    assert CliRunner().invoke(app, ["recover", str(tmp_path), "--conflicting"]).exit_code == 0
+    assert logs_of(tmp_path) == []
+    with DatasetReader(tmp_path, columns=["t"], epochs=1) as reader:
+        assert sorted(t for batch in reader for t in batch["t"].tolist()) == list(range(5))
 
 
 # ---- the same bytes ----

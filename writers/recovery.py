@@ -20,7 +20,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
-from rlio.errors import CorruptData, LedgerError, PublishError, RlioError, UnsafeData, excerpt
+from rlio.errors import (
+    CorruptData,
+    LedgerError,
+    PublishError,
+    RlioError,
+    SchemaConflict,
+    UnsafeData,
+    excerpt,
+)
 from rlio.schemas.log_frames import LogFrames
 from rlio.schemas.parquet import Compression
 from rlio.schemas.schema import Schema
@@ -261,8 +269,10 @@ def _try_log(
     try:
         return _Recovery(storage, folder, conflicting=conflicting).run()
     except (RlioError, OSError) as error:
-        logger.error("the log %s could not be recovered, and stays: %s", log.path, error)
-        return RecoveredLog(writer=log.writer, outcome="failed", error=str(error))
+        hint = "; `rlio recover --conflicting` stores its rows all the same"
+        reason = f"{error}{hint if isinstance(error, SchemaConflict) else ''}"
+        logger.error("the log %s could not be recovered, and stays: %s", log.path, reason)
+        return RecoveredLog(writer=log.writer, outcome="failed", error=reason)
     finally:
         folder.release()
 
