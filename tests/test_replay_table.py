@@ -66,7 +66,7 @@ def test_rows_come_back_as_they_went_in(width: int, stacked: bool) -> None:
     for part in parts:
         ingest.add(part)
     rows = np.random.default_rng(0).integers(0, 50, 200)
-    found = table.gather(rows)
+    found = table.gather(rows, table.plan())
     for name in ("obs", "new_obs", "rewards", "terminateds", "eps_id", "t"):
         expected = np.concatenate([part[name] for part in parts])[rows]
         assert found[name].dtype == expected.dtype
@@ -114,7 +114,7 @@ def test_a_ring_holds_the_newest_rows_whatever_was_appended(data: st.DataObject)
     if table.head <= capacity and frames is None:
         assert table.tail == 0
     rows = np.arange(table.tail, table.head)
-    found = table.gather(rows)
+    found = table.gather(rows, table.plan())
     for name, values in everything.items():
         np.testing.assert_array_equal(found[name], values[rows])
     following = table.successors(rows)
@@ -132,7 +132,7 @@ def test_episodes_are_followed_over_fragments_and_between_environments_that_alte
     row = np.array([0])
     seen = []
     while row[0] >= 0:
-        seen.append(table.gather(row)["obs"][0, :2].tolist())
+        seen.append(table.gather(row, table.plan())["obs"][0, :2].tolist())
         row = table.successors(row)
     assert seen == [[7, t] for t in range(9)]
 

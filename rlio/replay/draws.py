@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -20,7 +21,7 @@ from rlio.interfaces import Batch, Unit
 from rlio.replay.filters import RowFilter
 from rlio.replay.n_step import NStep, Window, windows
 from rlio.replay.sequences import Sequences, SequenceStarts, episode_starts, sequence_starts
-from rlio.replay.table import RowTable
+from rlio.replay.table import Plan, RowTable
 from rlio.schemas.schema import Leaf, PolicySchema, rebuild
 
 __all__ = ["BATCH_INDEXES", "Draw", "Held", "Steps", "Units", "open_units"]
@@ -160,8 +161,13 @@ class Units(ABC):
     sliceable = False
 
     @abstractmethod
-    def batch(self, numbers: Ids) -> Batch:
-        """The units of the given numbers; what they are made of is the caller's."""
+    def batch(self, numbers: Ids, also: Mapping[str, NDArray[Any]] | None = None) -> Batch:
+        """The units of the given numbers; what they are made of is the caller's.
+
+        Args:
+            numbers: Which.
+            also: Further columns, one value a unit: the rows of a longer unit all have it.
+        """
 
 
 def open_units(held: Mapping[str, Held], draw: Draw, *, steps: Steps | None = None) -> Units:
@@ -226,6 +232,13 @@ class _Maker:
         self.held = held
         self.draw = draw
         self.leaves = held.wanted(draw)
+        self._plan = held.table.plan(self.leaves)
+        #: Physical and logical names, in the order of the schema, where no column is nested.
+        self._plain: list[tuple[str, str]] | None = None
+        given = {leaf.physical for leaf in self.leaves}
+        named = [leaf for leaf in held.policy.leaves if leaf.physical in given]
+        if not any(leaf.path for leaf in named):
+            self._plain = [(leaf.physical, leaf.column) for leaf in named]
         self._rewards = self._terminated = self._valid = None
         if draw.filter is not None:
             draw.filter.check(held.policy)
@@ -239,18 +252,19 @@ class _Maker:
         """The columns of single transitions, or of n-step ones that begin with the given rows."""
         if self.draw.n_step is not None:
             return self._n_step(rows, self.draw.n_step)
-        leaves, views = self.leaves, {}
-        if self.draw.views:
-            views = self.held.table.gather_views(rows)
-            leaves = [leaf for leaf in leaves if leaf.physical not in views]
-        return self._named(self.held.table.gather(rows, leaves) | views, rows)
+        table = self.held.table
+        if not self.draw.views:
+            return self._named(table.gather(rows, self._plan), rows)
+        views = table.gather_views(rows)
+        rest = table.plan(leaf for leaf in self.leaves if leaf.physical not in views)
+        return self._named(table.gather(rows, rest) | views, rows)
 
     def _named(self, arrays: Mapping[str, NDArray[Any]], rows: Ids) -> dict[str, Any]:
-        found: dict[str, list[Any]] = {}
-        for leaf in self.held.policy.leaves:
-            if leaf.physical in arrays:
-                found.setdefault(leaf.column, []).append((leaf.path, arrays[leaf.physical]))
-        made = {column: rebuild(parts) for column, parts in found.items()}
+        made: dict[str, Any]
+        if self._plain is not None:
+            made = {column: arrays[physical] for physical, column in self._plain if physical in arrays}
+        else:
+            made = self._nested(arrays)
         if self.draw.indexes:
             made[BATCH_INDEXES] = rows.copy()
         return made
@@ -261,8 +275,7 @@ class _Maker:
         assert self._terminated is not None
         table = self.held.table
         window = windows(table, rows, step, rewards=self._rewards.physical, head=self.held.head)
-        firsts = [leaf for leaf in self.leaves if leaf.column not in _OF_LAST and leaf != self._rewards]
-        lasts = [leaf for leaf in self.leaves if leaf.column in _OF_LAST]
+        firsts, lasts = self._n_step_plans
         made = table.gather(rows, firsts) | table.gather(window.last, lasts)
         if self._rewards in self.leaves:
             made[self._rewards.physical] = window.rewards
@@ -270,6 +283,13 @@ class _Maker:
         columns["n_step_discount"] = window.discount
         columns["bootstrap_mask"] = self._mask(window)
         return columns
+
+    @cached_property
+    def _n_step_plans(self) -> tuple[Plan, Plan]:
+        """How the columns of the first rows, and those of the last, are gathered."""
+        table = self.held.table
+        firsts = [leaf for leaf in self.leaves if leaf.column not in _OF_LAST and leaf != self._rewards]
+        return table.plan(firsts), table.plan(leaf for leaf in self.leaves if leaf.column in _OF_LAST)
 
     def _mask(self, window: Window) -> NDArray[np.float32]:
         """1 where there is a state to bootstrap from."""
@@ -285,15 +305,15 @@ class _Maker:
         chosen = self.draw.filter
         if chosen is None:
             return None
-        leaves = [leaf for leaf in self.held.table.leaves if chosen.reads(leaf.column)]
+        plan = self.held.table.plan(leaf for leaf in self.held.table.leaves if chosen.reads(leaf.column))
         found = []
         for start in range(0, self.held.count, _CHUNK):
             rows = self.held.chunk(start, min(start + _CHUNK, self.held.count))
-            arrays = self.held.table.gather(rows, leaves)
-            found.append(rows[chosen.mask(self._filter_columns(arrays), rows=len(rows))])
+            arrays = self.held.table.gather(rows, plan)
+            found.append(rows[chosen.mask(self._nested(arrays), rows=len(rows))])
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
-    def _filter_columns(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    def _nested(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
         found: dict[str, list[Any]] = {}
         for leaf in self.held.policy.leaves:
             if leaf.physical in arrays:
@@ -320,9 +340,10 @@ class _RowUnits(Units):
         self._rows = maker.selected()
         self.count = maker.held.count if self._rows is None else len(self._rows)
 
-    def batch(self, numbers: Ids) -> Batch:
+    def batch(self, numbers: Ids, also: Mapping[str, NDArray[Any]] | None = None) -> Batch:
         rows = self._maker.held.numbered(numbers) if self._rows is None else self._rows[numbers]
-        return SampleBatch._trusted(self._maker.columns(rows))
+        columns = self._maker.columns(rows)
+        return SampleBatch._trusted(columns if also is None else {**columns, **also})
 
 
 class _SequenceUnits(Units):
@@ -337,7 +358,7 @@ class _SequenceUnits(Units):
         self.count = len(self._starts)
         self._states = _states(held)
 
-    def batch(self, numbers: Ids) -> Batch:
+    def batch(self, numbers: Ids, also: Mapping[str, NDArray[Any]] | None = None) -> Batch:
         starts = self._starts.take(numbers)
         length = self._cut.length + self._cut.burn_in
         rows, sizes = _chain_rows(self._maker.held, starts.rows, self._cut.length + starts.burn_in)
@@ -350,6 +371,7 @@ class _SequenceUnits(Units):
                 within < np.repeat(starts.burn_in, sizes), place, len(numbers) * length
             )
         padded |= _state_in(self._maker.held, self._states, starts.rows)
+        padded |= {name: np.repeat(values, length) for name, values in (also or {}).items()}
         padded[Columns.SEQ_LENS] = sizes.astype(np.int32)
         return SampleBatch(padded, zero_padded=True, max_seq_len=length)
 
@@ -363,11 +385,12 @@ class _EpisodeUnits(Units):
         self.count = len(self._starts)
         self._states = _states(maker.held)
 
-    def batch(self, numbers: Ids) -> Batch:
+    def batch(self, numbers: Ids, also: Mapping[str, NDArray[Any]] | None = None) -> Batch:
         starts = self._starts[numbers]
         held = self._maker.held
         rows, sizes = _chain_rows(held, starts, np.full(len(starts), held.head))
         columns = self._maker.columns(rows) | _state_in(held, self._states, starts)
+        columns |= {name: np.repeat(values, sizes) for name, values in (also or {}).items()}
         return SampleBatch(columns | {Columns.SEQ_LENS: sizes.astype(np.int32)})
 
 
@@ -399,7 +422,9 @@ class _JointSteps(Units):
             kept[step[passing[self._steps.rows[pid]]]] = True
         return np.flatnonzero(kept)
 
-    def batch(self, numbers: Ids) -> Batch:
+    def batch(self, numbers: Ids, also: Mapping[str, NDArray[Any]] | None = None) -> Batch:
+        if also:
+            raise OptionError("draws by priority are of one policy: name it, policy=...")
         wanted = numbers if self._numbers is None else self._numbers[numbers]
         parts = {}
         for pid, maker in self._makers.items():
@@ -461,7 +486,7 @@ def _state_in(held: Held, states: Mapping[str, Leaf], starts: Ids) -> dict[str, 
         return {}
     before = held.table.predecessors(starts)
     known = np.flatnonzero(before >= 0)
-    left = held.table.gather(before[known], states.values())
+    left = held.table.gather(before[known], held.table.plan(states.values()))
     made = {}
     for name, leaf in states.items():
         state = np.zeros((len(starts), *leaf.spec.shape), leaf.spec.numpy)

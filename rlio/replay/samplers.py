@@ -292,13 +292,7 @@ class PrioritisedSampler(_Sampler):
                 numbers = rows - table.tail
             else:
                 rows = slots
-            batch = units.batch(numbers)
-            if not isinstance(batch, SampleBatch):
-                raise OptionError("prioritised draws are of one policy: name it, policy=...")
-            times = _rows_of_units(batch)
-            batch[Columns.WEIGHTS] = weights if times is None else np.repeat(weights, times)
-            batch[BATCH_INDEXES] = rows if times is None else np.repeat(rows, times)
-            return batch
+            return units.batch(numbers, {Columns.WEIGHTS: weights, BATCH_INDEXES: rows})
 
     def update_priorities(self, indexes: npt.ArrayLike, errors: npt.ArrayLike) -> None:
         """Set the priorities of drawn units from their errors.
@@ -367,13 +361,6 @@ class PrioritisedSampler(_Sampler):
     def _seek(self, position: JsonState) -> None:
         self._check_state(position)
         self._rng.bit_generator.state = position["rng"]
-
-
-def _rows_of_units(batch: SampleBatch) -> Any:
-    """How often a value of each unit comes in a column of rows; None: once."""
-    if Columns.SEQ_LENS not in batch:
-        return None
-    return batch.max_seq_len if batch.zero_padded else np.asarray(batch[Columns.SEQ_LENS])
 
 
 def _plain(value: Any) -> Any:

@@ -524,5 +524,5 @@ class _NoUnits(Units):
 
     count = 0
 
-    def batch(self, numbers: Any) -> Batch:
+    def batch(self, numbers: Any, also: Any = None) -> Batch:
         raise OptionError("a store without rows has no batches")

@@ -24,7 +24,7 @@ from rlio.replay.memory import Arrays
 from rlio.replay.texts import TextExtent, TextHeap
 from rlio.schemas.schema import Leaf
 
-__all__ = ["Chains", "Extent", "RowTable"]
+__all__ = ["Chains", "Extent", "Plan", "RowTable"]
 
 Ids = NDArray[np.int64]
 
@@ -38,6 +38,8 @@ _NEW_OBS: Final = "@new_obs "
 _TEXTS: Final = ("text", "json")
 # Rows of an episode that lie further apart than this are not linked.
 _FAR: Final = 2**31 - 1
+# Sizes of batches whose layout is remembered; few are used, but sequences come in any size.
+_MOST_SIZES: Final = 64
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,32 @@ class Extent:
     rows: int = 0
     frames: Mapping[str, int] = field(default_factory=dict)
     texts: Mapping[str, TextExtent] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How some leaves of a table are gathered.
+
+    Attributes:
+        fixed: Physical column -> (dtype, shape of a row), of those of fixed size.
+        packed, windows, wide, texts: Physical columns, by where they lie.
+    """
+
+    fixed: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
+    packed: list[str]
+    windows: list[str]
+    wide: list[str]
+    texts: list[str]
+    _batches: dict[int, np.dtype[Any]] = field(default_factory=dict, compare=False)
+
+    def batch(self, rows: int) -> np.dtype[Any]:
+        """The memory of a batch of so many rows; see `batch_dtype`."""
+        found = self._batches.get(rows)
+        if found is None:
+            if len(self._batches) >= _MOST_SIZES:
+                self._batches.clear()
+            found = self._batches[rows] = batch_dtype(rows, self.fixed)
+        return found
 
 
 class RowTable:
@@ -256,31 +284,40 @@ class RowTable:
     def _slots(self, rows: Ids) -> Ids:
         return rows % self.capacity if self.ring else rows
 
-    def gather(self, rows: Ids, leaves: Iterable[Leaf] | None = None) -> dict[str, NDArray[Any]]:
+    def plan(self, leaves: Iterable[Leaf] | None = None) -> Plan:
+        """How to gather some leaves, for any number of rows; None: all."""
+        wanted = self.leaves if leaves is None else list(leaves)
+        names = [leaf.physical for leaf in wanted]
+        return Plan(
+            fixed={
+                leaf.physical: (leaf.spec.numpy, leaf.spec.shape)
+                for leaf in wanted
+                if leaf.spec.kind not in _TEXTS
+            },
+            packed=[leaf.physical for leaf in self.layout.packed if leaf.physical in names],
+            windows=[name for name in names if name in self._windows],
+            wide=[name for name in names if name in self._wide],
+            texts=[name for name in names if name in self._texts],
+        )
+
+    def gather(self, rows: Ids, plan: Plan) -> dict[str, NDArray[Any]]:
         """Copies of the given rows: physical column -> contiguous array, texts as objects.
 
         The arrays are the caller's; their memory is used again once nobody sees it.
         """
-        wanted = self.leaves if leaves is None else list(leaves)
         slots = self._slots(rows)
-        fixed = {
-            leaf.physical: (leaf.spec.numpy, leaf.spec.shape)
-            for leaf in wanted
-            if leaf.spec.kind not in _TEXTS
-        }
-        out: dict[str, NDArray[Any]] = self._buffers.columns(batch_dtype(len(rows), fixed))
-        block = self._block(slots)
-        for leaf in wanted:
-            name = leaf.physical
-            if name in self._windows:
+        out: dict[str, NDArray[Any]] = self._buffers.columns(plan.batch(len(rows)))
+        if plan.packed or plan.windows:
+            block = self._block(slots)
+            for name in plan.packed:
+                np.copyto(out[name], block[name])
+            for name in plan.windows:
                 pool, hidden = self._windows[name]
                 pool.gather(block[hidden], out[name])
-            elif name in self._wide:
-                np.take(self._wide[name], slots, axis=0, out=out[name], mode="clip")
-            elif name in self._texts:
-                out[name] = self._texts[name].gather(slots)
-            elif leaf.spec.kind != "none":
-                np.copyto(out[name], block[name])
+        for name in plan.wide:
+            np.take(self._wide[name], slots, axis=0, out=out[name], mode="clip")
+        for name in plan.texts:
+            out[name] = self._texts[name].gather(slots)
         return out
 
     def gather_views(self, rows: Ids) -> dict[str, NDArray[Any]]:
