@@ -1,8 +1,8 @@
 """From columns to torch tensors; torch is imported when they are asked for.
 
 On the CPU a tensor shares the memory of its array where that is safe. To another device all columns of a
-batch go in one copy where they lie in one piece of memory, as those of pinned batches always do: a copy costs
-some ten microseconds to start, and batches are made of many small columns.
+batch go in one copy where they lie in one piece of memory, as those of pinned batches always do: each copy is
+a call of the driver, and batches are made of many small columns.
 
 Example:
     >>> to_tensors({"obs": np.zeros((2, 3), np.float32)})["obs"].shape
