@@ -1,0 +1,181 @@
+"""`DatasetReader` over a store: the same order from memory and disk, resumable from one to the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from counter_env import check_transitions, decode
+from test_replay_store import LENGTHS, record
+
+from rlio import DatasetReader, MixedInput, ParquetWriter, SampleBatch
+from rlio.errors import EndOfData, MissingColumn, OptionError, StateError
+from rlio.readers import stored_pass
+from rlio.testing import assert_resumes
+
+TOTAL = sum(LENGTHS.values())
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("RLIO_CACHE", str(tmp_path / "cache"))
+    return record(tmp_path / "data")
+
+
+def drained(reader: DatasetReader) -> list[SampleBatch]:
+    with reader:
+        return [batch for batch in reader if isinstance(batch, SampleBatch)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {}, {"n_step": 3, "gamma": 0.9}, {"sequence_length": 5}, {"episodes": True}, {"filter": "t > 2"},
+        {"columns": ["t", "obs"]},
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_memory_and_disk_give_the_same_batches_and_resume_each_other(
+    root: str, options: dict[str, Any], shuffle: bool
+) -> None:
+    options = options | {"batch_size": 4, "epochs": 2, "shuffle": shuffle, "seed": 5 if shuffle else None}
+    memory = drained(DatasetReader(root, cache="memory", **options))
+    disk = drained(DatasetReader(root, cache="disk", **options))
+    assert len(memory) == len(disk)
+    assert all(a.equals(b) for a, b in zip(memory, disk, strict=True))
+    with DatasetReader(root, cache="memory", **options) as reader:
+        for _ in range(len(memory) // 2):
+            reader.sample()
+        state = reader.state_dict()
+    with DatasetReader(root, cache="disk", **options) as reader:
+        reader.load_state_dict(state)
+        rest = list(reader)
+    assert all(a.equals(b) for a, b in zip(memory[len(memory) // 2 :], rest, strict=True))
+    assert_resumes(lambda: DatasetReader(root, cache="memory", **options))
+
+
+def test_recorded_order_from_a_store_is_that_of_the_shards(root: str) -> None:
+    stored = drained(DatasetReader(root, cache="memory", batch_size=16, epochs=1))
+    plain = drained(DatasetReader(root, cache="none", batch_size=16, epochs=1))
+    assert all(a.equals(b) for a, b in zip(stored, plain, strict=True))
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_ranks_share_an_epoch_and_their_states_are_equal(root: str, world: int, drop_last: bool) -> None:
+    options: dict[str, Any] = {
+        "batch_size": 7,
+        "epochs": 2,
+        "shuffle": True,
+        "seed": 1,
+        "drop_last": drop_last,
+    }
+    readers = [DatasetReader(root, cache="memory", shard=(rank, world), **options) for rank in range(world)]
+    seen = []
+    while True:
+        try:
+            batches = [reader.sample() for reader in readers]
+        except EndOfData:
+            break
+        assert len({str(reader.state_dict()) for reader in readers}) == 1
+        seen += [tuple(key) for batch in batches for key in decode(batch["obs"]).tolist()]
+    rest = [
+        key for reader in readers for batch in reader for key in map(tuple, decode(batch["obs"]).tolist())
+    ]
+    seen += rest
+    ledgers = [reader.ledger for reader in readers]
+    assert sum(ledger.served for ledger in ledgers) == len(seen)
+    assert sum(ledger.expected for ledger in ledgers) == 2 * TOTAL
+    if not drop_last:
+        assert sorted(seen[:TOTAL]) == sorted(seen[TOTAL:])
+        assert len(set(seen)) == TOTAL
+
+
+def test_sizes_may_change_from_call_to_call(root: str) -> None:
+    whole = drained(DatasetReader(root, cache="memory", batch_size=TOTAL, epochs=1, shuffle=True, seed=3))[0]
+    for sizes in ((1, 2, 3, 50), (7,), (100, 5)):
+        with DatasetReader(root, cache="memory", batch_size=5, epochs=1, shuffle=True, seed=3) as reader:
+            parts = [reader.sample(n) for n in sizes] + list(reader)
+        np.testing.assert_array_equal(np.concatenate([part["obs"] for part in parts]), whole["obs"])
+
+
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_prefetching_changes_nothing_but_when(root: str, prefetch: bool) -> None:
+    options: dict[str, Any] = {"batch_size": 6, "epochs": 3, "shuffle": True, "seed": 2, "n_step": 2}
+    plain = drained(DatasetReader(root, cache="memory", **options))
+    other = drained(DatasetReader(root, cache="memory", prefetch=prefetch, **options))
+    assert all(a.equals(b) for a, b in zip(plain, other, strict=True))
+
+
+def test_auto_goes_by_what_is_asked_for_and_by_size(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def chosen(**options: Any) -> str:
+        with DatasetReader(root, batch_size=4, **options) as reader:
+            return reader.cache
+
+    assert chosen() == "none"
+    assert chosen(shuffle=True) == "memory"
+    assert chosen(n_step=2) == "memory"
+    monkeypatch.setattr(stored_pass, "_MEMORY_BYTES", 100)
+    assert chosen(shuffle=True) == "disk"
+    monkeypatch.setattr(stored_pass, "_DISK_BYTES", 200)
+    assert chosen(shuffle=True) == "none"
+    assert chosen(sequence_length=3) == "disk"
+
+
+def test_a_state_fits_only_the_same_draws(root: str) -> None:
+    with DatasetReader(root, cache="memory", shuffle=True, seed=0, n_step=2) as reader:
+        state = reader.state_dict()
+    for options in ({"n_step": 3}, {}, {"n_step": 2, "gamma": 0.5}, {"n_step": 2, "filter": "t > 1"}):
+        with (
+            DatasetReader(root, cache="memory", shuffle=True, seed=0, **options) as reader,
+            pytest.raises(StateError, match=r"n_step|filter"),
+        ):
+            reader.load_state_dict(state)
+    with DatasetReader(root, cache="none", shuffle=True) as reader, pytest.raises(StateError, match="order"):
+        reader.load_state_dict(state)
+
+
+def test_what_a_store_cannot_give_is_refused_at_once(root: str, tmp_path: Path) -> None:
+    for options in (
+        {"cache": "none", "n_step": 2}, {"cache": "maybe"}, {"follow": True, "n_step": 2},
+        {"follow": True, "cache": "memory"}, {"n_step": 2, "episodes": True},
+    ):  # fmt: skip
+        with pytest.raises(OptionError):
+            DatasetReader(root, **options)
+    with pytest.raises(MissingColumn, match="speed"):
+        DatasetReader(root, cache="memory", columns=["speed"])
+    with ParquetWriter(tmp_path / "sequences") as writer:
+        writer.write(SampleBatch(obs=np.zeros((6, 2)), seq_lens=[2, 4], state_in_0=np.zeros((2, 3))))
+    with DatasetReader(tmp_path / "sequences", shuffle=True, epochs=1) as reader:
+        assert reader.cache == "none"
+        assert reader.unit == "sequences"
+    for options in ({"cache": "memory"}, {"sequence_length": 2}):
+        with pytest.raises(OptionError, match="seq_lens"):
+            DatasetReader(tmp_path / "sequences", **options)
+
+
+def test_skip_steps_over_batches(root: str) -> None:
+    options: dict[str, Any] = {"batch_size": 9, "epochs": 2, "shuffle": True, "seed": 2, "cache": "memory"}
+    whole = drained(DatasetReader(root, **options))
+    for skipped in (0, 1, 13, len(whole) - 1):
+        with DatasetReader(root, **options) as reader:
+            reader.skip(skipped)
+            assert all(a.equals(b) for a, b in zip(whole[skipped:], reader, strict=True))
+    with DatasetReader(root, **options) as reader, pytest.raises(EndOfData):
+        reader.skip(len(whole) + 1)
+
+
+def test_sequences_and_steps_are_mixed_each_with_its_own(root: str) -> None:
+    mix = MixedInput(
+        [
+            (DatasetReader(root, cache="memory", shuffle=True, seed=0), 0.5),
+            (DatasetReader(root, cache="memory", shuffle=True, seed=1, filter="obs[0] == 1"), 0.5),
+        ],
+        batch_size=20,
+    )
+    for _ in range(50):
+        batch = mix.sample()
+        assert (decode(batch["obs"])[10:, 0] == 1).all()
+        check_transitions(batch, lengths=LENGTHS)
