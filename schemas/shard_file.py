@@ -24,6 +24,7 @@ from rlio.columns import Columns
 from rlio.errors import CorruptData, MissingColumn, UnsafeData, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.arrow import expanded_bytes, from_arrow, from_flat
+from rlio.schemas.beside import beside
 from rlio.schemas.column import TEXTS, ColumnSpec, Nullable
 from rlio.schemas.fixed_pages import decode_fixed
 from rlio.schemas.group_arrays import (
@@ -55,6 +56,8 @@ _TAIL = 64 << 10
 _THREADED_ROWS = 4096
 # And where columns are few: most are decoded without pyarrow.
 _THREADED_COLUMNS = 2
+# A column of fewer bytes takes less time than starting a thread for it.
+_BESIDE_BYTES = 512 << 10
 # What a stranger's bytes under right CRCs can make pyarrow, json and NumPy raise.
 _MALFORMED = (
     pa.ArrowException,
@@ -317,12 +320,8 @@ class ShardFile:
         names |= {NEXT, STREAM} | ({BATCH} if batches else set())
         chosen = [field for field in self._fields if field.name in names]
         cost = check_pages(data, self._layout, index, info.start, names, self._limits)
-        decoded: dict[str, Decoded] = {}
         # pyarrow is who checks pages' own CRCs.
-        for field in () if self._check_pages else chosen:
-            values = _fixed(field, data, info, cost)
-            if values is not None:
-                decoded[field.name] = values
+        decoded: dict[str, Decoded] = {} if self._check_pages else _fixed_columns(chosen, data, info, cost)
         others = [field.name for field in chosen if field.name not in decoded]
         if others:
             table = self._decode_table(index, info, data, others, cost)
@@ -408,6 +407,25 @@ def _group_infos(written: bytes, count: int) -> list[GroupInfo]:
     if not all(type(value) is int for info in infos for value in info.to_json()):
         raise CorruptData(f"a list of row groups with other than whole numbers: {excerpt(written)}")
     return infos
+
+
+def _fixed_columns(
+    fields: list[pa.Field], data: bytes, info: GroupInfo, cost: GroupCost
+) -> dict[str, Decoded]:
+    """The columns that need no pyarrow; that with the most bytes is decoded beside the others."""
+
+    def decode(field: pa.Field) -> NDArray[Any] | None:
+        return _fixed(field, data, info, cost)
+
+    def size(field: pa.Field) -> int:
+        return cost.pages[field.name][1].unpacked
+
+    largest = max(fields, key=size)
+    is_large = size(largest) > _BESIDE_BYTES
+    result = beside(lambda: decode(largest)) if is_large else lambda: decode(largest)
+    found = {field.name: decode(field) for field in fields if field is not largest}
+    found[largest.name] = result()
+    return {name: values for name, values in found.items() if values is not None}
 
 
 def _fixed(field: pa.Field, data: bytes, info: GroupInfo, cost: GroupCost) -> NDArray[Any] | None:
