@@ -213,6 +213,19 @@ def test_of_several_policies_the_rows_of_one_are_counted() -> None:
         positions(root, "rewards > 0", policy="c")
 
 
+def test_of_several_policies_a_group_that_holds_no_match_counts_all_the_same() -> None:
+    near, far = agents(10), agents(10)
+    for part in far.values():
+        part["rewards"] = part["rewards"] + 100
+    root = in_groups(near, far, writer_id=A)
+    assert positions(root, "rewards > 107", policy="a") == [18, 19]
+    assert positions(root, "rewards > 98", policy="b") == [5, 6]
+    # A snapshot that ends with the first of the batches.
+    data = rlio.open_dataset(root, at={A: 15})
+    assert resolve(data, RowFilter.parse("rewards > -2"), policy="b").positions.tolist() == [0, 1]
+    assert resolve(data, RowFilter.parse("rewards > 8"), policy="a").total == 10
+
+
 def test_rows_within_sequences_are_rows() -> None:
     batch = SampleBatch(
         t=np.arange(12), seq_lens=np.array([4, 3, 5]), state_in_0=np.zeros((3, 2)), rewards=np.arange(12.0)
@@ -392,6 +405,8 @@ def test_statistics_of_a_stranger_say_nothing_or_hide_his_rows_and_harm_nobody(
     first = int.from_bytes(LOW, "little")
     root = store(SampleBatch(t=np.arange(first, first + 5), obs=np.zeros((5, 2))))
     restated(root, old, new)
+    data = rlio.open_dataset(root)
+    assert ("t" in data.open_shard(data.segments[0]).bounds(0)) != is_found
     assert positions(root, f"t == {first}") == ([0] if is_found else [])
     assert positions(root, "t > 0") == [0, 1, 2, 3, 4]
 
