@@ -75,6 +75,9 @@ class ReplayDataset(IterableDataset[Item]):
     begins anew, in the same order: at the state that was loaded, else at the beginning. torchdata's
     StatefulDataLoader keeps a state for each worker, which fits the same number of workers only.
 
+    With ``cache="memory"``, which "auto" chooses for small data, each worker keeps all rows for itself; with
+    ``cache="disk"`` all processes share them, in the same order.
+
     Args:
         root: Folder of the data set, a path or fsspec URL, or an open `rlio.Dataset`.
         batch_size: Units (rows, sequences, joint steps) of a batch, for each rank.

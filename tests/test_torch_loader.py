@@ -33,7 +33,7 @@ import rlio.torch
 from rlio import DatasetReader, MultiAgentBatch, Roll, SampleBatch
 from rlio.errors import ClosedError, CorruptData, EndOfData, OptionError, StateError
 from rlio.interfaces import Batch, InputReader, JsonState
-from rlio.testing import assert_resumes
+from rlio.testing import assert_resumes, assert_same
 from rlio.torch import ReplayDataset
 
 ROWS = 61
@@ -167,13 +167,15 @@ class TestElastic:
         self, root: str, world: int, workers: int
     ) -> None:
         rng = random.Random(world * 10 + workers)
-        expected = flat(read(root, batch_size=7, epochs=2, **SHUFFLED))
+        # Half of them from a store, and half decoded as they are read: the orders differ.
+        options: dict[str, Any] = {"epochs": 2, "cache": "none" if workers % 2 else "memory", **SHUFFLED}
+        expected = flat(read(root, batch_size=7, **options))
         found: list[int] = []
         state: JsonState | None = None
         over = False
         while not over:
             at_once = rng.randint(1, 5)
-            group = Ranks(root, world, workers, batch_size=at_once, epochs=2, **SHUFFLED)
+            group = Ranks(root, world, workers, batch_size=at_once, **options)
             if state is not None:
                 group.load(state)
             for _ in range(rng.randint(0, 1 + 60 // (world * at_once))):
@@ -198,6 +200,37 @@ class TestElastic:
         with ReplayDataset(root, **options).loader(num_workers=workers) as loader:
             assert delivered(loader) == read(root, **options)
             assert delivered(loader) == []
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"cache": "disk", "n_step": 3, "gamma": 0.9, "shuffle": True, "seed": 1},
+            {"cache": "memory", "sequence_length": 4, "burn_in": 1, "shuffle": True, "seed": 1},
+            {"cache": "memory", "filter": "t > 20", "shuffle": True, "seed": 1},
+            {"cache": "none", "columns": ["t"]},
+        ],
+        ids=["n-step", "sequences", "filter", "columns"],
+    )
+    def test_so_it_does_with_every_option_of_a_reader(
+        self, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("RLIO_CACHE", str(tmp_path / "cache"))
+        t = np.arange(60)
+        root = store(numbered(60, eps_id=t // 12, rewards=t / 7, terminateds=t % 12 == 11))
+        options = {"batch_size": 7, "epochs": 1, **options}
+        with DatasetReader(root, **options) as reader:
+            expected = list(reader)
+        assert len(expected) > 2
+        dataset = ReplayDataset(root, transform=as_it_is, **options)
+        with dataset.loader(num_workers=2) as loader:
+            found = [next(loader)]
+            state = loader.state_dict()
+        with dataset.loader(num_workers=3) as loader:
+            loader.load_state_dict(state)
+            found += list(loader)
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_same(one, other)
 
     def test_it_is_endless_without_epochs(self, root: str) -> None:
         dataset = ReplayDataset(root, batch_size=10, **SHUFFLED)
@@ -294,6 +327,11 @@ class TestElastic:
         for workers in (0, 2):
             with dataset.loader(num_workers=workers) as loader:
                 assert flat(delivered(loader)) == list(range(20))
+
+
+def as_it_is(batch: Batch) -> Batch:
+    """A transform that gives the batch itself."""
+    return batch
 
 
 class Flaky:
