@@ -55,10 +55,11 @@ def measure(parts: Sequence[str], *, scale: Scale, data: Path) -> Run:
         # What stores keep belongs to this run, and must not push out what the user's own cache holds.
         os.environ["RLIO_CACHE"] = str(Path(scratch) / "cache")
         for name in parts:
-            begun = time.perf_counter()
+            begun, cpu = time.perf_counter(), time.process_time()
             print(f"{name} ...", file=sys.stderr, flush=True)
             run.sections.append(part(name)(Setup(scale=scale, data=data, scratch=Path(scratch))))
-            print(f"{name}: {time.perf_counter() - begun:.0f} s", file=sys.stderr, flush=True)
+            took, cpu = time.perf_counter() - begun, time.process_time() - cpu
+            print(f"{name}: {took:.0f} s, {cpu:.0f} s of processors", file=sys.stderr, flush=True)
     return run
 
 

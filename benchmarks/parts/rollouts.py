@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,10 @@ def run(setup: Setup) -> Section:
     makers: dict[str, Callable[[], Any]] = {"RLlib": lambda: _rllib_worker(steps)}
     workers = peers.gathered(makers, section.absent)
     cases += [Case(name, worker.sample, ENVS * steps) for name, worker in workers.items()]
-    section.add_taken("rollouts", interleave(cases, rounds=setup.scale.rounds, seconds=setup.scale.seconds))
+    with _one_thread():
+        section.add_taken(
+            "rollouts", interleave(cases, rounds=setup.scale.rounds, seconds=setup.scale.seconds)
+        )
     work = f"rollouts of {ENVS} CartPole"
     section.compare(work, case="rollouts", ours="rlio", beside="bare loop", at_least=0.6)
     section.compare(work, case="rollouts", ours="rlio", beside="RLlib", at_least=25)
@@ -43,6 +47,19 @@ def run(setup: Setup) -> Section:
     for worker in workers.values():
         worker.stop()
     return section
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """As Ray sets up its workers: many of them share a machine, and a small network gains nothing by more."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class _BareLoop:
