@@ -6,36 +6,30 @@ epoch, counted over all ranks, so that states are equal on all ranks after equal
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import secrets
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from rlio.batch import concat_samples
 from rlio.dataset import Dataset
-from rlio.errors import CorruptData, DataNotFound, EndOfData, HoleError, LedgerError, StateError
+from rlio.errors import CorruptData, DataNotFound, EndOfData, HoleError, LedgerError
 from rlio.interfaces import Batch, JsonState, ReadLedger, ReadOptions, Unit
 from rlio.readers.group_source import GroupSource, WindowedOrder, open_groups
 from rlio.replay.order import ORDER_VERSION
+from rlio.replay.positions import (
+    Span,
+    check_offset,
+    check_position,
+    choose_seed,
+    columns_digest,
+    spans_of,
+)
 from rlio.replay.segment_reader import ShardGone, group_options, own_size
-from rlio.schemas.schema import canonical_json
 from rlio.storage import listing
 
 __all__ = ["EpochPass"]
 
 logger = logging.getLogger("rlio")
-
-
-@dataclass(frozen=True)
-class _Span:
-    """Units [start, stop) of one epoch."""
-
-    epoch: int
-    start: int
-    stop: int
 
 
 class EpochPass:
@@ -53,7 +47,7 @@ class EpochPass:
         self.dataset = dataset
         self.options = options
         self._missing: Literal["error", "drop", "fill"] = missing
-        self.seed = self._choose_seed()
+        self.seed = choose_seed(options, dataset.uri)
         # Paths of shards that are listed and not there, again and again.
         self._given_up: set[str] = set()
         self._source = self._open_first()
@@ -201,7 +195,7 @@ class EpochPass:
             raise EndOfData(f"the last {found} {self.unit} are fewer than {n}, and drop_last drops them")
         return parts
 
-    def _deal(self, n: int, parts: list[Batch]) -> list[_Span]:
+    def _deal(self, n: int, parts: list[Batch]) -> list[Span]:
         """This rank's part of the next ``world * n`` units, and step over them; ``parts`` wait for them.
 
         Raises:
@@ -217,7 +211,7 @@ class EpochPass:
                 raise EndOfData(f"all {epochs} epochs of {total} {self.unit} have been read")
             covered = min(covered, left)
         start, stop = self._part_of(covered)
-        spans = list(_epochs_of(self.epoch, self._offset + start, self._offset + stop, total))
+        spans = list(spans_of(self.epoch, self._offset + start, self._offset + stop, total))
         self._step_over(covered)
         return spans
 
@@ -343,30 +337,12 @@ class EpochPass:
         Raises:
             StateError: It is one of other data, or of other options.
         """
-        for key, value in self._fingerprint().items():
-            if key == "options":
-                check_options(position.get(key), value, uri=self.dataset.uri)
-            elif position.get(key) != value:
-                raise StateError(
-                    f"state['position'][{key!r}] is {position.get(key)!r} but this reader has {value!r}: "
-                    "open the same data with the same options",
-                    uri=self.dataset.uri,
-                )
-        if position["seed"] != self.seed and self.options.seed is not None:
-            raise StateError(
-                f"state['position']['seed'] is {position['seed']}; this reader has {self.options.seed}"
-            )
+        check_position(position, self._fingerprint(), self.options, uri=self.dataset.uri)
         if position["seed"] != self.seed:  # Drawn from the OS by both: the saved one counts.
             self.seed = position["seed"]
             if isinstance(self._source, WindowedOrder):
                 self._source.reseed(position["seed"])
-        epoch, offset = int(position["epoch"]), int(position["position"])
-        last = self.options.epochs
-        if not 0 <= offset < max(self._source.total, 1) or epoch < 0 or (last is not None and epoch > last):
-            raise StateError(
-                f"state['position'] is unit {offset} of epoch {epoch}; an epoch has {self._source.total} and "
-                f"there are {'endless' if last is None else last} epochs"
-            )
+        epoch, offset = check_offset(position, self.options, total=self._source.total)
         self.epoch, self._offset = self._began = (epoch, offset)
         self._tally, self._cut_short, self._stepped_over = ReadLedger(), False, False
         self._source.rewind()
@@ -388,48 +364,6 @@ class EpochPass:
             "options": options,
         }
 
-    def _choose_seed(self) -> int | None:
-        """The seed of the order; None if recorded. One from the OS is logged and kept in the state."""
-        if not self.options.shuffle:
-            return None
-        if self.options.seed is not None:
-            return self.options.seed
-        drawn = secrets.randbits(63)
-        logger.info("shuffling %s with seed %d", self.dataset.uri, drawn)
-        return drawn
-
     def close(self) -> None:
         """End the background thread."""
         self._source.close()
-
-
-def check_options(saved: Any, ours: dict[str, Any], *, uri: str) -> None:
-    """Compare the options in a saved state, which may be anything, with those of a reader.
-
-    Raises:
-        StateError: Some differ; the message names them.
-    """
-    saved = saved if isinstance(saved, dict) else {}
-    unlike = [name for name, value in ours.items() if saved.get(name) != value]
-    if unlike:
-        raise StateError(
-            f"the state was saved with another value of the options {', '.join(unlike)}: open the data "
-            "with the options of that time",
-            uri=uri,
-        )
-
-
-def columns_digest(options: ReadOptions) -> str | None:
-    """What a state holds of ``columns``: a digest, as there may be thousands."""
-    if options.columns is None:
-        return None
-    return hashlib.blake2b(canonical_json(list(options.columns)).encode(), digest_size=8).hexdigest()
-
-
-def _epochs_of(epoch: int, first: int, last: int, total: int) -> Iterator[_Span]:
-    """Cut positions counted from the beginning of ``epoch`` where epochs meet."""
-    while first < last:
-        crossed, start = divmod(first, total)
-        stop = min(start + last - first, total)
-        yield _Span(epoch + crossed, start, stop)
-        first += stop - start

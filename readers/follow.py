@@ -39,7 +39,7 @@ from rlio.errors import (
     excerpt,
 )
 from rlio.interfaces import Batch, JsonState, ReadLedger, ReadOptions, Unit
-from rlio.readers.epoch_pass import check_options, columns_digest
+from rlio.replay.positions import check_options, columns_digest
 from rlio.replay.segment_reader import (
     Ahead,
     SegmentReader,

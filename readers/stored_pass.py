@@ -15,6 +15,7 @@ from rlio.errors import LedgerError, OptionError
 from rlio.interfaces import Batch, JsonState, ReadLedger, ReadOptions, Unit
 from rlio.replay.draws import Draw, Units
 from rlio.replay.epochs import Passage, StorePass
+from rlio.replay.positions import columns_digest
 from rlio.replay.segment_reader import counting_of, own_size
 from rlio.replay.store import ReplayStore
 from rlio.schemas.schema import PolicySchema, Schema
@@ -86,7 +87,7 @@ class StoredPass:
                 batch_size=own_size(dataset) if plain else _OWN_SEQUENCES,
                 prefetch=stored.prefetch,
                 also={
-                    "columns": None if options.columns is None else sorted(options.columns),
+                    "columns": columns_digest(options),
                     "on_error": options.on_error,
                     "missing": stored.missing,
                     "policy": stored.policy,

@@ -6,9 +6,7 @@ The position is one number, equal on all ranks after equal calls: rank r of w re
 
 from __future__ import annotations
 
-import logging
-import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,14 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch
-from rlio.errors import EndOfData, StateError
+from rlio.errors import EndOfData
 from rlio.interfaces import Batch, JsonState, ReadLedger, ReadOptions, Unit
 from rlio.replay.draws import Draw, Units
 from rlio.replay.order import ORDER_VERSION, Permutation
+from rlio.replay.positions import Span, check_offset, check_position, choose_seed, spans_of
 
-__all__ = ["OWN_BATCH", "Passage", "StorePass", "check_options", "choose_seed"]
-
-logger = logging.getLogger("rlio")
+__all__ = ["OWN_BATCH", "Passage", "StorePass"]
 
 Ids = NDArray[np.int64]
 
@@ -36,14 +33,6 @@ _BLOCK_ROWS: Final = 4096
 _BLOCK_BYTES: Final = 4 << 20
 # Positions whose units are calculated at once.
 _ORDER_ROWS: Final = 16_384
-
-
-class _Span(NamedTuple):
-    """Positions ``start`` to ``stop - 1`` of an epoch."""
-
-    epoch: int
-    start: int
-    stop: int
 
 
 @dataclass(frozen=True)
@@ -233,14 +222,14 @@ class StorePass:
         rank, world = self.options.shard
         size = self._batch_size
         if world == 1:
-            numbers = self._numbers(_Span(epoch, offset, offset + count * size))
+            numbers = self._numbers(Span(epoch, offset, offset + count * size))
         else:
             first = offset + rank * size + np.arange(count)[:, None] * (world * size)
             positions = (first + np.arange(size)).reshape(-1)
             numbers = self._permutation(epoch).at(positions) if self.options.shuffle else positions
         return _Block(key, self.units.batch(numbers))
 
-    def _numbers(self, span: _Span) -> Ids:
+    def _numbers(self, span: Span) -> Ids:
         """The units at some positions."""
         if not self.options.shuffle:
             return np.arange(span.start, span.stop)
@@ -260,7 +249,7 @@ class StorePass:
             self._order, self._order_epoch = order, epoch
         return order
 
-    def _deal(self, n: int) -> list[_Span]:
+    def _deal(self, n: int) -> list[Span]:
         """This rank's part of the next ``world * n`` units, and step over them.
 
         Raises:
@@ -276,7 +265,7 @@ class StorePass:
             covered = min(covered, left)
         first = self._offset + covered * rank // world
         last = self._offset + covered * (rank + 1) // world
-        spans = list(_epochs_of(self.epoch, first, last, total))
+        spans = list(spans_of(self.epoch, first, last, total))
         crossed, self._offset = divmod(self._offset + covered, total)
         self.epoch += crossed
         if not spans:  # A rank that has no part in the last step.
@@ -290,7 +279,7 @@ class StorePass:
             rank, world = self.options.shard
             first = self._offset + left * rank // world
             last = self._offset + left * (rank + 1) // world
-            spans = _epochs_of(self.epoch, first, last, self.total)
+            spans = spans_of(self.epoch, first, last, self.total)
             numbers = np.concatenate([np.empty(0, np.int64), *map(self._numbers, spans)])
             if len(numbers):
                 self._dropped += self.units.batch(numbers).agent_steps()
@@ -307,26 +296,8 @@ class StorePass:
         Raises:
             StateError: It is one of other data, or of other options.
         """
-        for key, value in self._fingerprint().items():
-            if key == "options":
-                check_options(position.get(key), value, uri=self.passage.uri)
-            elif position.get(key) != value:
-                raise StateError(
-                    f"state['position'][{key!r}] is {position.get(key)!r} but this reader has {value!r}: "
-                    "open the same data with the same options",
-                    uri=self.passage.uri,
-                )
-        if position["seed"] != self.seed and self.options.seed is not None:
-            raise StateError(
-                f"state['position']['seed'] is {position['seed']}; this reader has {self.options.seed}"
-            )
-        epoch, offset = int(position["epoch"]), int(position["position"])
-        last = self.options.epochs
-        if not 0 <= offset < max(self.total, 1) or epoch < 0 or (last is not None and epoch > last):
-            raise StateError(
-                f"state['position'] is unit {offset} of epoch {epoch}; an epoch has {self.total} and there "
-                f"are {'endless' if last is None else last} epochs"
-            )
+        check_position(position, self._fingerprint(), self.options, uri=self.passage.uri)
+        epoch, offset = check_offset(position, self.options, total=self.total)
         self.seed, self._order = position["seed"], None
         self._known = (-1, 0, np.empty(0, np.int64))
         self.epoch, self._offset = epoch, offset
@@ -353,39 +324,3 @@ class StorePass:
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._pool = None
         self._ahead = self._block = None
-
-
-def check_options(saved: Any, ours: Mapping[str, Any], *, uri: str) -> None:
-    """Compare the options in a saved state, which may be anything, with those of a reader.
-
-    Raises:
-        StateError: Some differ; the message names them.
-    """
-    saved = saved if isinstance(saved, dict) else {}
-    unlike = [name for name in {**ours, **saved} if saved.get(name) != ours.get(name)]
-    if unlike:
-        raise StateError(
-            f"the state was saved with another value of the options {', '.join(unlike)}: open the data "
-            "with the options of that time",
-            uri=uri,
-        )
-
-
-def choose_seed(options: ReadOptions, uri: str) -> int | None:
-    """The seed of the order; None if it is the recorded one. One from the OS is logged."""
-    if not options.shuffle:
-        return None
-    if options.seed is not None:
-        return options.seed
-    drawn = secrets.randbits(63)
-    logger.info("shuffling %s with seed %d", uri, drawn)
-    return drawn
-
-
-def _epochs_of(epoch: int, first: int, last: int, total: int) -> Iterator[_Span]:
-    """Cut positions counted from the beginning of ``epoch`` where epochs meet."""
-    while first < last:
-        crossed, start = divmod(first, total)
-        stop = min(start + last - first, total)
-        yield _Span(epoch + crossed, start, stop)
-        first += stop - start
