@@ -10,7 +10,17 @@ import pytest
 from counter_env import check_transitions, decode, episode, interleaved
 
 from rlio import MultiAgentBatch, ParquetWriter, ReplayStore, Roll, SampleBatch, open_dataset
-from rlio.errors import ClosedError, EndOfData, HoleError, MissingColumn, OptionError, SchemaError, StateError
+from rlio.errors import (
+    ClosedError,
+    CorruptData,
+    DataNotFound,
+    EndOfData,
+    HoleError,
+    MissingColumn,
+    OptionError,
+    SchemaError,
+    StateError,
+)
 
 LENGTHS = {(env, number): 3 + (5 * env + 7 * number) % 23 for env in range(3) for number in range(8)}
 
@@ -422,3 +432,40 @@ def test_a_shard_that_is_gone_is_an_error_or_counted(tmp_path: Path) -> None:
     np.testing.assert_array_equal(here[:, :2], there[:, :2])
     steps = there[:, 2] - here[:, 2]
     np.testing.assert_allclose(batch["rewards"], sum((here[:, 2] + k + 1) * (k < steps) for k in range(3)))
+
+
+@pytest.mark.parametrize("kind", ["vector", "stack"])
+def test_a_live_store_goes_on_as_it_was_saved(tmp_path: Path, kind: str) -> None:
+    store = ReplayStore(60)
+    sampler = store.prioritised(batch_size=8, seed=0)
+    for number in range(9):
+        store.append(episode(0, number, 10, kind=kind))
+        batch = sampler.sample()
+        sampler.update_priorities(batch["batch_indexes"], batch["rewards"])
+    store.append(episode(0, 9, 10, stop=4, kind=kind))
+    sampler.sample()
+    store.save(tmp_path / "buffer", priorities=sampler)
+    store.save(tmp_path / "buffer", priorities=sampler)  # In the place of the first.
+    state = sampler.state_dict()
+    other = ReplayStore.load(tmp_path / "buffer")
+    assert len(other) == len(store)
+    twin = other.prioritised(batch_size=8)
+    twin.load_state_dict(state)
+    for step in range(4, 10):
+        for each, drawn in ((store, sampler), (other, twin)):
+            each.append(episode(0, 9, 10, start=step, stop=step + 1, kind=kind))
+            found = drawn.sample()
+            drawn.update_priorities(found["batch_indexes"], found["rewards"])
+        again = sampler.sample()
+        for name, values in twin.sample().items():
+            np.testing.assert_array_equal(values, again[name])
+    lengths = {(0, number): 10 for number in range(10)}
+    check_transitions(
+        other.uniform(batch_size=200, n_step=3, gamma=0.9).sample(), lengths=lengths, n_step=3, gamma=0.9
+    )
+    with pytest.raises(DataNotFound):
+        ReplayStore.load(tmp_path / "nothing")
+    (manifest,) = (tmp_path / "buffer").glob("*.json")
+    manifest.write_bytes(manifest.read_bytes()[:-9])
+    with pytest.raises(CorruptData):
+        ReplayStore.load(tmp_path / "buffer")

@@ -20,8 +20,6 @@ from rlio.replay.build import SegmentKey, Source, build, key_of
 from rlio.replay.cache import Build, CacheFolder, Entry, Reading
 from rlio.replay.ingest import OpenEpisode
 from rlio.replay.rows import Filled, Piece, StoreRows
-from rlio.replay.table import Extent
-from rlio.replay.texts import TextExtent
 from rlio.schemas.schema import Schema, canonical_json
 
 __all__ = ["Cached", "open_cached"]
@@ -76,15 +74,7 @@ class _Contents:
     def to_json(self) -> dict[str, Any]:
         """For a manifest."""
         return {
-            "extents": {
-                pid: {
-                    "rows": extent.rows,
-                    "frames": dict(extent.frames),
-                    "texts": {name: [list(text.chunks), text.used] for name, text in extent.texts.items()},
-                }
-                for pid, extent in self.filled.extents.items()
-            },
-            "steps": [[dict(rows), count] for rows, count in self.filled.steps],
+            **self.filled.to_json(),
             "pieces": [
                 [*key, None if piece is None else [dict(piece.rows), list(piece.steps)], lost]
                 for key, (piece, lost) in self.pieces.items()
@@ -100,14 +90,6 @@ class _Contents:
             CorruptData: It is not that.
         """
         try:
-            extents = {
-                pid: Extent(
-                    found["rows"],
-                    found["frames"],
-                    {name: TextExtent(tuple(sizes), used) for name, (sizes, used) in found["texts"].items()},
-                )
-                for pid, found in state["extents"].items()
-            }
             pieces: dict[SegmentKey, tuple[Piece | None, int]] = {}
             for path, skip, rows, piece, lost in state["pieces"]:
                 made = None
@@ -115,9 +97,7 @@ class _Contents:
                     spans = {pid: (first, count) for pid, (first, count) in piece[0].items()}
                     made = Piece(spans, (piece[1][0], piece[1][1]))
                 pieces[SegmentKey(path, skip, rows)] = made, lost
-            return cls(
-                Filled(extents, [(rows, count) for rows, count in state["steps"]]), pieces, state["open"]
-            )
+            return cls(Filled.from_json(state), pieces, state["open"])
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise CorruptData(f"what a store notes of its rows is damaged: {error!r}") from error
 

@@ -32,6 +32,7 @@ from rlio.replay.ingest import Ingest
 from rlio.replay.layout import RowLayout
 from rlio.replay.memory import Arrays, RamArrays
 from rlio.replay.table import Extent, RowTable
+from rlio.replay.texts import TextExtent
 from rlio.schemas.schema import Schema
 
 __all__ = ["Filled", "Piece", "StoreRows"]
@@ -64,6 +65,33 @@ class Filled:
     extents: Mapping[str, Extent] = field(default_factory=dict)
     steps: Sequence[tuple[Mapping[str, int], int]] = ()
 
+    def to_json(self) -> dict[str, Any]:
+        """For a manifest."""
+        return {
+            "extents": {
+                pid: {
+                    "rows": extent.rows,
+                    "frames": dict(extent.frames),
+                    "texts": {name: [list(text.chunks), text.used] for name, text in extent.texts.items()},
+                }
+                for pid, extent in self.extents.items()
+            },
+            "steps": [[dict(rows), count] for rows, count in self.steps],
+        }
+
+    @classmethod
+    def from_json(cls, written: Mapping[str, Any]) -> Filled:
+        """Read it back; KeyError, TypeError or ValueError where it is not that."""
+        extents = {
+            pid: Extent(
+                found["rows"],
+                found["frames"],
+                {name: TextExtent(tuple(sizes), used) for name, (sizes, used) in found["texts"].items()},
+            )
+            for pid, found in written["extents"].items()
+        }
+        return cls(extents, [(rows, count) for rows, count in written["steps"]])
+
 
 class StoreRows:
     """Tables, one a policy, that batches are added to.
@@ -77,6 +105,7 @@ class StoreRows:
         columns: Logical columns to keep, of those that there are; None: all.
         filled: What is there already.
         sealed: Whether nothing is added.
+        starts: Policy id -> logical number of its first row; 0 for those that are left out.
     """
 
     def __init__(
@@ -90,6 +119,7 @@ class StoreRows:
         columns: frozenset[str] | None = None,
         filled: Filled | None = None,
         sealed: bool = False,
+        starts: Mapping[str, int] | None = None,
     ) -> None:
         self.schema = schema
         self.tables: dict[str, RowTable] = {}
@@ -112,6 +142,7 @@ class StoreRows:
                 frames=frames,
                 extent=extent,
                 sealed=sealed,
+                start=(starts or {}).get(pid, 0),
             )
             self._ingests[pid] = Ingest(self.tables[pid], policy, name=pid)
         self.joint = schema.multi_agent

@@ -248,8 +248,8 @@ class PrioritisedSampler(_Sampler):
         self.options = options
         self._rng = np.random.Generator(np.random.Philox(self.seed))
         self._priorities: Priorities | None = None
-        #: Of a live store: rows whose priorities are known.
-        self._span = (0, 0)
+        #: Of a live store: the rows whose priorities are known, (oldest, next).
+        self.span = (0, 0)
 
     @property
     def priorities(self) -> Priorities:
@@ -269,11 +269,11 @@ class PrioritisedSampler(_Sampler):
         (table,) = self.store.tables.values()
         if self._priorities is None:
             self._priorities = Priorities(table.capacity, self.options)
-        tail, head = self._span
+        tail, head = self.span
         self._forget(range(tail, min(table.tail, head)), table.capacity)
         for part in _slots(range(max(head, table.tail), table.head), table.capacity):
             self._priorities.appended(part)
-        self._span = table.tail, table.head
+        self.span = table.tail, table.head
 
     def _forget(self, rows: range, capacity: int) -> None:
         assert self._priorities is not None
@@ -327,7 +327,7 @@ class PrioritisedSampler(_Sampler):
         handle, made = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         try:
             with os.fdopen(handle, "wb") as file:
-                np.savez(file, allow_pickle=False, span=np.array(self._span), **arrays)
+                np.savez(file, allow_pickle=False, span=np.array(self.span), **arrays)
                 file.flush()
                 os.fsync(file.fileno())
             Path(made).replace(target)
@@ -343,15 +343,24 @@ class PrioritisedSampler(_Sampler):
         """
         with np.load(path, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
+        span = [int(row) for row in arrays.pop("span", ())]
+        with self.store.lock:
+            self.restore(arrays, (span[0], span[1]) if len(span) == 2 else (-1, -1), uri=os.fspath(path))
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]], span: tuple[int, int], *, uri: str = "") -> None:
+        """Take priorities from arrays, as `Priorities.to_arrays` gave them for the rows ``span``.
+
+        Raises:
+            StateError: They are those of other rows.
+        """
         with self.store.lock:
             mine = self.priorities
-            span = tuple(int(row) for row in arrays.pop("span", ()))
             loaded = Priorities.from_arrays(arrays, self.options)
-            if loaded.tree.capacity != mine.tree.capacity or (self.store.live and span != self._span):
+            if loaded.tree.capacity != mine.tree.capacity or (self.store.live and span != self.span):
                 raise StateError(
                     f"priorities of {loaded.tree.capacity} slots and rows {span}, where the store has "
-                    f"{mine.tree.capacity} and {self._span}: load those that were saved with it",
-                    uri=os.fspath(path),
+                    f"{mine.tree.capacity} and {self.span}: load those that were saved with it",
+                    uri=uri or self.store.uri,
                 )
             self._priorities = loaded
 

@@ -20,6 +20,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypedDict, Unpack
 
@@ -39,6 +40,7 @@ from rlio.replay.n_step import NStep
 from rlio.replay.priorities import Prioritised
 from rlio.replay.rows import Piece, StoreRows
 from rlio.replay.samplers import EpochReader, PrioritisedSampler, UniformSampler
+from rlio.replay.saved import load_rows, save_rows
 from rlio.replay.segment_reader import ShardGone
 from rlio.replay.sequences import Sequences
 from rlio.replay.table import RowTable
@@ -154,6 +156,8 @@ class ReplayStore:
         self._failure: BaseException | None = None
         self._folder: CacheFolder | None = None
         self._cached: Cached | None = None
+        #: Priorities that were saved with the rows, and those rows: for the first sampler that wants them.
+        self._loaded: tuple[Mapping[str, Any], tuple[int, int]] | None = None
 
     # ---- a data set ----
 
@@ -481,9 +485,60 @@ class ReplayStore:
         Source: Schaul et al., "Prioritized Experience Replay" (ICLR 2016).
         """
         options = Prioritised(alpha=alpha, beta=beta, epsilon=epsilon, normalise=normalise)
-        return PrioritisedSampler(
+        sampler = PrioritisedSampler(
             self, draw_of(draw), options, batch_size=batch_size, seed=seed, policy=policy
         )
+        if self._loaded is not None:
+            sampler.restore(*self._loaded)
+            self._loaded = None
+        return sampler
+
+    # ---- keeping a live store ----
+
+    def save(self, path: str | os.PathLike[str], *, priorities: PrioritisedSampler | None = None) -> None:
+        """Write a live store to a folder, whole or not at all; one that is there is replaced.
+
+        Args:
+            path: The folder, on a local disk; its parent exists.
+            priorities: A sampler of this store whose priorities are kept with the rows: the first that
+                `prioritised` makes of the loaded store goes on with them.
+
+        Raises:
+            OptionError: It is the store of a data set, which needs no saving; or the sampler is not its own.
+            CacheError: The disk is full.
+        """
+        self._check_open()
+        if not self.live:
+            raise OptionError("save() of the store of a data set: its rows are there; save priorities alone")
+        if priorities is not None and priorities.store is not self:
+            raise OptionError("save(priorities=...): the sampler is one of another store")
+        with self.lock:
+            if self._rows is None:
+                raise OptionError("save() of a store to which nothing was appended")
+            kept = None if priorities is None else priorities.priorities.to_arrays()
+            save_rows(
+                Path(path),
+                self._rows,
+                capacity=self._capacity,
+                frames=self._frames,
+                priorities=kept,
+                span=(0, 0) if priorities is None else priorities.span,
+            )
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> ReplayStore:
+        """A live store as `save` wrote it: its rows under the same numbers, its episodes going on.
+
+        Raises:
+            DataNotFound: There is none.
+            CorruptData: It is damaged.
+        """
+        found = load_rows(Path(path), arrays=RamArrays())
+        store = cls(found.capacity, frames=found.frames)
+        store._rows = found.rows
+        store._loaded = None if found.priorities is None else (found.priorities, found.span)
+        store.version += 1
+        return store
 
     # ---- the end ----
 

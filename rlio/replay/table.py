@@ -109,6 +109,7 @@ class RowTable:
             share.
         extent: What is in the arrays already; of a table that is no ring.
         sealed: Whether nothing is added, and the arrays are no longer than ``extent`` says.
+        start: Of an empty ring: logical number of the first row.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class RowTable:
         frames: int | None = None,
         extent: Extent | None = None,
         sealed: bool = False,
+        start: int = 0,
     ) -> None:
         if capacity < 1:
             raise OptionError(f"capacity={capacity}: rows to keep, at least 1")
@@ -176,7 +178,7 @@ class RowTable:
         }
         self._buffers = Buffers()
         #: Logical numbers of the oldest row that is kept, and of the next one.
-        self.tail, self.head = 0, filled.rows
+        self.tail, self.head = start, start + filled.rows
         #: For each append that is still in the pools: its first row, and the lowest frame of each pool.
         self._marks: deque[tuple[int, dict[str, int]]] = deque()
 
