@@ -29,7 +29,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlio.errors import CacheError, ClosedError, CorruptData, OptionError, UnsafeData
-from rlio.replay import cache_files, locks, memory
+from rlio.replay import cache, cache_files, locks, memory
 from rlio.replay.cache import Build, CacheFolder, Entry, Reading
 from rlio.replay.manifests import Manifest
 
@@ -212,13 +212,39 @@ def test_a_store_is_built_anew_beside_its_readers(folder: CacheFolder) -> None:
             assert opened.manifest is None
             extend(opened, 7)
             assert rows_in(entry) == 7
-        assert rows_read(old) == 10
+            opened.ensure_room(1)  # Sweeps.
+        assert rows_read(old) == 10  # Its files are there still.
         assert sum(name.startswith(f"{KEY}.old-") for name in names(folder)) == 1
     with entry.building() as opened:
         opened.start_over()
         assert rows_in(entry) is None  # Nobody reads it: its room is had at once.
         opened.ensure_room(1)
     assert names(folder) == []
+
+
+def test_a_reader_that_comes_while_a_store_is_replaced_has_the_new_one(
+    folder: CacheFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = entry_of(folder)
+    build(entry)
+    try_lock = locks.try_lock
+
+    def late(*args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(cache, "try_lock", try_lock)
+        with entry.building() as opened:
+            opened.start_over()
+            extend(opened, 4)
+        return try_lock(*args, **options)
+
+    # The old folder is open by now; its files are removed, or, for the second time, are another reader's.
+    for held in (False, True):
+        other = entry.reading() if held else None
+        monkeypatch.setattr(cache, "try_lock", late)
+        with entry.reading() as reading:
+            assert rows_read(reading) == 4
+            assert os.fstat(reading._dir).st_ino == os.stat(entry.path).st_ino
+        if other is not None:
+            other.close()
 
 
 def test_use_after_the_end_is_an_error(folder: CacheFolder) -> None:
@@ -474,6 +500,28 @@ def test_forks_at_any_moment_hold_no_lock_of_another_thread(tmp_path: Path) -> N
             kill(pid)
 
 
+def test_a_lock_on_a_file_that_was_removed_meanwhile_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, flock = tmp_path / "lock", locks.fcntl.flock
+
+    def late(fd: int, operation: int) -> None:
+        monkeypatch.setattr(locks.fcntl, "flock", flock)
+        path.unlink()  # By another process that had the lock, before this one opened the file.
+        path.touch(0o600)
+        flock(fd, operation)
+
+    monkeypatch.setattr(locks.fcntl, "flock", late)
+    lock = locks.try_lock(str(path), make=True)
+    assert lock is not None
+    assert os.fstat(lock.fd).st_ino == path.stat().st_ino
+    assert locks.try_lock(str(path)) is None
+    lock.release()
+    monkeypatch.setattr(locks.fcntl, "flock", lambda fd, operation: path.unlink())
+    with pytest.raises(FileNotFoundError):
+        locks.try_lock(str(path))
+
+
 # ---- builders that die
 
 
@@ -523,11 +571,10 @@ def test_a_build_that_dies_at_any_call_leaves_a_whole_store_or_none(tmp_path: Pa
     assert point > 40
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-def test_any_call_may_fail_and_the_store_is_whole_or_none(tmp_path: Path, code: int) -> None:
-    for point in itertools.count(1, 2 if code == errno.EIO else 1):
+@pytest.mark.parametrize(("code", "start"), [(errno.EIO, 1), (errno.ENOSPC, 2)], ids=["EIO", "ENOSPC"])
+def test_any_call_may_fail_and_the_store_is_whole_or_none(tmp_path: Path, code: int, start: int) -> None:
+    for point in itertools.count(start, 2):  # Together every call.
         path = tmp_path / f"{point}"
-        calls: list[int] = []
 
         def run(path: Path = path, point: int = point) -> None:
             logging.disable(logging.CRITICAL)
@@ -541,7 +588,7 @@ def test_any_call_may_fail_and_the_store_is_whole_or_none(tmp_path: Path, code: 
                     os._exit(0 if len(seen) >= point else 9)
 
         status = wait_for(fork(run))
-        assert status in (0, 9), (point, calls)
+        assert status in (0, 9), point
         if status == 9:
             break
         check_after(path, point)
@@ -810,6 +857,25 @@ def test_what_others_have_promised_themselves_is_theirs_until_they_die(tmp_path:
             opened.ensure_room(40_001)
         kill(pid)
         opened.ensure_room(100_000)
+
+
+def test_what_a_dead_builder_has_left_makes_way_at_once(tmp_path: Path) -> None:
+    folder = CacheFolder(tmp_path / "cache", max_bytes=20_000)
+
+    def begin(ready: Callable[[], None]) -> None:
+        with entry_of(folder).building() as opened:
+            opened.arrays.array("rows", (1500,), ROWS)
+            opened.arrays.reserve("rows", 1500)
+            ready()
+            time.sleep(60)
+
+    kill(ready_child(begin))
+    assert folder.bytes == 12288
+    for key in (KEY, OTHER):
+        with entry_of(folder, key).building() as opened:
+            opened.ensure_room(20_000)
+            assert folder.bytes == 0
+        kill(ready_child(begin))
 
 
 def test_a_build_that_outgrows_its_promise_makes_room_or_stops(tmp_path: Path) -> None:

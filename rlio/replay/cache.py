@@ -276,20 +276,29 @@ class Reading:
         while True:
             try:
                 self._dir = os.open(path, _FOLDER_FLAGS)
+            except FileNotFoundError:
+                return
+            with contextlib.suppress(FileNotFoundError):  # It has just been removed; or it is damaged.
                 self._lock = wait_for_lock(
                     lambda: try_lock(USED, shared=True, dir_fd=self._dir),
                     what=f"another process that removes {path}",
                     timeout=_PATIENCE_SECONDS,
                 )
-                there = os.stat(path, follow_symlinks=False)
-            except FileNotFoundError:
-                self.close()
-                return
-            here = os.fstat(self._dir)
-            if (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino):
-                _stamp(self._lock.fd)
-                return
+            if self._is_in_place():
+                break
             self.close()
+        if self._lock is None:
+            self.close()
+        else:
+            _stamp(self._lock.fd)
+
+    def _is_in_place(self) -> bool:
+        try:
+            there = os.stat(self._entry.path, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        here = os.fstat(self._dir)
+        return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
 
 
 def _stamp(fd: int) -> None:

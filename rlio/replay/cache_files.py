@@ -206,7 +206,7 @@ class StoreFolder:
         """Remove what rlio has put there, and the folder if it is empty then."""
         with contextlib.suppress(FileNotFoundError):  # Another process was quicker.
             names = os.listdir(self.path)
-            ours = sorted(filter(_is_ours, names), key=_removal_order)
+            ours = [name for name in names if _is_ours(name)]
             for name in ours:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(os.path.join(self.path, name))
@@ -228,11 +228,6 @@ def remove_strays(dir_fd: int, keep: set[str]) -> None:
     for name in os.listdir(dir_fd):
         if (is_array_file(name) and name not in keep) or _TEMPORARY.fullmatch(name):
             os.unlink(name, dir_fd=dir_fd)
-
-
-def _removal_order(name: str) -> int:
-    """What is half removed has no manifest; and it can be locked until all else is gone."""
-    return 0 if name == MANIFEST else 2 if name == USED else 1
 
 
 def scan(folder: str, key: str | None = None) -> tuple[list[StoreFolder], list[str]]:

@@ -19,7 +19,8 @@ from rlio.errors import CorruptData, OptionError, excerpt
 
 __all__ = ["LAYOUT_VERSION", "MAX_BYTES", "Manifest"]
 
-#: Of the files of a store. Stores of another version are built again.
+#: Of the files of a store, and of how rows lie in them: raised by whoever changes that (`layout`, `table`,
+#: `frames`, `texts`). Stores of another version are built again.
 LAYOUT_VERSION: Final = 1
 #: No manifest is larger.
 MAX_BYTES: Final = 256 << 20
