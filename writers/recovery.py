@@ -213,7 +213,7 @@ def recover_before_writing(
     try:
         report = within(_OPEN_SECONDS, lambda: recover(root, spool=spool, storage_options=storage_options))
     except OSError as error:
-        logger.error("the logs of %s cannot be looked for: %s", root, error)
+        logger.error("what writers of %s have left in their logs is not stored yet: %s", root, error)
         return
     if report.rows:
         logger.warning("%s: %d rows of writers that had died are recovered", report.root, report.rows)
