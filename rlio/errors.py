@@ -148,6 +148,10 @@ class MissingExtra(RlioError, ImportError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"{package} is not installed: run  pip install 'rlio[{extra}]'")
+        self._parts = package, extra
+
+    def __reduce__(self) -> tuple[type[MissingExtra], tuple[str, str]]:
+        return type(self), self._parts  # For other processes: `args` holds the message alone.
 
 
 def excerpt(data: object, limit: int = 200) -> str:

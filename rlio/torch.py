@@ -29,14 +29,15 @@ Example:
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import logging
 import operator
 import os
-import pickle
 import traceback
 from collections.abc import Callable, Iterator
+from multiprocessing.reduction import ForkingPickler
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self, TypeVar
 
@@ -394,7 +395,8 @@ def _portable(error: Exception, worker: int) -> Exception:
     """An error that survives being sent, with the traceback as a note."""
     text = "".join(traceback.format_exception(error))
     try:
-        sent = pickle.loads(pickle.dumps(error))
+        ForkingPickler.dumps(error)  # What the DataLoader does with it; and below, what the receiver does.
+        sent = copy.copy(error)
     except Exception as failure:
         logger.debug("%r cannot be sent as it is: %r", error, failure)
         sent = None

@@ -31,7 +31,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 import rlio.torch
 from rlio import DatasetReader, MultiAgentBatch, Roll, SampleBatch
-from rlio.errors import ClosedError, CorruptData, EndOfData, OptionError, StateError
+from rlio.errors import ClosedError, CorruptData, EndOfData, MissingExtra, OptionError, StateError
 from rlio.interfaces import Batch, InputReader, JsonState
 from rlio.testing import assert_resumes, assert_same
 from rlio.torch import ReplayDataset
@@ -761,3 +761,9 @@ class TestPrefetch:
 def test_importing_rlio_does_not_import_torch() -> None:
     code = "import sys, rlio; rlio.DatasetReader; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_an_error_for_a_missing_extra_can_be_sent() -> None:
+    sent = pickle.loads(pickle.dumps(MissingExtra("h5py", "hdf5")))
+    assert type(sent) is MissingExtra
+    assert "rlio[hdf5]" in str(sent)
