@@ -288,7 +288,7 @@ class StorePass:
 
     def position(self) -> JsonState:
         """What `seek` needs."""
-        return {"epoch": self.epoch, "position": self._offset, "seed": self.seed, **self._fingerprint()}
+        return {"epoch": self.epoch, "position": self._offset, "seed": self.seed, **self._fingerprint}
 
     def seek(self, position: JsonState) -> None:
         """Continue from a position; the ledger begins anew.
@@ -296,7 +296,7 @@ class StorePass:
         Raises:
             StateError: It is one of other data, or of other options.
         """
-        check_position(position, self._fingerprint(), self.options, uri=self.passage.uri)
+        check_position(position, self._fingerprint, self.options, uri=self.passage.uri)
         epoch, offset = check_offset(position, self.options, total=self.total)
         self.seed, self._order = position["seed"], None
         self._known = (-1, 0, np.empty(0, np.int64))
@@ -305,6 +305,7 @@ class StorePass:
         self.cut_short = False
         self._block = None
 
+    @cached_property
     def _fingerprint(self) -> dict[str, Any]:
         """What must be the same for a position to mean the same units."""
         return {
