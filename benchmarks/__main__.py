@@ -9,7 +9,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks import machine, report
@@ -51,9 +52,7 @@ def measure(parts: Sequence[str], *, scale: Scale, data: Path) -> Run:
     data.mkdir(parents=True, exist_ok=True)
     options = {key: value for key, value in dataclasses.asdict(scale).items() if key != "growth"}
     run = Run(machine.facts(), {"parts": list(parts), **options})
-    with tempfile.TemporaryDirectory(prefix="scratch-", dir=data) as scratch:
-        # What stores keep belongs to this run, and must not push out what the user's own cache holds.
-        os.environ["RLIO_CACHE"] = str(Path(scratch) / "cache")
+    with tempfile.TemporaryDirectory(prefix="scratch-", dir=data) as scratch, _own_folders(Path(scratch)):
         for name in parts:
             begun, cpu = time.perf_counter(), time.process_time()
             print(f"{name} ...", file=sys.stderr, flush=True)
@@ -61,6 +60,21 @@ def measure(parts: Sequence[str], *, scale: Scale, data: Path) -> Run:
             took, cpu = time.perf_counter() - begun, time.process_time() - cpu
             print(f"{name}: {took:.0f} s, {cpu:.0f} s of processors", file=sys.stderr, flush=True)
     return run
+
+
+@contextmanager
+def _own_folders(scratch: Path) -> Iterator[None]:
+    """What stores and Minari keep belongs to this run, and must not push out what the user has in theirs."""
+    own = {"RLIO_CACHE": scratch / "cache", "MINARI_DATASETS_PATH": scratch / "minari"}
+    before = {name: os.environ.pop(name, None) for name in own}
+    os.environ.update({name: str(folder) for name, folder in own.items()})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            del os.environ[name]
+            if value is not None:
+                os.environ[name] = value
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

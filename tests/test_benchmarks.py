@@ -4,6 +4,7 @@ import doctest
 import importlib.util
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -37,6 +38,10 @@ PEERS = {
 }
 
 
+#: What names the folders in which users keep things, where a run must keep nothing.
+FOLDERS = ("RLIO_CACHE", "MINARI_DATASETS_PATH")
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("benchmarks")
@@ -45,10 +50,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(data: Path) -> Run:
     with pytest.MonkeyPatch.context() as patch:
-        # A run sets these for what it stores.
-        for name in ("RLIO_CACHE", "MINARI_DATASETS_PATH"):
-            patch.setenv(name, "")
-        return measure(list(PARTS), scale=TINY, data=data)
+        for name in FOLDERS:
+            patch.setenv(name, str(data / name))
+        run = measure(list(PARTS), scale=TINY, data=data)
+        assert [os.environ[name] for name in FOLDERS] == [str(data / name) for name in FOLDERS]
+    return run
 
 
 def section(run: Run, part: str) -> Section:
