@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -299,6 +300,64 @@ def test_stacks_are_those_that_a_live_wrapper_shows(
                 assert t < later <= t + options.get("n_step", 1)
             rows += len(batch)
     assert rows == 12 * 33 * 2
+
+
+@pytest.mark.parametrize("axis", [1, 3])
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_stacks_that_jump_or_do_not_follow_each_other_come_back_as_they_were(
+    tmp_path: Path, where: Any, axis: int
+) -> None:
+    """Most steps add one frame to a stack; here, some bring a whole new one, or show the next row another."""
+    rng = np.random.default_rng(axis)
+
+    def stacks(rows: int) -> np.ndarray:
+        return rng.integers(0, 256, (rows, 4, 20, 20), np.uint8)
+
+    obs = stacks(301)
+    for t in range(300):
+        if rng.random() < 0.8:
+            obs[t + 1, :-1] = obs[t, 1:]
+    new_obs = obs[1:].copy()
+    elsewhere = rng.random(300) < 0.1
+    new_obs[elsewhere] = stacks(int(elsewhere.sum()))
+    rows = SampleBatch(
+        obs=np.moveaxis(obs[:-1], 1, axis), new_obs=np.moveaxis(new_obs, 1, axis), eps_id=np.zeros(300, int),
+        t=np.arange(300), rewards=np.zeros(300), terminateds=np.zeros(300, bool),
+    )  # fmt: skip
+    with ParquetWriter(tmp_path) as writer:
+        for start in range(0, 300, 70):
+            writer.write(rows[start : start + 70])
+    with ReplayStore.open(tmp_path, cache=where) as store:
+        (table,) = store.tables.values()
+        (pool,) = table._pools.values()
+        assert pool.depth == 4
+        for options in ({}, {"views": True}):
+            for batch in store.epochs(batch_size=7, epochs=3, seed=0, **options):  # type: ignore[arg-type]
+                assert isinstance(batch, SampleBatch)
+                for name in ("obs", "new_obs"):
+                    np.testing.assert_array_equal(batch[name], rows[name][batch["t"]])
+
+
+@pytest.mark.parametrize("with_times", [False, True])
+def test_without_ids_an_end_ends_an_episode(tmp_path: Path, with_times: bool) -> None:
+    """Rows that say only where episodes end; and times that go on over an end do not join what it parts."""
+    rng = np.random.default_rng(0)
+    ends, kinds = rng.random(500) < 0.2, rng.random(500) < 0.5
+    rows = SampleBatch(
+        obs=np.arange(500.0), new_obs=np.arange(1, 501.0), rewards=np.ones(500),
+        terminateds=ends & kinds, truncateds=ends & ~kinds,
+    )  # fmt: skip
+    if with_times:
+        rows["t"] = np.arange(500)
+    with ParquetWriter(tmp_path) as writer:
+        for start in range(0, 500, 70):
+            writer.write(rows[start : start + 70])
+    stop = np.minimum.accumulate(np.where(ends, np.arange(1, 501), 500)[::-1])[::-1]
+    with ReplayStore.open(tmp_path) as store:
+        (batch,) = store.epochs(batch_size=500, epochs=1, shuffle=False, n_step=4, gamma=1.0)
+    steps = np.minimum(4, stop - np.arange(500))
+    np.testing.assert_array_equal(batch["new_obs"], np.arange(500) + steps)
+    np.testing.assert_array_equal(batch["rewards"], steps)
 
 
 def test_the_world_is_as_awkward_as_it_says(worlds: dict[str, World]) -> None:
