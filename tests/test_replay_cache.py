@@ -8,6 +8,7 @@ import gc
 import itertools
 import json
 import logging
+import mmap
 import multiprocessing
 import os
 import random
@@ -525,22 +526,29 @@ def test_a_lock_on_a_file_that_was_removed_meanwhile_is_none(
 # ---- builders that die
 
 
-def life(path: Path) -> None:
+# How far `life` has come -> rows that a reader may find then.
+STAGES: Final[list[tuple[int | None, ...]]] = [(None, 10), (10, 20), (None, 20, 7)]
+
+
+def life(path: Path, stage: mmap.mmap) -> None:
     """A first build, an extension, and one that starts over."""
+    stage[0] = 0
     entry = entry_of(path)
     build(entry)
+    stage[0] = 1
     with entry.building() as opened:
         opened.arrays.array("more", (5,), ROWS)
         extend(opened, 10)
+    stage[0] = 2
     with entry.building() as opened:
         opened.start_over()
         extend(opened, 7)
 
 
-def check_after(path: Path, where: object) -> None:
+def check_after(path: Path, stage: mmap.mmap, where: object) -> None:
     """Whatever happened: a whole store or none, and the next build succeeds and leaves nothing else there."""
     entry = entry_of(path)
-    assert rows_in(entry) in (None, 10, 20, 7), where
+    assert rows_in(entry) in STAGES[stage[0]], where
     with entry.building(timeout=0) as opened:
         if opened.interrupted:
             assert opened.manifest is not None
@@ -555,16 +563,17 @@ def check_after(path: Path, where: object) -> None:
 
 
 def test_a_build_that_dies_at_any_call_leaves_a_whole_store_or_none(tmp_path: Path) -> None:
+    stage = mmap.mmap(-1, 1)
     for point in itertools.count(1):
         path = tmp_path / f"{point}"
 
         def run(path: Path = path, point: int = point) -> None:
             with intercepted(unsynced(dying_at(point))):
-                life(path)
+                life(path, stage)
 
         status = wait_for(fork(run))
         assert status in (0, DIED), point
-        check_after(path, point)
+        check_after(path, stage, point)
         shutil.rmtree(path)
         if status == 0:
             break
@@ -573,6 +582,7 @@ def test_a_build_that_dies_at_any_call_leaves_a_whole_store_or_none(tmp_path: Pa
 
 @pytest.mark.parametrize(("code", "start"), [(errno.EIO, 1), (errno.ENOSPC, 2)], ids=["EIO", "ENOSPC"])
 def test_any_call_may_fail_and_the_store_is_whole_or_none(tmp_path: Path, code: int, start: int) -> None:
+    stage = mmap.mmap(-1, 1)
     for point in itertools.count(start, 2):  # Together every call.
         path = tmp_path / f"{point}"
 
@@ -581,7 +591,7 @@ def test_any_call_may_fail_and_the_store_is_whole_or_none(tmp_path: Path, code: 
             fails = failing(lambda name, number: number == point and name != "close", code)
             with intercepted(unsynced(fails)) as seen:
                 try:
-                    life(path)
+                    life(path, stage)
                 except CacheError:
                     pass
                 else:
@@ -591,7 +601,7 @@ def test_any_call_may_fail_and_the_store_is_whole_or_none(tmp_path: Path, code: 
         assert status in (0, 9), point
         if status == 9:
             break
-        check_after(path, point)
+        check_after(path, stage, point)
         shutil.rmtree(path)
     assert point > 80
 
@@ -659,7 +669,7 @@ def test_nothing_is_published_before_it_is_durable(tmp_path: Path) -> None:
         return os.path.dirname(name.removeprefix("name "))
 
     with intercepted(handle):
-        life(tmp_path / "cache")
+        life(tmp_path / "cache", mmap.mmap(-1, 1))
     assert len(renamed) == 3
     assert renamed == ["[]"] * 3
 
@@ -818,6 +828,15 @@ def test_a_use_is_noted_once_a_minute(folder: CacheFolder) -> None:
         use_at(entry, used - age)
         assert rows_in(entry) == 10
         assert (abs(os.stat(os.path.join(entry.path, "used")).st_mtime - (used - age)) > 1) == moves
+
+
+def test_an_extension_is_a_use(folder: CacheFolder) -> None:
+    entry, now = entry_of(folder), time.time()
+    build(entry)
+    use_at(entry, now - 1000)
+    with entry.building() as opened:
+        extend(opened, 10)
+    assert os.stat(os.path.join(entry.path, "used")).st_mtime >= now - 1
 
 
 def test_what_does_not_help_is_not_done(tmp_path: Path) -> None:
