@@ -195,12 +195,14 @@ def test_a_live_store_is_right_while_rows_come_and_go(worlds: dict[str, World], 
     store = ReplayStore(capacity=600)
     drawn = 0
     options: list[dict[str, Any]] = [{}, {"n_step": 4, "gamma": 0.5}]
-    samplers = [store.uniform(batch_size=60, seed=0, **drawn_so) for drawn_so in options]
+    samplers = [store.uniform(batch_size=60, seed=0, indexes=True, **drawn_so) for drawn_so in options]
+    order = np.empty((0, 3), np.int64)
     newest = np.full(world.until.shape[:2], -1)
     for rows in recorded:
         assert isinstance(rows, SampleBatch)
         store.append(rows)
         there = world.check(rows)
+        order = np.concatenate([order, there])
         newest[there[:, 0], there[:, 1]] = np.maximum(newest[there[:, 0], there[:, 1]], there[:, 2])
         # What has come so far: the rest is as if it had never been recorded.
         known = np.minimum(world.until, newest[:, :, None] + 1) * (
@@ -213,6 +215,8 @@ def test_a_live_store_is_right_while_rows_come_and_go(worlds: dict[str, World], 
                 batch = sampler.sample()
                 assert isinstance(batch, SampleBatch)
                 drawn += check(so_far, batch, drawn_so)
+                np.testing.assert_array_equal(so_far.check(batch, **drawn_so), order[batch["batch_indexes"]])
+                assert (batch["batch_indexes"] >= len(order) - 600).all()
     assert drawn > 10_000
 
 
