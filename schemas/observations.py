@@ -8,6 +8,7 @@ stream does not hold. Both are used only where the bytes are equal, so that NaN 
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,7 +96,11 @@ def resolve_links(distance: NDArray[np.int32], obs: NDArray[Any], stored: NDArra
         raise CorruptData("a link in _next leaves its row group")
     if len(own) != len(stored):
         raise CorruptData(f"{len(stored)} observations are stored where _next says {len(own)}")
-    new_obs = np.take(obs, target, axis=0, out=empty_array(obs.shape, obs.dtype), mode="clip")
+    # Frame stacks may lie with their frames first, whatever their shape: rows are taken as they lie.
+    axes = (0, *sorted(range(1, obs.ndim), key=lambda axis: -obs.strides[axis]))
+    lying = obs.transpose(axes)
+    taken = np.take(lying, target, axis=0, out=empty_array(lying.shape, obs.dtype), mode="clip")
+    new_obs = taken.transpose(np.argsort(axes))
     new_obs[own] = stored
     missing = distance == MISSING
     if missing.any():
@@ -112,11 +117,8 @@ def detect_stack(obs: NDArray[Any], new_obs: NDArray[Any]) -> FrameStack | None:
         return None
     for axis in (obs.ndim - 2, 0):
         stack = FrameStack(axis, obs.shape[axis + 1])
-        if 2 <= stack.depth <= 16:
-            older, newer = _along(obs, axis)[:, 1:], _along(new_obs, axis)[:, :-1]
-            overlap = (older == newer).reshape(len(older), -1).all(axis=1)
-            if overlap.mean() >= 0.5:
-                return stack
+        if 2 <= stack.depth <= 16 and _overlaps(obs, new_obs, axis).mean() >= 0.5:
+            return stack
     return None
 
 
@@ -141,13 +143,22 @@ def split_stack(values: NDArray[Any], stack: FrameStack, before: NDArray[Any], h
     frames = _along(values, stack.axis)
     full = np.ones(len(values), bool)
     if len(has):
-        overlap = _along(before, stack.axis)[:, 1:] == frames[has, :-1]
-        full[has] = ~overlap.reshape(len(has), -1).all(axis=1)
-    return SplitStack(np.ascontiguousarray(frames[:, -1]), np.ascontiguousarray(frames[full, :-1]), full)
+        # Most often all rows have one: a copy of them is then needless.
+        full[has] = ~_overlaps(before, values if len(has) == len(values) else values[has], stack.axis)
+    words = _words(values, stack.axis)
+    if words is None:
+        newest = np.ascontiguousarray(frames[:, -1])
+    else:
+        bits = 8 * values.itemsize
+        newest = (words >> (bits * (stack.depth - 1))).astype(f"u{values.itemsize}").view(values.dtype)
+    return SplitStack(newest, np.ascontiguousarray(frames[full, :-1]), full)
 
 
 def join_stack(split: SplitStack, stack: FrameStack, following: Rows) -> NDArray[Any]:
     """Rebuild the stacks of a group's rows from `split_stack` along the streams.
+
+    Returns:
+        Shape (rows, *shape); in memory, the frames of a row lie one after the other.
 
     Raises:
         CorruptData: A row overlaps with a row before it, but there is none.
@@ -173,10 +184,35 @@ def join_stack(split: SplitStack, stack: FrameStack, following: Rows) -> NDArray
         taken = np.where(moves, 0, taken + 1)
         row = np.where(moves, previous[row], row)
     frames = np.concatenate([split.newest, split.older.reshape(-1, *frame_shape)])
-    stacked = np.take(frames, index, axis=0)
-    if stack.axis == 0:
-        return stacked
-    return np.ascontiguousarray(np.moveaxis(stacked, 1, stack.axis + 1))
+    stacked = empty_array((rows, depth, *frame_shape), frames.dtype)
+    np.take(frames, index, axis=0, out=stacked, mode="clip")
+    # A view: to weave the frames of the last axis into each other would take three times as long as all else.
+    return np.moveaxis(stacked, 1, stack.axis + 1)
+
+
+def _overlaps(before: NDArray[Any], after: NDArray[Any], axis: int) -> NDArray[np.bool_]:
+    """Whether all frames but the newest of ``after`` are all but the oldest of ``before``, shape (rows,)."""
+    older, newer = _words(before, axis), _words(after, axis)
+    if older is None or newer is None:
+        same = _along(before, axis)[:, 1:] == _along(after, axis)[:, :-1]
+    else:
+        bits = 8 * before.itemsize
+        same = older >> bits == newer & ((1 << (bits * (before.shape[axis + 1] - 1))) - 1)
+    found: NDArray[np.bool_] = same.reshape(len(before), -1).all(axis=1)
+    return found
+
+
+def _words(values: NDArray[Any], axis: int) -> NDArray[Any] | None:
+    """Values of one place in all frames of a last axis as one integer, the oldest lowest; None: they are not.
+
+    Frames that are woven into each other are compared, and picked, a word at a time: twenty times as fast.
+    """
+    size = values.shape[-1] * values.itemsize
+    if axis != values.ndim - 2 or size not in (2, 4, 8) or sys.byteorder != "little":
+        return None
+    if not values.flags.c_contiguous or values.dtype.byteorder == ">":
+        return None
+    return values.view(f"u{size}")[..., 0]
 
 
 def _along(values: NDArray[Any], axis: int) -> NDArray[Any]:

@@ -17,7 +17,7 @@ from rlio.replay.ingest import Ingest
 from rlio.replay.layout import RowLayout
 from rlio.replay.memory import RamArrays
 from rlio.replay.n_step import NStep, windows
-from rlio.replay.table import RowTable
+from rlio.replay.table import ROW_VERSION, RowTable
 from rlio.schemas.schema import Schema
 
 
@@ -194,3 +194,33 @@ def test_a_column_that_is_not_there_is_named() -> None:
 def test_steps_and_discounts_that_are_none_are_refused(n: int, gamma: float) -> None:
     with pytest.raises(OptionError, match=r"n_step|gamma"):
         NStep(n, gamma)
+
+
+def test_rows_look_as_their_version_says() -> None:
+    """Whoever changes this raises ROW_VERSION: stores on disk are read by what it says."""
+    batch = steps(0, range(20), stacked=True)
+    batch["wide"] = np.zeros((20, 300), np.float32)
+    arrays = RamArrays()
+    policy = Schema.of(batch).policies["default_policy"]
+    table = RowTable(RowLayout.of(policy), capacity=40, arrays=arrays)
+    Ingest(table, policy, name="default_policy").add(batch)
+    rows = {name: (str(kind[0]), kind[1]) for name, kind in (table._row.fields or {}).items()}
+    assert ROW_VERSION == 1
+    assert rows == {
+        "eps_id": ("int64", 0), "t": ("int64", 8), "rewards": ("float32", 16), "terminateds": ("bool", 20),
+        "truncateds": ("bool", 21), "@next": ("int32", 24), "@prev": ("int32", 28), "@at": ("int64", 32),
+        "@obs obs": ("int64", 40), "@new_obs obs": ("int64", 48),
+    }  # fmt: skip
+    assert {
+        name: (found.rows, found.row.dtype.str, found.row.shape) for name, found in arrays._arrays.items()
+    } == {
+        "rows": (40, table._row.str, ()),
+        "frames obs": (320, "|V1600", ()),
+        "wide wide": (40, "<f4", (300,)),
+        "texts infos places": (40, "|V16", ()),
+        "texts infos 0": (16 << 20, "|u1", ()),
+    }
+    assert table.used == {
+        "rows": 20, "frames obs": 24, "wide wide": 20, "texts infos places": 20,
+        "texts infos 0": sum(len(f'{{"at":[0,{t}]}}') for t in range(20)),
+    }  # fmt: skip

@@ -20,6 +20,7 @@ from rlio.replay.build import SegmentKey, Source, build, key_of
 from rlio.replay.cache import Build, CacheFolder, Entry, Reading
 from rlio.replay.ingest import OpenEpisode
 from rlio.replay.rows import Filled, Piece, StoreRows
+from rlio.replay.table import ROW_VERSION
 from rlio.schemas.schema import Schema, canonical_json
 
 __all__ = ["Cached", "open_cached"]
@@ -155,6 +156,7 @@ def open_cached(
 def _entry(source: Source, schema: Schema, folder: CacheFolder, *, pinned: bool) -> Entry:
     """The place of the store of a data set; of one of its snapshots alone, if ``pinned``."""
     describe = {
+        "rows": ROW_VERSION,
         "uri": source.dataset.uri,
         "schema": schema.text,
         "missing": source.missing,

@@ -99,7 +99,15 @@ class FramePool:
         return at, following
 
     def gather(self, windows: Ids, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """The observations of the given windows, shape (n, *shape), contiguous; into ``out`` if given."""
+        """The observations of the given windows, shape (n, *shape).
+
+        Of stacks whose frames are the last axis, the frames of each observation lie one after the other in
+        memory: to weave them into each other would take ten times as long.
+
+        Args:
+            windows: By their first frames.
+            out: A contiguous array of as many bytes, whose memory is used.
+        """
         count = len(windows)
         if out is None:
             out = np.empty((count, *self.shape), self.dtype)
@@ -109,12 +117,10 @@ class FramePool:
             return out
         assert self.stack is not None
         wanted = (slots[:, None] + np.arange(self.depth)).reshape(-1)
+        np.take(self._frames, wanted, out=self._as_frames(out, count * self.depth), mode="clip")
         if self.stack.axis == 0:
-            np.take(self._frames, wanted, out=self._as_frames(out, count * self.depth), mode="clip")
             return out
-        frames = np.take(self._frames, wanted, mode="clip").view(self.dtype)
-        np.copyto(out, np.moveaxis(frames.reshape(count, self.depth, *self.frame_shape), 1, -1))
-        return out
+        return np.moveaxis(out.reshape(count, self.depth, *self.frame_shape), 1, -1)
 
     def gather_pairs(self, windows: Ids, buffers: Buffers) -> tuple[NDArray[Any], NDArray[Any]]:
         """The observations of windows, and those one frame on: read-only views of one block."""

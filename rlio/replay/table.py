@@ -24,7 +24,11 @@ from rlio.replay.memory import Arrays
 from rlio.replay.texts import TextExtent, TextHeap
 from rlio.schemas.schema import Leaf
 
-__all__ = ["Chains", "Extent", "Plan", "RowTable"]
+__all__ = ["ROW_VERSION", "Chains", "Extent", "Plan", "RowTable"]
+
+#: Of what rows, frames and texts look like in memory, and so in files: raise it with every change of them, so
+#: that stores of before are built anew. The tests hold what this version looks like.
+ROW_VERSION: Final = 1
 
 Ids = NDArray[np.int64]
 
@@ -315,7 +319,7 @@ class RowTable:
                 np.copyto(out[name], block[name])
             for name in plan.windows:
                 pool, hidden = self._windows[name]
-                pool.gather(block[hidden], out[name])
+                out[name] = pool.gather(block[hidden], out[name])
         for name in plan.wide:
             np.take(self._wide[name], slots, axis=0, out=out[name], mode="clip")
         for name in plan.texts:

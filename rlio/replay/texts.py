@@ -26,8 +26,10 @@ from rlio.schemas.json_values import load_value
 
 __all__ = ["TextExtent", "TextHeap"]
 
-#: Texts lie in chunks of this many bytes; a longer one has a chunk of its own.
+#: Texts lie in chunks, the first of this many bytes, each twice as large as the one before, up to 1 GiB; a
+#: longer text has a chunk of its own.
 _CHUNK: Final = 16 << 20
+_DOUBLINGS: Final = 6
 _BYTE: Final = np.dtype(np.uint8)
 _PLACE: Final = np.dtype([("chunk", "<i4"), ("size", "<i4"), ("at", "<i8")])
 
@@ -112,7 +114,8 @@ class TextHeap:
     def _room(self, size: int) -> tuple[int, int]:
         """Chunk and offset of the next ``size`` bytes."""
         if not self._chunks or self._used + size > self._sizes[-1]:
-            self._sizes.append(max(size, _CHUNK))
+            # Each chunk is a file, and a descriptor of whoever has it open: there are to be few of them.
+            self._sizes.append(max(size, _CHUNK << min(len(self._chunks), _DOUBLINGS)))
             self._chunks.append(
                 self._arrays.array(self._chunk_name(len(self._chunks)), (self._sizes[-1],), _BYTE)
             )
