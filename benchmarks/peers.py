@@ -13,6 +13,8 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -20,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.data import Columns, episode_slices
+from benchmarks.timing import Case
 
 __all__ = [
     "Absent",
@@ -33,6 +36,8 @@ __all__ = [
     "minari_buffers",
     "minari_dataset",
     "not_installed",
+    "threadings",
+    "torchrl_cases",
     "torchrl_prioritised",
     "torchrl_uniform",
 ]
@@ -203,6 +208,30 @@ def torchrl_uniform(
     sampler = data.RandomSampler() if replacement else data.SamplerWithoutReplacement()
     buffer = data.TensorDictReplayBuffer(storage=_torchrl_storage(rows, folder), sampler=sampler)
     return _torchrl_fill(buffer, batches)
+
+
+def torchrl_cases(case: Case) -> list[Case]:
+    """A case of TorchRL, as it is and with one thread of torch.
+
+    Threads that wait for each other are slow on a machine that does anything else, and by how much is chance.
+    """
+    import torch
+
+    threads = torch.get_num_threads()
+    return [
+        replace(case, before=partial(torch.set_num_threads, threads)),
+        replace(
+            case,
+            name=f"{case.name}, one thread",
+            before=partial(torch.set_num_threads, 1),
+            after=partial(torch.set_num_threads, threads),
+        ),
+    ]
+
+
+def threadings(name: str) -> list[str]:
+    """The contenders that a name stands for: the cases of `torchrl_cases`, or itself."""
+    return [name, f"{name}, one thread"] if name.startswith("TorchRL") else [name]
 
 
 def torchrl_prioritised(columns: Columns, *, folder: Path | None = None) -> _TorchRL:

@@ -32,7 +32,7 @@ def show(run: Run) -> None:
         console = Console(width=_WIDTH)
     for section in run.sections:
         table = Table(title=section.title, title_justify="left", title_style="bold")
-        for number, heading in enumerate(_HEADINGS):
+        for number, heading in enumerate(_headings(section)):
             table.add_column(heading, justify="left" if number < 2 else "right")
         for row in _figure_rows(section):
             table.add_row(*row)
@@ -78,7 +78,8 @@ def markdown(run: Run) -> dict[str, str]:
         if section.part == "growth":
             table = _growth_table(section)
         else:
-            table = _table(_HEADINGS, _figure_rows(section), "llrrr")
+            headings = _headings(section)
+            table = _table(headings, _figure_rows(section), "ll" + "r" * (len(headings) - 2))
         notes = "".join(f"\n{text}\n" for text in _footnotes(section))
         blocks[section.part] = f"**{section.title}**\n\n{table}{notes}"
     return blocks
@@ -86,8 +87,12 @@ def markdown(run: Run) -> dict[str, str]:
 
 # ---- rows of tables ----
 
-_HEADINGS = ("what", "who", "rows/s", "ns a row", "rounds ±")
 _LINE_HEADINGS = ("work", "beside", "measured", "goal", "verdict")
+
+
+def _headings(section: Section) -> tuple[str, ...]:
+    middle = ("rows/s", "ns a row") if section.unit == "row" else ("seconds",)
+    return ("what", "who", *middle, "rounds ±")
 
 
 def _figure_rows(section: Section) -> list[tuple[str, ...]]:
@@ -95,7 +100,10 @@ def _figure_rows(section: Section) -> list[tuple[str, ...]]:
     for figure in section.figures:
         what = figure.case if figure.at is None else f"{figure.case}, {figure.at:,.0f}"
         spread = f"{100 * figure.spread:.0f} %" + (" !" if figure.spread > _UNSTEADY else "")
-        rows.append((what, figure.name, _number(figure.rate), _number(1e9 * figure.median), spread))
+        values = [_number(figure.median)]
+        if section.unit == "row":
+            values = [_number(figure.rate), _number(1e9 * figure.median)]
+        rows.append((what, figure.name, *values, spread))
     return rows
 
 
@@ -203,15 +211,20 @@ def _bar_cases(run: Run) -> list[tuple[Section, str]]:
 
 
 def _draw_bars(axis: Any, section: Section, case: str) -> None:
+    from matplotlib.ticker import NullFormatter
+
     figures = sorted((each for each in section.figures if each.case == case), key=lambda each: -each.median)
     colours = [_colour(figure.name) for figure in figures]
     axis.barh([figure.name for figure in figures], [figure.rate for figure in figures], color=colours)
     axis.set_xscale("log")
+    axis.xaxis.set_minor_formatter(NullFormatter())
     axis.set_xlabel("rows a second")
     axis.set_title(f"{section.part}, {case}")
 
 
 def _draw_curve(axis: Any, section: Section, case: str) -> None:
+    from matplotlib.ticker import NullFormatter
+
     from benchmarks.parts.growth import SIZE
 
     per_batch: Callable[[Figure], float] = lambda each: SIZE if case != "batch size" else float(each.at or 1)  # noqa: E731
@@ -226,9 +239,10 @@ def _draw_curve(axis: Any, section: Section, case: str) -> None:
         )
     axis.set_xscale("log")
     axis.set_yscale("log")
+    axis.xaxis.set_minor_formatter(NullFormatter())
     axis.set_xlabel(case)
     axis.set_ylabel("us a batch")
-    axis.legend(fontsize="small")
+    axis.legend(fontsize="small", framealpha=0.5)
 
 
 def _colour(name: str) -> str:

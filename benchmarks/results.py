@@ -100,12 +100,14 @@ class Section:
     Attributes:
         part: Its name on the command line.
         title: Of its table.
+        unit: What its figures count: rows, or calls, of which seconds say more than a rate.
         absent: Contender -> why it did not run.
         facts: Sizes and the like, by name: what was measured besides time.
     """
 
     part: str
     title: str
+    unit: Literal["row", "call"] = "row"
     figures: list[Figure] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)
     absent: dict[str, str] = field(default_factory=dict)
@@ -129,12 +131,19 @@ class Section:
         self.compare_best(work, case=case, ours=ours, besides=[beside], at_least=at_least)
 
     def compare_best(
-        self, work: str, *, case: str, ours: str, besides: list[str], at_least: float | None = None
+        self,
+        work: str,
+        *,
+        case: str,
+        ours: str,
+        besides: list[str],
+        label: str | None = None,
+        at_least: float | None = None,
     ) -> None:
-        """Add a line that compares ``ours`` with the best of others in each round."""
+        """Add a line that compares ``ours`` with the best of others in each round; ``label`` names them."""
         mine = self.find(case, ours)
         others = [figure.values for name in besides if (figure := self.find(case, name)) is not None]
-        label = " or ".join(besides)
+        label = label or " or ".join(besides)
         if mine is None or not others:
             missing = [ours] if mine is None else besides
             self.missing(work, beside=label, at_least=at_least, names=missing)

@@ -11,7 +11,8 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 __all__ = ["Case", "Taken", "interleave", "seconds_of"]
@@ -26,6 +27,7 @@ class Case:
         call: What is timed; its result is dropped before the next call.
         rows: Rows of a call.
         before: Called before each round, untimed.
+        after: Likewise, after it.
         once: Call it once a round, because a call is long or changes something; else it is called until the
             round's time is over.
     """
@@ -34,6 +36,7 @@ class Case:
     call: Callable[[], object]
     rows: float
     before: Callable[[], object] | None = None
+    after: Callable[[], object] | None = None
     once: bool = False
 
 
@@ -86,26 +89,34 @@ def _calls(case: Case, seconds: float) -> int:
     """How often a case is called in a round; it has been warmed up by then."""
     if case.once:
         return 1
-    if case.before is not None:
-        case.before()
     calls = 1
-    while True:
-        took = _repeat(case.call, calls)
-        if took >= seconds:
-            return calls
+    with _around(case):
         # Not by more than ten times at once: first calls are slow.
-        calls = min(calls * 10, int(calls * seconds / max(took, 1e-9) * 1.1) + 1)
+        while (took := _repeat(case.call, calls)) < seconds:
+            calls = min(calls * 10, int(calls * seconds / max(took, 1e-9) * 1.1) + 1)
+    return calls
 
 
 def _round(case: Case, calls: int) -> tuple[float, float]:
     """Seconds a row, on the clock and of all processors."""
+    with _around(case):
+        if case.once:
+            os.sync()  # What one contender left to the kernel to write must not slow down the next.
+        cpu = time.process_time()
+        took = _repeat(case.call, calls)
+        cpu = time.process_time() - cpu
+    return took / (calls * case.rows), cpu / (calls * case.rows)
+
+
+@contextmanager
+def _around(case: Case) -> Iterator[None]:
     if case.before is not None:
         case.before()
-    if case.once:
-        os.sync()  # What one contender left to the kernel to write must not slow down the next.
-    cpu = time.process_time()
-    took = _repeat(case.call, calls)
-    return took / (calls * case.rows), (time.process_time() - cpu) / (calls * case.rows)
+    try:
+        yield
+    finally:
+        if case.after is not None:
+            case.after()
 
 
 def _repeat(call: Callable[[], object], times: int) -> float:

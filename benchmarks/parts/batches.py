@@ -32,7 +32,9 @@ def run(setup: Setup) -> Section:
     packed = bounds.packed_rows(columns)
     for size in SIZES:
         cases = _rlio_cases(stores, size)
-        cases += [Case(name, partial(other.sample, size), size) for name, other in others.items()]
+        for name, other in others.items():
+            case = Case(name, partial(other.sample, size), size)
+            cases += peers.torchrl_cases(case) if name.startswith("TorchRL") else [case]
         for name, dataset in minari.items():
             rows = dataset.rows / dataset.dataset.total_episodes
             cases.append(Case(name, partial(dataset.sample, 1), rows))
@@ -118,4 +120,11 @@ def _compare(section: Section) -> None:
             (f"{work}, as views", "rlio, views", "bound: NumPy, packed rows", None),
         ]
         for what, ours, beside, goal in goals:
-            section.compare(what, case=str(size), ours=ours, beside=beside, at_least=goal)
+            section.compare_best(
+                what,
+                case=str(size),
+                ours=ours,
+                besides=peers.threadings(beside),
+                label=beside,
+                at_least=goal,
+            )

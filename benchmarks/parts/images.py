@@ -85,7 +85,8 @@ def _cases(name: str, contender: Any) -> list[Case]:
             Case("bound: NumPy, fresh arrays", bounds.Taken(columns, SIZE, reuse=False).sample, SIZE),
             Case("bound: NumPy, reused arrays", bounds.Taken(columns, SIZE, reuse=True).sample, SIZE),
         ]
-    return [Case(name, partial(contender.sample, SIZE), SIZE)]
+    case = Case(name, partial(contender.sample, SIZE), SIZE)
+    return peers.torchrl_cases(case) if name.startswith("TorchRL") else [case]
 
 
 def _compare(section: Section) -> None:
@@ -100,7 +101,9 @@ def _compare(section: Section) -> None:
         (f"{work}, as views", "rlio, views", "cpprb", None),
     ]
     for what, ours, beside, goal in goals:
-        section.compare(what, case=CASE, ours=ours, beside=beside, at_least=goal)
+        section.compare_best(
+            what, case=CASE, ours=ours, besides=peers.threadings(beside), label=beside, at_least=goal
+        )
     for beside, goal in (("cpprb", 1 / 6), ("cpprb, frames shared", None), ("TorchRL, RAM", None)):
         held = [section.facts.get(f"{name}: bytes held") for name in ("rlio", beside)]
         value = held[0] / held[1] if held[0] is not None and held[1] else None

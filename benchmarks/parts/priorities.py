@@ -40,17 +40,27 @@ def run(setup: Setup) -> Section:
     for contender in contenders.values():
         for _ in range(min(_DRAWS, scale.rows // SIZE)):
             step(contender)
-    cases = [Case(name, partial(step, contender), SIZE) for name, contender in contenders.items()]
+    cases: list[Case] = []
+    for name, contender in contenders.items():
+        case = Case(name, partial(step, contender), SIZE)
+        cases += peers.torchrl_cases(case) if name.startswith("TorchRL") else [case]
     section.add_taken("256", interleave(cases, rounds=scale.rounds, seconds=scale.seconds))
     section.compare_best(
         "prioritised sample and update, 256",
         case="256",
         ours="rlio",
-        besides=["cpprb", "TorchRL, RAM"],
+        besides=["cpprb", *peers.threadings("TorchRL, RAM")],
+        label="cpprb or TorchRL, RAM",
         at_least=2.0,
     )
     for beside in ("cpprb", "TorchRL, RAM", "TorchRL, memmap"):
-        section.compare("prioritised sample and update, 256", case="256", ours="rlio", beside=beside)
+        section.compare_best(
+            "prioritised sample and update, 256",
+            case="256",
+            ours="rlio",
+            besides=peers.threadings(beside),
+            label=beside,
+        )
     return section
 
 

@@ -32,7 +32,9 @@ def run(setup: Setup) -> Section:
     """Seconds to the first batch after a restart, bytes of the state, seconds to open."""
     scale = setup.scale
     section = Section(
-        "resume", f"Resuming amid {scale.resumed_rows:,} synthetic rows; opening {scale.shards:,} shards"
+        "resume",
+        f"Resuming amid {scale.resumed_rows:,} synthetic rows; opening {scale.shards:,} shards",
+        unit="call",
     )
     root = write_dataset(setup.scratch / "resumed", _zeros(scale.resumed_rows))
     _resume(
