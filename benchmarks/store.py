@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 import rlio
 from benchmarks.data import Columns
-from benchmarks.peers import Absent
+from rlio.interfaces import InputReader
 
 __all__ = ["HotStore", "PrioritisedDraws", "live", "stored"]
 
@@ -20,14 +19,14 @@ __all__ = ["HotStore", "PrioritisedDraws", "live", "stored"]
 class HotStore:
     """A `rlio.ReplayStore`."""
 
-    def __init__(self, store: Any) -> None:
+    def __init__(self, store: rlio.ReplayStore) -> None:
         self.store = store
 
-    def epochs(self, batch_size: int, *, views: bool = False) -> Any:
+    def epochs(self, batch_size: int, *, views: bool = False) -> InputReader:
         """A reader of shuffled epochs, endless, every row once in each."""
-        return self.store.epochs(batch_size=batch_size, seed=0, **({"views": True} if views else {}))
+        return self.store.epochs(batch_size=batch_size, seed=0, views=views)
 
-    def uniform(self, batch_size: int) -> Any:
+    def uniform(self, batch_size: int) -> InputReader:
         """A reader that draws with replacement, as replay buffers do."""
         return self.store.uniform(batch_size=batch_size, seed=0)
 
@@ -59,16 +58,8 @@ class PrioritisedDraws:
 
 
 def stored(root: Path, *, cache: Literal["memory", "disk"]) -> HotStore:
-    """The store of a data set, built.
-
-    Raises:
-        Absent: This version of rlio keeps stores in memory only.
-    """
-    if "cache" in inspect.signature(rlio.ReplayStore.open).parameters:
-        return HotStore(rlio.ReplayStore.open(root, cache=cache))
-    if cache == "disk":
-        raise Absent(f"rlio {rlio.__version__} keeps stores in memory only")
-    return HotStore(rlio.ReplayStore.open(root))
+    """The store of a data set, built."""
+    return HotStore(rlio.ReplayStore.open(root, cache=cache))
 
 
 def live(batches: Iterable[Columns], *, capacity: int) -> HotStore:

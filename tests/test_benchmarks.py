@@ -19,10 +19,11 @@ pytest.importorskip("ale_py", reason="ALE/Pong-v5 is recorded")
 
 from benchmarks import bounds, peers, report, results, timing
 from benchmarks.__main__ import main, measure
-from benchmarks.data import episode_slices, half_cheetah, pong
+from benchmarks.data import episode_slices, half_cheetah, pong, write_dataset
 from benchmarks.parts import PARTS
 from benchmarks.results import Line, Run, Section
 from benchmarks.scales import TINY
+from benchmarks.store import stored
 from benchmarks.timing import Case, Taken, interleave
 
 # One process makes the one run that these tests look at.
@@ -314,6 +315,17 @@ def test_stacks_follow_each_other_within_an_episode(run: Run, data: Path) -> Non
     assert np.array_equal(rows["obs"][:, 1:], rows["new_obs"][:, :-1])
     last = recording.rows(0, 60, last_axis=True)
     assert np.array_equal(last["obs"], np.moveaxis(rows["obs"], 1, -1))
+
+
+def test_what_is_called_contiguous_is(run: Run, data: Path, tmp_path: Path) -> None:
+    recordings = {"vectors": [half_cheetah(data, 2000)], "images": [pong(data, 60).rows(0, 60)]}
+    for name, batches in recordings.items():
+        store = stored(write_dataset(tmp_path / name, batches), cache="memory")
+        batch = store.epochs(16).sample()
+        assert set(batch) == set(batches[0])
+        for column in batch:
+            assert batch[column].flags.c_contiguous, f"{column} of {name}"
+        store.close()
 
 
 def test_bounds_move_whole_rows() -> None:

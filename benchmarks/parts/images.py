@@ -8,12 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks import bounds, machine, peers
 from benchmarks.data import Columns, Pong, pong, write_dataset
 from benchmarks.results import Section
 from benchmarks.scales import Setup
 from benchmarks.store import HotStore, stored
 from benchmarks.timing import Case, interleave
+from rlio.interfaces import InputReader
 
 __all__ = ["run"]
 
@@ -78,6 +81,9 @@ def _cases(name: str, contender: Any) -> list[Case]:
         cases = [Case(name, contender.epochs(SIZE).sample, SIZE)]
         if name == "rlio":
             cases.append(Case("rlio, views", contender.epochs(SIZE, views=True).sample, SIZE))
+        else:
+            in_c_order = partial(_in_c_order, contender.epochs(SIZE))
+            cases.append(Case(f"{name}, in C order", in_c_order, SIZE))
         return cases
     if isinstance(contender, dict):
         columns: Columns = contender
@@ -89,11 +95,18 @@ def _cases(name: str, contender: Any) -> list[Case]:
     return peers.torchrl_cases(case) if name.startswith("TorchRL") else [case]
 
 
+def _in_c_order(reader: InputReader) -> list[Any]:
+    """A batch whose stacks lie as NumPy orders arrays by default, not frame by frame."""
+    batch: Any = reader.sample()
+    return [np.ascontiguousarray(batch[name]) for name in ("obs", "new_obs")]
+
+
 def _compare(section: Section) -> None:
     work = "random image batches of 256"
     goals: list[tuple[str, str, str, float | None]] = [
         (f"{work}, contiguous", "rlio", "cpprb", 1.5),
-        (f"{work}, contiguous, (84, 84, 4)", "rlio, (84, 84, 4)", "cpprb", 1.5),
+        (f"{work}, (84, 84, 4), frame by frame", "rlio, (84, 84, 4)", "cpprb", None),
+        (f"{work}, (84, 84, 4), in C order", "rlio, (84, 84, 4), in C order", "cpprb", 1.5),
         (f"{work}, contiguous", "rlio", "cpprb, frames shared", None),
         (f"{work}, contiguous", "rlio", "TorchRL, memmap", None),
         (f"{work}, contiguous", "rlio", "TorchRL, RAM", None),

@@ -8,12 +8,11 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 import rlio
-from benchmarks import peers
 from benchmarks.data import Columns, write_dataset
 from benchmarks.results import Section
 from benchmarks.scales import Setup
@@ -37,37 +36,31 @@ def run(setup: Setup) -> Section:
         unit="call",
     )
     root = write_dataset(setup.scratch / "resumed", _zeros(scale.resumed_rows))
-    _resume(
-        section,
-        "files",
-        lambda: rlio.DatasetReader(root, batch_size=SIZE, shuffle=True, seed=0, cache="none"),
-        scale.resumed_rows,
-    )
-    _resume(section, "store on disk", partial(_on_disk, root), scale.resumed_rows)
+    kinds: list[tuple[str, Literal["none", "disk"]]] = [("files", "none"), ("store on disk", "disk")]
+    for kind, cache in kinds:
+        _resume(section, kind, partial(_reader, root, cache), scale.resumed_rows)
     shutil.rmtree(root)
     _open(section, setup)
     return section
 
 
-def _resume(section: Section, kind: str, make: Callable[[], Any], rows: int) -> None:
+def _reader(root: Path, cache: Literal["none", "disk"]) -> rlio.DatasetReader:
+    return rlio.DatasetReader(root, batch_size=SIZE, shuffle=True, seed=0, cache=cache)
+
+
+def _resume(section: Section, kind: str, make: Callable[[], rlio.DatasetReader], rows: int) -> None:
     work = f"resume from {kind} at {rows:,} rows"
-    readers = peers.gathered({f"rlio, {kind}": make}, section.absent)
-    if not readers:
-        why = section.absent[f"rlio, {kind}"]
-        section.quantity(work, "seconds to the first batch", None, "s", at_most=1, why=why)
-        section.quantity(work, "bytes of the state", None, "bytes", at_most=1023, why=why)
-        return
-    (reader,) = readers.values()
+    reader = make()
     reader.sample()
     reader.skip(rows // 2 // SIZE)
     state = json.dumps(reader.state_dict())
-    expected = reader.sample()
+    expected: Any = reader.sample()
     reader.close()
 
     def resume() -> None:
         with make() as fresh:
             fresh.load_state_dict(json.loads(state))
-            found = fresh.sample()
+            found: Any = fresh.sample()
         if not all(np.array_equal(found[name], expected[name]) for name in expected):
             raise ValueError("the resumed reader gave another batch")
 
@@ -76,13 +69,6 @@ def _resume(section: Section, kind: str, make: Callable[[], Any], rows: int) -> 
     assert figure is not None
     section.quantity(work, "seconds to the first batch", figure.median, "s", at_most=1)
     section.quantity(work, "bytes of the state", float(len(state)), "bytes", at_most=1023)
-
-
-def _on_disk(root: Path) -> Any:
-    try:
-        return rlio.DatasetReader(root, batch_size=SIZE, shuffle=True, seed=0, cache="disk")
-    except rlio.OptionError as error:
-        raise peers.Absent(str(error)) from error
 
 
 def _zeros(rows: int) -> list[Columns]:
