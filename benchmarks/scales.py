@@ -27,7 +27,7 @@ class Scale:
         seconds: What a contender is given in a round.
     """
 
-    # Twice what the largest caches of servers hold, so that rows come from memory.
+    # 182 MB: several times what the last cache of most machines holds, so that rows come from memory.
     rows: int = 1_000_000
     image_rows: int = 20_000
     recorded_rows: int = 200_000
