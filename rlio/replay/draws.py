@@ -48,7 +48,8 @@ class Draw:
         sequences: How episodes are cut into sequences; None: they are not.
         episodes: Whether a unit is a whole episode.
         filter: Selects rows; of sequences and episodes, their first ones.
-        views: Whether wide ``obs`` and ``new_obs`` are overlapping, read-only views of one block.
+        views: Whether columns are views of one block of rows, strided, instead of contiguous copies; wide
+            ``obs`` and ``new_obs`` then overlap, and are read-only.
         indexes: Whether ``batch_indexes`` comes with the columns.
     """
 
@@ -253,11 +254,8 @@ class _Maker:
         if self.draw.n_step is not None:
             return self._n_step(rows, self.draw.n_step)
         table = self.held.table
-        if not self.draw.views:
-            return self._named(table.gather(rows, self._plan), rows)
-        views = table.gather_views(rows)
-        rest = table.plan(leaf for leaf in self.leaves if leaf.physical not in views)
-        return self._named(table.gather(rows, rest) | views, rows)
+        gather = table.gather_views if self.draw.views else table.gather
+        return self._named(gather(rows, self._plan), rows)
 
     def _named(self, arrays: Mapping[str, NDArray[Any]], rows: Ids) -> dict[str, Any]:
         made: dict[str, Any]
@@ -336,7 +334,7 @@ class _RowUnits(Units):
 
     def __init__(self, maker: _Maker) -> None:
         self._maker = maker
-        self.sliceable = not maker.draw.views
+        self.sliceable = True
         self._rows = maker.selected()
         self.count = maker.held.count if self._rows is None else len(self._rows)
 

@@ -85,8 +85,9 @@ def draw_of(keywords: DrawKeywords, *, columns: Sequence[str] | None = None) -> 
             ``episodes``: whole episodes, with ``seq_lens``.
             ``filter``: rows that are drawn, ``"rewards > 0"`` or a function of columns; of sequences and
             episodes, their first rows.
-            ``views``: wide ``obs`` and ``new_obs`` as overlapping read-only views of one block, where each
-            ``new_obs`` is the next ``obs``.
+            ``views``: columns are views of one block of rows, strided, instead of contiguous copies, which
+            is quicker; wide ``obs`` and ``new_obs`` overlap and are read-only, where each ``new_obs`` is the
+            next ``obs``.
             ``indexes``: the column ``batch_indexes``, the rows' logical numbers.
         columns: Logical columns, where they are not among the keywords.
 
