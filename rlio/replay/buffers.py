@@ -107,10 +107,10 @@ class Buffers:
                 owners = self._owners[size] = deque()
             self._owners.move_to_end(size)
             for _ in range(len(owners)):
-                free = _first_is_held(owners) == _FREE
+                # The one that was used last, if it is free: it may still be in the processor's cache.
+                if _first_is_held(owners) == _FREE:
+                    return owners[0]
                 owners.rotate(-1)
-                if free:
-                    return owners[-1]
             fresh = np.empty(size, np.uint8)
             self._remember(fresh, owners)
             return fresh

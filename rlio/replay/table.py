@@ -44,6 +44,8 @@ _NEW_OBS: Final = "@new_obs "
 _TEXTS: Final = ("text", "json")
 # Rows of an episode that lie further apart than this are not linked.
 _FAR: Final = 2**31 - 1
+# Of packed rows that are copied into columns at a time: half of a second-level cache.
+_CACHED_BYTES: Final = 512 << 10
 # Wide columns of more than this are gathered each in a thread: below, starting one costs more than it gains.
 _BESIDE_BYTES: Final = 1 << 20
 # Sizes of batches whose layout is remembered; few are used, but sequences come in any size.
@@ -318,29 +320,39 @@ class RowTable:
         slots = self._slots(rows)
         out: dict[str, NDArray[Any]] = self._buffers.columns(plan.batch(len(rows)))
         if plan.packed or plan.windows:
-            block = self._block(slots)
-            for name in plan.packed:
-                np.copyto(out[name], block[name])
-            self._gather_windows(plan.windows, block, out)
+            windows = {name: np.empty(len(rows), np.int64) for name in plan.windows}
+            # As many rows at a time as stay in the processor's cache from one copy to the next.
+            step = max(_CACHED_BYTES // self._row.itemsize, 1)
+            for start in range(0, len(rows), step):
+                part = slice(start, start + step)
+                block = self._block(slots[part])
+                for name in plan.packed:
+                    np.copyto(out[name][part], block[name])
+                for name, found in windows.items():
+                    found[part] = block[self._windows[name][1]]
+            self._gather_windows(windows, out)
         for name in plan.wide:
             np.take(self._wide[name], slots, axis=0, out=out[name], mode="clip")
         for name in plan.texts:
             out[name] = self._texts[name].gather(slots)
         return out
 
-    def _gather_windows(self, names: list[str], block: NDArray[Any], out: dict[str, NDArray[Any]]) -> None:
-        """The observations of packed rows, from their pools; large ones one beside the other."""
+    def _gather_windows(self, windows: Mapping[str, Ids], out: dict[str, NDArray[Any]]) -> None:
+        """Observations from their pools, large ones one beside the other.
 
-        def gather(name: str) -> NDArray[Any]:
-            pool, hidden = self._windows[name]
-            return pool.gather(block[hidden], out[name])
-
-        waiting = {}
-        for name in names[1:]:
-            is_large = out[name].nbytes > _BESIDE_BYTES
-            waiting[name] = beside(partial(gather, name)) if is_large else partial(gather, name)
-        for name in names[:1]:
-            out[name] = gather(name)
+        Args:
+            windows: Physical column -> where in its pool each row's observation begins.
+            out: Physical column -> memory for them; gets the arrays.
+        """
+        jobs = {
+            name: partial(self._windows[name][0].gather, found, out[name]) for name, found in windows.items()
+        }
+        others = list(jobs)[1:]
+        waiting = {
+            name: beside(jobs[name]) if out[name].nbytes > _BESIDE_BYTES else jobs[name] for name in others
+        }
+        for name in list(jobs)[:1]:
+            out[name] = jobs[name]()
         for name, result in waiting.items():
             out[name] = result()
 
