@@ -97,7 +97,9 @@ class DatasetReader(InputReader):
     writable, and shared with no other batch.
 
     All ranks of a ``shard=(rank, world)`` walk the same order, and rank r takes slice r of every
-    ``world * batch_size`` positions, so that states are equal on all ranks after equal calls.
+    ``world * batch_size`` positions, so that states are equal on all ranks after equal calls. With
+    ``on_error="skip"`` positions of damaged rows are passed over and later rows move up, for all ranks alike:
+    each of them looks at the rows of all then, and a batch is short only at the end.
 
     With ``follow=True`` it reads a data set that may still grow, or not be there yet, in one unshuffled pass:
     every row once, in order within each writer, whatever is compacted meanwhile. `sample` waits for rows.
@@ -125,7 +127,10 @@ class DatasetReader(InputReader):
         prefetch: With a store, whether the next batches are gathered in a background thread. (Without one,
             row groups always are.)
         draw: ``n_step`` and ``gamma``; ``sequence_length``, ``burn_in`` and ``overlap``; ``episodes``;
-            ``filter``; ``views``; ``indexes``: see `rlio.replay.store.draw_of`. They need a store.
+            ``filter``; ``views``; ``indexes``: see `rlio.replay.store.draw_of`. They need a store, but for
+            ``filter``: without one, the columns that it reads are decoded when the reader is opened, where
+            the bounds in the footers leave rows to look for, and at most 4 bytes are kept for each row that
+            passes (and at most a bit for each row there is). Not for joint steps of several agents.
         missing: What to do with columns that only some writers have: "error", "drop" them, or "fill"
             them with zeros.
         storage_options: For fsspec.
@@ -187,9 +192,9 @@ class DatasetReader(InputReader):
             if idle_timeout is not None or poll_seconds != 1.0:
                 raise OptionError("idle_timeout and poll_seconds are for follow=True: nothing else waits")
             dataset = _open(root, at, self.options, storage_options, limits)
-            self.cache = choose_cache(dataset, self.options, draw if asked else None, cache)
+            self.cache = choose_cache(dataset, self.options, draw, policy, cache)
             if self.cache == "none":
-                self._pass = EpochPass(dataset, self.options, missing)
+                self._pass = EpochPass(dataset, self.options, missing, draw.filter)
             else:
                 stored = StoredOptions(draw, self.cache, missing, policy, prefetch)
                 self._pass = StoredPass(dataset, self.options, stored)

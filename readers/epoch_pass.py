@@ -12,12 +12,13 @@ from typing import Any, Literal
 
 from rlio.batch import concat_samples
 from rlio.dataset import Dataset
-from rlio.errors import CorruptData, DataNotFound, EndOfData, HoleError, LedgerError
+from rlio.errors import CorruptData, DataNotFound, EndOfData, HoleError, LedgerError, excerpt
 from rlio.interfaces import Batch, JsonState, ReadLedger, ReadOptions, Unit
-from rlio.readers.group_source import GroupSource, WindowedOrder, open_groups
+from rlio.readers.group_source import Dealt, GroupSource, WindowedOrder, open_groups
+from rlio.replay.filter_pushdown import matches
+from rlio.replay.filters import RowFilter
 from rlio.replay.order import ORDER_VERSION
 from rlio.replay.positions import (
-    Span,
     check_offset,
     check_position,
     choose_seed,
@@ -39,13 +40,22 @@ class EpochPass:
         dataset: What is read; another listing of the same rows takes its place where shards are gone.
         options: How.
         missing: The rule for columns that only some writers have.
+        row_filter: Which rows are read; None: all.
+
+    Raises:
+        OptionError: A filter does not fit the columns, or the data, of which single rows are not units.
     """
 
     def __init__(
-        self, dataset: Dataset, options: ReadOptions, missing: Literal["error", "drop", "fill"]
+        self,
+        dataset: Dataset,
+        options: ReadOptions,
+        missing: Literal["error", "drop", "fill"],
+        row_filter: RowFilter | None = None,
     ) -> None:
         self.dataset = dataset
         self.options = options
+        self._filter = row_filter
         self._missing: Literal["error", "drop", "fill"] = missing
         self.seed = choose_seed(options, dataset.uri)
         # Paths of shards that are listed and not there, again and again.
@@ -84,21 +94,25 @@ class EpochPass:
         """What became of the rows."""
         if self.options.shard[0] != 0:  # Rows that no position stands for are counted by the first rank.
             return self._tally
-        ended = self.epoch + self._cut_short - self._began[0] if self._source.total else 1
-        lost = ended * self._source.missing_rows
+        lost = (self._ended if self._source.total else 1) * self._source.missing_rows
         return self._tally.plus(expected=lost, skipped=lost, trimmed=self.dataset.trimmed_rows)
 
     @property
+    def _ended(self) -> int:
+        """Epochs that have ended since the ledger began; with the last one, those that drop_last dropped."""
+        return ((self.options.epochs or 0) if self._cut_short else self.epoch) - self._began[0]
+
+    @property
     def _reads_all(self) -> bool:
-        """Whether the ledger holds what one reader alone read, from the beginning."""
-        return self._began == (0, 0) and self.options.shard[1] == 1 and not self._stepped_over
+        """Whether the ledger holds what one reader alone read, from the beginning of an epoch."""
+        return not self._began[1] and self.options.shard[1] == 1 and not self._stepped_over
 
     # ---- batches ----
 
     def take(self, n: int | None) -> Batch:
         """The next ``n`` units; None: as many as the options say."""
         if self._source.total == 0:
-            raise EndOfData(self.dataset.why_empty())
+            raise EndOfData(self._why_empty())
         before = self.epoch, self._offset, self._tally
         attempts: Counter[str] = Counter()
         while True:
@@ -109,7 +123,7 @@ class EpochPass:
                 self._tally.check(self.dataset.uri)
                 return batch
             except EndOfData:  # Of a rank that has no part in the last step; for the others it is served.
-                self._check_end()
+                self.check_whole_epochs()
                 raise
             except ShardGone as gone:
                 self._go_back(before)
@@ -169,51 +183,103 @@ class EpochPass:
         rank, world = self.options.shard
         return covered * rank // world, covered * (rank + 1) // world
 
+    def _why_empty(self) -> str:
+        if self._filter is None or not len(self.dataset):
+            return self.dataset.why_empty()
+        return f"no row of {self.dataset.uri} passes the filter {excerpt(self._filter.text)}"
+
     def _go_back(self, before: tuple[int, int, ReadLedger]) -> None:
         self.epoch, self._offset, self._tally = before
         self._source.rewind()
 
     def _gather(self, n: int) -> list[Batch]:
-        """Batches of ``n`` units in all; at least one."""
-        parts: list[Batch] = []
-        found, began = 0, self.epoch
-        while found < n:
-            for span in self._deal(n - found, parts):
-                for dealt in self._source.units(span.epoch, span.start, span.stop):
-                    self._tally = self._tally.plus(expected=dealt.expected, skipped=dealt.lost)
-                    if dealt.batch is not None:
-                        parts.append(dealt.batch)
-                        found += dealt.units
-            # Only damage leaves a batch short of what was dealt. One reader alone can go on to fill it up;
-            # several must stay in step with each other.
-            if parts and (self.options.shard[1] > 1 or self._is_over()):
-                break
-            if not parts and self.epoch > began + 1:
-                raise CorruptData("every row of an epoch is damaged", uri=self.dataset.uri)
-        if self.options.drop_last and found < n and self._is_over():
-            self._drop(parts)
-            raise EndOfData(f"the last {found} {self.unit} are fewer than {n}, and drop_last drops them")
+        """Batches of ``n`` units in all; at least one.
+
+        Raises:
+            EndOfData: The last epoch is over (or its rest is dropped), or has nothing left for this rank.
+        """
+        if self.options.on_error == "skip":
+            parts = self._gather_what_is_there(n)
+        else:
+            covered = self._deal(self.options.shard[1] * n, [])
+            start, stop = self._part_of(covered)
+            spans = spans_of(self.epoch, self._offset + start, self._offset + stop, self.total)
+            self._step_over(covered)
+            parts = []
+            for span in spans:
+                for dealt in self._source.units(*span, range(n)):
+                    self._put(dealt, parts)
+        if not parts:  # A rank that has no part in the last step.
+            raise EndOfData(f"all {self.options.epochs} epochs of {self.total} {self.unit} have been read")
         return parts
 
-    def _deal(self, n: int, parts: list[Batch]) -> list[Span]:
-        """This rank's part of the next ``world * n`` units, and step over them; ``parts`` wait for them.
+    def _gather_what_is_there(self, n: int) -> list[Batch]:
+        """`_gather` where damage is passed over: rows after it move up, and the next step begins later.
+
+        What a rank has of a step, and where it ends, then depends on all that is damaged in it: every rank
+        looks at the whole step (and makes batches of its own part), so that all agree.
+        """
+        before = self.epoch, self._offset, self._tally
+        rank, world = self.options.shard
+        parts, found = self._step(world * n, range(rank * n, (rank + 1) * n))
+        if found == world * n:
+            return parts
+        if self.options.drop_last:
+            self._drop(parts)
+            raise EndOfData(f"the last {found} {self.unit} are fewer than {world * n}: drop_last drops them")
+        if world > 1:  # The last step is dealt evenly, and only now it is known how much there is of it.
+            self._go_back(before)
+            parts, _ = self._step(world * n, range(found * rank // world, found * (rank + 1) // world))
+        return parts
+
+    def _step(self, units: int, wanted: range) -> tuple[list[Batch], int]:
+        """Step over ``units`` that are not lost, or all that are left.
+
+        Args:
+            units: Of all ranks.
+            wanted: Which of them, counted from 0, are this rank's.
+
+        Returns:
+            Batches of those, and how many units there were.
+        """
+        parts: list[Batch] = []
+        found, began = 0, self.epoch
+        while found < units and not (found and self._is_over()):
+            covered = self._deal(units - found, parts)
+            spans = list(spans_of(self.epoch, self._offset, self._offset + covered, self.total))
+            self._step_over(covered)
+            for span in spans:
+                own = range(max(wanted.start - found, 0), max(wanted.stop - found, 0))
+                for dealt in self._source.units(*span, own):
+                    self._put(dealt, parts)
+                    found += dealt.found
+            if not found and self.epoch > began + 1:
+                raise CorruptData("every row of an epoch is damaged", uri=self.dataset.uri)
+        return parts, found
+
+    def _put(self, dealt: Dealt, parts: list[Batch]) -> None:
+        """Count what was dealt, and take what is this rank's."""
+        rank, world = self.options.shard
+        lost = dealt.lost * (rank + 1) // world - dealt.lost * rank // world
+        self._tally = self._tally.plus(expected=dealt.rows + lost, skipped=lost)
+        if dealt.batch is not None:
+            parts.append(dealt.batch)
+
+    def _deal(self, units: int, parts: list[Batch]) -> int:
+        """How many of the next ``units`` of all ranks there are; ``parts`` wait for them.
 
         Raises:
             EndOfData: The last epoch is over (or its rest is dropped).
         """
-        total, epochs = self._source.total, self.options.epochs
-        covered = self.options.shard[1] * n
-        if epochs is not None:
-            left = (epochs - self.epoch) * total - self._offset
-            if left <= 0 or (self.options.drop_last and left < covered):
-                self._drop(parts)
-                self._drop_rest(left)
-                raise EndOfData(f"all {epochs} epochs of {total} {self.unit} have been read")
-            covered = min(covered, left)
-        start, stop = self._part_of(covered)
-        spans = list(spans_of(self.epoch, self._offset + start, self._offset + stop, total))
-        self._step_over(covered)
-        return spans
+        epochs = self.options.epochs
+        if epochs is None:
+            return units
+        left = (epochs - self.epoch) * self.total - self._offset
+        if left <= 0 or (self.options.drop_last and left < units):
+            self._drop(parts)
+            self._drop_rest(left)
+            raise EndOfData(f"all {epochs} epochs of {self.total} {self.unit} have been read")
+        return min(units, left)
 
     def _drop(self, parts: list[Batch]) -> None:
         self._tally = self._tally.plus(dropped=sum(part.agent_steps() for part in parts))
@@ -231,31 +297,37 @@ class EpochPass:
             start, stop = self._part_of(left)
             rows = stop - start
         elif self._reads_all:
-            rows = (self.options.epochs or 0) * self._named_rows() - self.ledger.expected
+            epochs = (self.options.epochs or 0) - self._began[0]
+            rows = epochs * self._named_rows() - self.ledger.expected
         self._tally = self._tally.plus(expected=rows, dropped=rows)
 
     def _named_rows(self) -> int:
-        """Rows of an epoch by the names of the shards, those that are missing included."""
+        """Rows of an epoch by the names of the shards, those that are missing included.
+
+        With a filter, those that pass, and those that are lost and might have passed.
+        """
+        if self._filter is not None:
+            return self.total + self._source.missing_rows
         return sum(rows for _, rows in self.dataset.lost_rows()) + len(self.dataset)
 
     def _is_over(self) -> bool:
         """Whether nothing is left."""
         return self.options.epochs is not None and self.epoch >= self.options.epochs
 
-    def _check_end(self) -> None:
-        """Compare what one reader alone read, from beginning to end, with what the shards' names say.
+    def check_whole_epochs(self) -> None:
+        """Compare what one reader alone read in whole epochs with what the shards' names say.
 
         Raises:
             LedgerError: They differ.
         """
         ledger = self.ledger
         ledger.check(self.dataset.uri)
-        if not self._reads_all or not (self._is_over() or self._cut_short):
+        if not self._reads_all or (self._offset and not self._cut_short):
             return
-        named = (self.options.epochs or 0) * self._named_rows()
+        epochs, named = self._ended, self._ended * self._named_rows()
         if ledger.expected != named:
             raise LedgerError(
-                f"{self.options.epochs} epochs have {named} rows, as the shards' names say, but "
+                f"{epochs} epochs have {named} rows, as the shards' names say, but "
                 f"{ledger.expected} were come across: this is a bug of rlio, please report it",
                 uri=self.dataset.uri,
             )
@@ -273,7 +345,16 @@ class EpochPass:
 
     def _open(self, dataset: Dataset) -> GroupSource:
         options = group_options(dataset, self.options, self._missing)
-        return open_groups(dataset, options, seed=self.seed, given_up=self._given_up)
+        found = None
+        if self._filter is not None:
+            found = matches(
+                dataset,
+                self._filter,
+                missing=self._missing,
+                on_error=self.options.on_error,
+                given_up=self._given_up,
+            )
+        return open_groups(dataset, options, seed=self.seed, given_up=self._given_up, matches=found)
 
     def _list_again(self, gone: ShardGone, attempts: Counter[str]) -> None:
         """Go on with the shards that hold the same rows now.
@@ -355,6 +436,7 @@ class EpochPass:
             "epochs": self.options.epochs,
             "on_error": self.options.on_error,
             "missing": self._missing,
+            "filter": None if self._filter is None else self._filter.text,
         }
         order = ("windows", ORDER_VERSION) if self.options.shuffle else ("recorded", 0)
         return {

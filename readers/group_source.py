@@ -2,6 +2,7 @@
 
 A position is the number of a unit (step, sequence or joint step) within an epoch. Recorded order needs the
 footer of the shard it is in; shuffled order needs all footers once, to know how many units each group has.
+With a filter, only the rows that pass have positions: which these are is found before the order is drawn.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from rlio.dataset import Dataset
 from rlio.errors import CorruptData
 from rlio.interfaces import Batch, Unit
 from rlio.multi_agent import step_numbers
+from rlio.replay.filter_pushdown import Matches
 from rlio.replay.order import WindowOrder, WindowRef
 from rlio.replay.segment_reader import (
     Ahead,
@@ -46,16 +48,43 @@ class Dealt(NamedTuple):
     """What stands at some positions in a row.
 
     Attributes:
-        batch: The units that are not lost; None if all are.
-        units: How many there are in it.
-        expected: Rows that belong to the positions, as the shards tell it.
-        lost: How many of those were lost to damage.
+        batch: Of the units that are not lost, those that are wanted; None if there are none.
+        rows: Rows that belong to those, as the shards tell it.
+        found: Units that are not lost, whether they are wanted or not.
+        lost: Rows that were lost to damage.
     """
 
     batch: Batch | None
-    units: int
-    expected: int
+    rows: int
+    found: int
     lost: int
+
+
+class _Chosen:
+    """The rows of a segment that a filter lets pass: as bits, or as numbers where they are few.
+
+    Args:
+        rows: Their numbers within the segment, ascending.
+        total: Rows of the segment.
+    """
+
+    def __init__(self, rows: NDArray[np.int64], total: int) -> None:
+        self.count = len(rows)
+        self._numbers: NDArray[np.uint32] | None = None
+        if 32 * len(rows) < total < 1 << 32:
+            self._numbers = rows.astype(np.uint32)
+            return
+        passes = np.zeros(total, bool)
+        passes[rows] = True
+        self._bits = np.packbits(passes)
+
+    def within(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Those from ``start`` to ``stop - 1``, counted from ``start``."""
+        if self._numbers is not None:
+            first, last = np.searchsorted(self._numbers, (start, stop))
+            return self._numbers[first:last].astype(np.int64) - start
+        bits = np.unpackbits(self._bits[start // 8 : -(-stop // 8)])
+        return np.flatnonzero(bits[start % 8 :][: stop - start])
 
 
 class GroupSource(ABC):
@@ -64,14 +93,25 @@ class GroupSource(ABC):
     Args:
         dataset: What is read.
         options: How.
-        counting: What is counted.
+        counting: What is counted; with a filter, rows.
         given_up: Paths of shards that are listed and not there: damage; may grow.
+        matches: What a filter lets pass, segment by segment; None: there is no filter.
     """
 
     def __init__(
-        self, dataset: Dataset, options: GroupOptions, counting: Counting, *, given_up: set[str]
+        self,
+        dataset: Dataset,
+        options: GroupOptions,
+        counting: Counting,
+        *,
+        given_up: set[str],
+        matches: Iterator[Matches] | None = None,
     ) -> None:
-        self._reader = SegmentReader(dataset, options, counting, given_up=given_up)
+        self._reader = SegmentReader(dataset, options, counting, given_up=given_up, weigh=self._weigh)
+        self._matches = matches
+        # Kept, as finding them again would mean to decode the filter's columns each time: at most a bit for
+        # each row of the data, and at most 4 bytes for each row that passes.
+        self._chosen: dict[Segment, _Chosen] = {}
         #: Whether each row is a unit.
         self.by_row = counting.by_row
         #: What is counted.
@@ -92,14 +132,61 @@ class GroupSource(ABC):
         """Rows lost to damage so far."""
         return self._reader.skipped
 
+    def _survey(self) -> Iterator[tuple[Segment, list[tuple[Span, int]]]]:
+        """The groups of each segment that have live rows, with their units; counts rows without position."""
+        dataset = self._reader.dataset
+        if self._matches is None:
+            for segment in dataset.segments:
+                spans = self._reader.spans(segment)
+                self.missing_rows += sum(len(span.rows) for span in spans if not span.units)
+                yield segment, [(span, span.units) for span in spans]
+            return
+        passing = total = 0
+        for found in self._matches:
+            segment = found.segment
+            chosen = self._chosen[segment] = _Chosen(found.positions - found.start, found.rows)
+            # They might have passed: so they are missed, but at no position that is known.
+            self.missing_rows += found.lost
+            self._reader.skipped += found.lost
+            passing, total = passing + chosen.count, total + found.rows
+            yield segment, [(span, len(self._passing(segment, span))) for span in found.spans]
+        logger.info("the filter lets %d of %d rows of %s pass", passing, total, dataset.uri)
+
+    def _passing(self, segment: Segment, span: Span) -> NDArray[np.int64]:
+        """The rows of a group that the filter lets pass, counted from its first live row."""
+        start = span.first - segment.first
+        return self._chosen[segment].within(start, start + len(span.rows))
+
+    def _weigh(self, segment: Segment, span: Span | None) -> int:
+        """Rows that count as lost with a group or segment: those that would have been given."""
+        if self._matches is None:
+            return segment.rows if span is None else len(span.rows)
+        return self._chosen[segment].count if span is None else len(self._passing(segment, span))
+
+    def _decode(self, segment: Segment, span: Span) -> Batch | None:
+        """The units of a group that are given; None if they are lost."""
+        batch = self._reader.read(segment, span)
+        if batch is None or self._matches is None:
+            return batch
+        rows = self._passing(segment, span)
+        assert isinstance(batch, SampleBatch)
+        chosen: SampleBatch = batch if len(rows) == len(span.rows) else batch[rows]
+        return chosen
+
     @property
     @abstractmethod
     def layout(self) -> str:
         """Names what positions depend on besides the snapshot: a short text."""
 
     @abstractmethod
-    def units(self, epoch: int, start: int, stop: int) -> Iterator[Dealt]:
+    def units(self, epoch: int, start: int, stop: int, wanted: range) -> Iterator[Dealt]:
         """The units at positions ``start`` to ``stop - 1``, in parts.
+
+        Args:
+            epoch: Of which epoch.
+            start: The first position.
+            stop: The one after the last.
+            wanted: Which of the units that are not lost, counted from 0, come in batches.
 
         Raises:
             ShardGone: A shard is not there: see `rlio.replay.segment_reader`.
@@ -118,20 +205,24 @@ class RecordedOrder(GroupSource):
     """Writers by id, rows ascending."""
 
     def __init__(
-        self, dataset: Dataset, options: GroupOptions, counting: Counting, *, given_up: set[str]
+        self,
+        dataset: Dataset,
+        options: GroupOptions,
+        counting: Counting,
+        *,
+        given_up: set[str],
+        matches: Iterator[Matches] | None = None,
     ) -> None:
-        super().__init__(dataset, options, counting, given_up=given_up)
+        super().__init__(dataset, options, counting, given_up=given_up, matches=matches)
         self._segments = dataset.segments
         self._groups: list[int] = []
-        if counting.by_row:
+        if counting.by_row and matches is None:
             sizes = [segment.rows for segment in self._segments]
         else:
             sizes = []
-            for segment in self._segments:
-                spans = self._reader.spans(segment)
-                sizes.append(sum(span.units for span in spans))
-                self._groups += [span.units for span in spans]
-                self.missing_rows += sum(len(span.rows) for span in spans if not span.units)
+            for _, groups in self._survey():
+                sizes.append(sum(units for _, units in groups))
+                self._groups += [] if counting.by_row else [units for _, units in groups]
         self._starts = [0, *accumulate(sizes)]
         self.total = self._starts[-1]
         self._joint = any(schema.multi_agent for schema in dataset.schemas.values())
@@ -146,28 +237,39 @@ class RecordedOrder(GroupSource):
         """Rows and sequences keep their order in any row groups; joint steps, within a group, may not."""
         return f"{self.total} {self.unit}" + (f" {_digest(self._groups)}" if self._joint else "")
 
-    def units(self, epoch: int, start: int, stop: int) -> Iterator[Dealt]:
+    def units(self, epoch: int, start: int, stop: int, wanted: range) -> Iterator[Dealt]:
         """See `GroupSource.units`. Batches are views of the group, which nobody else gets."""
+        found = 0
         while start < stop:
             group = self._group
             if group is None or not group.start <= start < group.stop:
                 group = self._ahead.get(start)
                 if group.stop < self.total:
                     self._ahead.announce(group.stop)
-            if start > group.start and group.batch is not None:  # What is between is another rank's.
-                group = group.after(start, split_batch(group.batch, 0, start - group.start, self.unit)[1])
             end = min(stop, group.stop)
             if group.batch is None:
                 self._group = group.after(end, None)
-                lost = group.share(start, end)
-                yield Dealt(None, 0, lost, lost)
+                yield Dealt(None, 0, 0, group.share(start, end))
             else:
-                head, rest = split_batch(group.batch, 0, end - group.start, self.unit)
-                self._group = group.after(end, rest)
-                # What the split left over tells what it should have given.
-                expected = end - start if self.by_row else group.rows - self._group.rows
-                yield Dealt(head, end - start, expected, 0)
+                low, high = max(wanted.start - found, 0), min(wanted.stop - found, end - start)
+                found += end - start
+                batch, rows = self._cut(group, start + low, start + high)
+                yield Dealt(batch, rows, end - start, 0)
             start = end
+
+    def _cut(self, group: _Group, start: int, stop: int) -> tuple[Batch | None, int]:
+        """The units at some positions of a group, and their rows; those behind are kept."""
+        self._group = group
+        if start >= stop:
+            return None, 0
+        assert group.batch is not None
+        if start > group.start:  # What is between is another rank's.
+            group = group.after(start, split_batch(group.batch, 0, start - group.start, self.unit)[1])
+        assert group.batch is not None
+        head, rest = split_batch(group.batch, 0, stop - start, self.unit)
+        self._group = group.after(stop, rest)
+        # What the split left over tells what it should have given.
+        return head, stop - start if self.by_row else group.rows - self._group.rows
 
     def rewind(self) -> None:
         self._group = None
@@ -179,15 +281,18 @@ class RecordedOrder(GroupSource):
         if self._spans_of != segment:
             # Kept from group to group: a JSON shard has one a line, and as many as there are rows.
             self._spans = self._reader.spans(segment)
-            self._span_starts = [0, *accumulate(span.units for span in self._spans)]
+            self._span_starts = [0, *accumulate(self._units_of(segment, span) for span in self._spans)]
             self._spans_of = segment
         index = bisect_right(self._span_starts, position - self._starts[number]) - 1
         if index >= len(self._spans):
             raise CorruptData("the shard holds fewer rows than its name says", uri=segment.ref.path)
         start = self._starts[number] + self._span_starts[index]
-        span = self._spans[index]
-        batch = self._reader.read(segment, span)
-        return _Group(start, start + span.units, batch, len(span.rows), (start, span.units))
+        span, units = self._spans[index], self._units_of(segment, self._spans[index])
+        batch = self._decode(segment, span)
+        return _Group(start, start + units, batch, self._weigh(segment, span), (start, units))
+
+    def _units_of(self, segment: Segment, span: Span) -> int:
+        return span.units if self._matches is None else self._weigh(segment, span)
 
     def close(self) -> None:
         self._ahead.close()
@@ -261,15 +366,12 @@ class WindowedOrder(GroupSource):
         *,
         seed: int,
         given_up: set[str],
+        matches: Iterator[Matches] | None = None,
     ) -> None:
-        super().__init__(dataset, options, counting, given_up=given_up)
-        self._groups: list[tuple[Segment, Span]] = []
-        for segment in dataset.segments:
-            for span in self._reader.spans(segment):
-                if span.units:
-                    self._groups.append((segment, span))
-                else:
-                    self.missing_rows += len(span.rows)
+        super().__init__(dataset, options, counting, given_up=given_up, matches=matches)
+        self._groups: list[tuple[Segment, Span, int]] = []
+        for segment, groups in self._survey():
+            self._groups += [(segment, span, units) for span, units in groups if units]
         self._order = self._order_of(seed)
         self.total = len(self._order)
         self._ahead: Ahead[_Window] = Ahead(self._load)
@@ -280,7 +382,7 @@ class WindowedOrder(GroupSource):
     @cached_property
     def layout(self) -> str:
         """Windows are made of row groups, so that the same rows in other groups come in another order."""
-        return f"{self.total} {self.unit} {_digest([span.units for _, span in self._groups])}"
+        return f"{self.total} {self.unit} {_digest([units for _, _, units in self._groups])}"
 
     def reseed(self, seed: int) -> None:
         """Take another seed: that of a saved state."""
@@ -290,25 +392,29 @@ class WindowedOrder(GroupSource):
     def rewind(self) -> None:
         self._current = None
 
-    def units(self, epoch: int, start: int, stop: int) -> Iterator[Dealt]:
+    def units(self, epoch: int, start: int, stop: int, wanted: range) -> Iterator[Dealt]:
         """See `GroupSource.units`. Batches are copies."""
+        total = 0
         while start < stop:
             ref = self._order.window_at(epoch, start)
             self._enter(epoch, ref)
             window = self._window
             end = min(stop, ref.stop_position)
             places = self._rows[start - ref.start_position : end - ref.start_position]
-            expected = len(places) if window.rows is None else int(window.rows[places].sum())
             lost = 0
             if window.place is not None:
-                found = window.place[places]
-                gone = places[found < 0]
+                there = window.place[places] >= 0
+                gone, places = places[~there], places[there]
                 lost = len(gone) if window.rows is None else int(window.rows[gone].sum())
-                places = found[found >= 0]
+            found = len(places)
+            places = places[max(wanted.start - total, 0) : max(wanted.stop - total, 0)]
+            total += found
+            rows = len(places) if window.rows is None else int(window.rows[places].sum())
             batch = None
             if window.batch is not None and len(places):
-                batch = _take(window.batch, places, self.unit, window.steps)
-            yield Dealt(batch, 0 if batch is None else len(places), expected, lost)
+                units = places if window.place is None else window.place[places]
+                batch = _take(window.batch, units, self.unit, window.steps)
+            yield Dealt(batch, rows, found, lost)
             start = end
 
     def _enter(self, epoch: int, window: WindowRef) -> None:
@@ -334,19 +440,19 @@ class WindowedOrder(GroupSource):
         steps: dict[str, list[NDArray[np.int64]]] = {}
         found = 0
         for number in self._order.groups_of(index):
-            segment, span = self._groups[number]
-            batch = self._reader.read(segment, span)
+            segment, span, units = self._groups[number]
+            batch = self._decode(segment, span)
             if not self.by_row:
                 rows.append(_rows_of_units(batch, span))
             if batch is None:
-                place.append(np.full(span.units, -1, np.int64))
+                place.append(np.full(units, -1, np.int64))
                 continue
             if isinstance(batch, MultiAgentBatch):
                 for pid, own in step_numbers(batch)[0].items():
                     steps.setdefault(pid, []).append(own + found)
             parts.append(batch)
-            place.append(np.arange(found, found + span.units))
-            found += span.units
+            place.append(np.arange(found, found + units))
+            found += units
         whole = found == sum(len(numbers) for numbers in place)
         joined = concat_samples(parts) if len(parts) > 1 else parts[0] if parts else None
         numbers = {pid: np.concatenate(own) for pid, own in steps.items()}
@@ -358,7 +464,7 @@ class WindowedOrder(GroupSource):
         )
 
     def _order_of(self, seed: int) -> WindowOrder:
-        return WindowOrder([span.units for _, span in self._groups], seed=seed)
+        return WindowOrder([units for _, _, units in self._groups], seed=seed)
 
     def close(self) -> None:
         self._ahead.close()
@@ -382,17 +488,22 @@ def _digest(sizes: list[int]) -> str:
 
 
 def open_groups(
-    dataset: Dataset, options: GroupOptions, *, seed: int | None, given_up: set[str]
+    dataset: Dataset,
+    options: GroupOptions,
+    *,
+    seed: int | None,
+    given_up: set[str],
+    matches: Iterator[Matches] | None = None,
 ) -> GroupSource:
-    """The groups of a data set in recorded order, or shuffled by ``seed``.
+    """The groups of a data set in recorded order, or shuffled by ``seed``; see `GroupSource`.
 
     Raises:
         ShardGone: A shard is not there any more: list again.
     """
     counting = counting_of(dataset, options.columns)
     if seed is None:
-        return RecordedOrder(dataset, options, counting, given_up=given_up)
-    return WindowedOrder(dataset, options, counting, seed=seed, given_up=given_up)
+        return RecordedOrder(dataset, options, counting, given_up=given_up, matches=matches)
+    return WindowedOrder(dataset, options, counting, seed=seed, given_up=given_up, matches=matches)
 
 
 def _take(

@@ -6,7 +6,7 @@ The store is built in the background as soon as the reader is made; the first ba
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from rlio.columns import Columns
@@ -31,6 +31,7 @@ Cache = Literal["auto", "memory", "disk", "none"]
 # since the order of the rows depends on it.
 _MEMORY_BYTES: Final = 2 << 30
 _DISK_BYTES: Final = 64 << 30
+_DRAWS: Final = "n_step, sequence_length, episodes, views, indexes and policy"
 # Sequences, or episodes, of a batch where the user asks for no number.
 _OWN_SEQUENCES: Final = 32
 
@@ -132,7 +133,8 @@ class StoredPass:
         found = self._pass.ledger
         if self.options.shard[0] != 0:  # Rows that no position stands for are counted by the first rank.
             return found
-        lost = (self._pass.epoch + self._pass.cut_short - self._began) * self.skipped
+        ended = (self.options.epochs or 0) if self._pass.cut_short else self._pass.epoch
+        lost = (ended - self._began) * self.skipped
         return found.plus(expected=lost, skipped=lost, trimmed=self.dataset.trimmed_rows)
 
     @property
@@ -169,42 +171,48 @@ class StoredPass:
 
 
 def choose_cache(
-    dataset: Dataset, options: ReadOptions, draw: Draw | None, cache: Cache
+    dataset: Dataset, options: ReadOptions, draw: Draw, policy: str | None, cache: Cache
 ) -> Literal["memory", "disk", "none"]:
     """Where the rows of a data set are kept, by what is asked for and by their size alone.
 
     Args:
         dataset: What is read.
         options: How.
-        draw: What is drawn; None: rows as they were recorded.
+        draw: What is drawn.
+        policy: The one whose rows are read; None: those of all.
         cache: What the user chose.
 
     Raises:
         OptionError: The choice does not fit what is drawn, or the data.
     """
-    recorded = counting_of(dataset, None).unit == "sequences"
-    if draw is not None and (cache == "none" or recorded):
+    plain = Draw(columns=draw.columns)
+    chooses = draw != plain or policy is not None
+    recorded = counting_of(dataset, None)
+    if recorded.unit == "sequences" and (chooses or cache in ("memory", "disk")):
         raise OptionError(
-            "the data was recorded in sequences (seq_lens), which are served as they are: leave out n_step, "
-            "sequence_length, episodes, policy and filter"
-            if recorded
-            else "n_step, sequence_length, episodes, policy and filter are served from a store: "
-            "cache='memory' or 'disk', not 'none'"
+            f"the data was recorded in sequences (seq_lens), which are served as they are: leave out "
+            f"{_DRAWS} and filter; cache='none', if any"
+        )
+    needs_store = replace(draw, filter=None) != plain or policy is not None
+    if cache == "none" and needs_store:
+        raise OptionError(f"{_DRAWS} are served from a store: cache='memory' or 'disk', not 'none'")
+    if cache == "none" and draw.filter is not None and not recorded.by_row:
+        raise OptionError(
+            "filter with cache='none' chooses among rows, and here several agents were recorded, whose joint "
+            "steps are read: cache='memory' or 'disk'"
         )
     if cache != "auto":
-        if recorded and cache != "none":
-            raise OptionError(
-                f"cache={cache!r}: the data was recorded in sequences (seq_lens): read it with cache='none'"
-            )
         return cache
     size = len(dataset) * max(map(_row_bytes, dataset.schemas.values()), default=0)
     chosen: Literal["memory", "disk", "none"]
-    if recorded or (draw is None and not options.shuffle):
+    if not chooses and (recorded.unit == "sequences" or not options.shuffle):
         chosen = "none"  # In recorded order, decoding as one goes is as quick and takes no room.
     elif size <= _MEMORY_BYTES:
         chosen = "memory"
+    elif size <= _DISK_BYTES or needs_store or (chooses and not recorded.by_row):
+        chosen = "disk"
     else:
-        chosen = "disk" if size <= _DISK_BYTES or draw is not None else "none"
+        chosen = "none"
     logger.info("%s: cache='auto' is %r, for a store of %d bytes", dataset.uri, chosen, size)
     return chosen
 

@@ -311,25 +311,73 @@ def test_all_ranks_drop_the_last_batch_where_one_of_them_would_be_short(root: st
     assert counts == [[size] * (ROWS // (size * world))] * world
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_ranks_stay_in_step_where_damage_leaves_one_of_them_short(shuffle: bool) -> None:
-    """Who filled his batch up from what follows would serve rows that are another's."""
-    with group_bytes(200):
-        damaged = store(numbered(60))
-    ((path, data),) = files(damaged).items()
-    with DatasetReader(damaged) as reader:
-        lost, *others = reader.dataset.open_shard(reader.dataset.segments[0]).rows
-    assert len(others) > 4
-    put(path, data[:12] + bytes([data[12] ^ 1]) + data[13:])
-    options: dict[str, Any] = {"shuffle": shuffle, "seed": 2 if shuffle else None, "on_error": "skip"}
-    readers = [DatasetReader(damaged, batch_size=lost + 3, epochs=1, shard=(r, 2), **options) for r in (0, 1)]
-    served: list[int] = []
-    for _ in range(60 // (2 * (lost + 3)) + 1):
-        for reader in readers:
-            served += reader.sample()["t"].tolist()
-        states = [reader.state_dict() for reader in readers]
-        assert states[0] == states[1]
-    assert sorted(served) == list(range(lost, 60))
+def damaged_groups(rows: int, groups: list[int], **more: Any) -> str:
+    """A root of one shard, some of whose small row groups are damaged."""
+    with group_bytes(100):
+        root = store(numbered(rows, **more))
+    ((path, data),) = files(root).items()
+    with DatasetReader(root) as reader:
+        shard = reader.dataset.open_shard(reader.dataset.segments[0])
+    content = bytearray(data)
+    for info in {group % len(shard.rows): None for group in groups}:
+        content[shard._file.groups[info].start + 20] ^= 1  # type: ignore[attr-defined]
+    put(path, bytes(content))
+    return root
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    damage=st.lists(st.integers(0, 30), min_size=1, max_size=8),
+    world=st.integers(2, 4),
+    size=st.integers(1, 9),
+    shuffle=st.booleans(),
+    drop_last=st.booleans(),
+    sequences=st.booleans(),
+)
+def test_ranks_stay_in_step_where_whole_parts_of_theirs_are_damaged(
+    damage: list[int], world: int, size: int, shuffle: bool, drop_last: bool, sequences: bool
+) -> None:
+    """Each step is what one reader would read, cut in as many parts, and all ranks know where it ends."""
+    more = {"seq_lens": np.full(30, 2, np.int32)} if sequences else {}
+    root = damaged_groups(60, damage, **more)
+    options: dict[str, Any] = {"shuffle": shuffle, "seed": 2 if shuffle else None, "drop_last": drop_last}
+    options |= {"on_error": "skip", "epochs": 2}
+    alone = DatasetReader(root, batch_size=world * size, **options)
+    ranks = [DatasetReader(root, batch_size=size, shard=(rank, world), **options) for rank in range(world)]
+    while True:
+        try:
+            expected = alone.sample()["t"].tolist()
+        except EndOfData:
+            break
+        found, short = [], 0
+        for reader in ranks:
+            try:
+                found.append(reader.sample())
+            except EndOfData:
+                short += 1
+        units = len(expected) // (2 if sequences else 1)
+        assert [t for batch in found for t in batch["t"].tolist()] == expected
+        assert short == max(world - units, 0)
+        assert all(reader.state_dict() == ranks[0].state_dict() for reader in ranks)
+        assert ranks[0].state_dict() == alone.state_dict()
+    for reader in ranks:
+        with pytest.raises(EndOfData):
+            reader.sample()
+    ledgers = [reader.ledger for reader in ranks]
+    for name in ("served", "skipped") + (() if drop_last and sequences else ("expected", "dropped")):
+        assert sum(getattr(ledger, name) for ledger in ledgers) == getattr(alone.ledger, name)
+    for reader in (alone, *ranks):
+        reader.close()
+
+
+def test_what_drop_last_drops_of_several_epochs_counts_the_damage_of_each() -> None:
+    root = store(numbered(10), roll=Roll(max_rows=5, max_seconds=None), writer_id="w00000-00000000")
+    remove(min(files(root)))
+    options: dict[str, Any] = {"batch_size": 100, "epochs": 3, "drop_last": True, "on_error": "skip"}
+    for cache in ("none", "memory"):
+        with DatasetReader(root, cache=cache, **options) as reader:
+            assert list(reader) == []
+            assert (reader.ledger.expected, reader.ledger.skipped, reader.ledger.dropped) == (30, 15, 15)
 
 
 # ---- what a batch is ----

@@ -56,6 +56,7 @@ class Matches(NamedTuple):
         positions: Of the rows that pass, ascending; shape (k,) int64.
         lost: Rows of it that are damaged, and might have passed.
         groups_read, groups_passed_over: Row groups that were read, and those that bounds ruled out.
+        spans: The live parts of its row groups, all of them.
     """
 
     segment: Segment
@@ -65,6 +66,7 @@ class Matches(NamedTuple):
     lost: int
     groups_read: int
     groups_passed_over: int
+    spans: list[Span]
 
 
 @dataclass(frozen=True)
@@ -234,7 +236,8 @@ def _segment_matches(search: _Search, segment: Segment, start: int) -> Matches:
     """What passes of a segment whose first row has the position ``start``."""
     at, lost, read, passed_over = start, 0, 0, 0
     parts: list[Rows] = []
-    for span in search.reader.spans(segment):
+    spans = search.reader.spans(segment)
+    for span in spans:
         if _is_span_ruled_out(search, segment, span):
             passed_over += 1
             at += len(span.rows)
@@ -249,7 +252,7 @@ def _segment_matches(search: _Search, segment: Segment, start: int) -> Matches:
         parts.append(rows + at)
         at += count
     positions = np.concatenate(parts) if parts else np.empty(0, np.int64)
-    return Matches(segment, start, at - start, positions, lost, read, passed_over)
+    return Matches(segment, start, at - start, positions, lost, read, passed_over, spans)
 
 
 def _is_span_ruled_out(search: _Search, segment: Segment, span: Span) -> bool:

@@ -112,6 +112,7 @@ class SegmentReader:
         counting: What is counted.
         given_up: Paths of shards that are listed and, in several attempts, not there: damage; may grow.
         learn: Called where a shard has a schema that is not known; may replace `dataset` and `options`.
+        weigh: Says how many rows count as lost with a span, or, if that is None, with a whole segment.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class SegmentReader:
         *,
         given_up: set[str],
         learn: Callable[[], object] | None = None,
+        weigh: Callable[[Segment, Span | None], int] | None = None,
     ) -> None:
         self.dataset = dataset
         self.options = options
@@ -130,6 +132,7 @@ class SegmentReader:
         self.skipped = 0
         self._given_up = given_up
         self._learn = learn
+        self._weigh = weigh or _all_rows
         self._open: OrderedDict[str, OpenShard] = OrderedDict()
         self._damaged: set[tuple[str, int]] = set()
 
@@ -149,10 +152,10 @@ class SegmentReader:
         try:
             shard = self.dataset.open_shard(segment)
         except CorruptData as error:
-            self._lose((path, -1), segment.rows, error)
+            self._lose((path, -1), self._weigh(segment, None), error)
             return None
         except DataNotFound as error:
-            self._miss(segment, -1, segment.rows, error)
+            self._miss(segment, -1, self._weigh(segment, None), error)
             return None
         self._check_schema(shard, segment)
         self._open[path] = shard
@@ -226,10 +229,10 @@ class SegmentReader:
             )
             self._check(batch, span, segment)
         except CorruptData as error:
-            self._lose((segment.ref.path, span.group), len(span.rows), error)
+            self._lose((segment.ref.path, span.group), self._weigh(segment, span), error)
             return None
         except DataNotFound as error:
-            self._miss(segment, span.group, len(span.rows), error)
+            self._miss(segment, span.group, self._weigh(segment, span), error)
             return None
         return self.filled(batch)
 
@@ -279,6 +282,10 @@ class SegmentReader:
             self._damaged.add(key)
             self.skipped += rows
             logger.warning("skipped %d rows: %s", rows, error)
+
+
+def _all_rows(segment: Segment, span: Span | None) -> int:
+    return segment.rows if span is None else len(span.rows)
 
 
 class Ahead(Generic[T]):
