@@ -128,6 +128,11 @@ def concat_sample_batches(samples: Sequence[SampleBatch], *, columns: Unlike = "
     for i, sample in enumerate(samples):
         if not isinstance(sample, SampleBatch):
             raise _no_batch(i, sample)
+    plain = _joined_plainly(samples)
+    if plain is not None:
+        return type(samples[0])._trusted(
+            plain, num_grad_updates=_mean_updates(samples), is_training=samples[0].is_training
+        )
     filled = {i: sample for i, sample in enumerate(samples) if sample.count}
     if not filled:
         first = next((sample for sample in samples if sample._columns), None)
@@ -149,6 +154,31 @@ def concat_sample_batches(samples: Sequence[SampleBatch], *, columns: Unlike = "
     )
 
 
+def _joined_plainly(samples: Sequence[SampleBatch]) -> dict[str, Column] | None:
+    """The columns of batches without sequences whose columns are alike arrays; None of others.
+
+    This is what readers and mixtures join all the time: it takes a third of the time of all the checks.
+    """
+    if not samples or not samples[0].count:
+        return None
+    columns = [sample._columns for sample in samples]
+    head = columns[0]
+    if Columns.SEQ_LENS in head or any(other.keys() != head.keys() for other in columns):
+        return None
+    if any(sample._max_seq_len is not None or sample._zero_padded for sample in samples):
+        return None
+    joined: dict[str, Column] = {}
+    for name, first in head.items():
+        if type(first) is not np.ndarray:
+            return None
+        parts = [other[name] for other in columns]
+        for part in parts:
+            if type(part) is not np.ndarray or part.dtype != first.dtype or part.shape[1:] != first.shape[1:]:
+                return None
+        joined[name] = np.concatenate(parts, dtype=first.dtype)
+    return joined
+
+
 def _no_batch(i: int, sample: object) -> SchemaError:
     return SchemaError(
         f"batch {i} is a {type(sample).__name__}, expected a SampleBatch or a MultiAgentBatch: "
@@ -168,7 +198,7 @@ def _join(name: str, parts: list[Column], axis: int) -> Column:
 def _mean_updates(samples: Iterable[SampleBatch]) -> float | None:
     known = [(s.num_grad_updates, s.count) for s in samples if s.num_grad_updates is not None]
     total = sum(count for _, count in known)
-    return sum(updates * count for updates, count in known) / total if known else None
+    return sum(updates * count for updates, count in known) / total if total else None
 
 
 def _joint_max_seq_len(filled: dict[int, SampleBatch]) -> int | None:
@@ -371,7 +401,10 @@ def split_units(batch: BatchT, n: int, unit: str) -> tuple[BatchT, BatchT]:
             for part in (head, tail):  # It was cut by episodes, and counts steps.
                 part._env_steps = step_numbers(part)[1]
         return head, tail
-    ends = range(batch.count + 1) if unit == "steps" else _ends(batch, unit)
+    if unit == "steps":
+        _check_enough(n, batch.count, unit)
+        return batch[:n], batch[n:]
+    ends = _ends(batch, unit)
     _check_enough(n, len(ends) - 1, unit)
     return batch[: ends[n]], batch[ends[n] :]
 

@@ -253,6 +253,8 @@ class SampleBatch(ColumnMapping):
         if _SEQ_LENS in self._columns:
             return int(self._lens().sum())
         for column in self._columns.values():
+            if type(column) is np.ndarray:  # It is asked for several times a batch.
+                return len(column)
             rows = row_count(column)
             if rows is not None:
                 return rows
