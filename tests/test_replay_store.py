@@ -469,3 +469,15 @@ def test_a_live_store_goes_on_as_it_was_saved(tmp_path: Path, kind: str) -> None
     manifest.write_bytes(manifest.read_bytes()[:-9])
     with pytest.raises(CorruptData):
         ReplayStore.load(tmp_path / "buffer")
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int8, np.float16, np.float64, np.bool_])
+def test_returns_of_whole_numbers_are_not_rounded(kind: Any) -> None:
+    rows = episode(0, 0, 6)
+    rows["rewards"] = np.ones(6, kind)
+    store = ReplayStore(10)
+    store.append(rows)
+    found = store.uniform(batch_size=64, seed=0, n_step=3, gamma=0.5).sample()
+    expected = np.array([1.75, 1.75, 1.75, 1.75, 1.5, 1.0])[found["t"]]
+    np.testing.assert_array_equal(found["rewards"], expected)
+    assert found["rewards"].dtype == (kind if np.dtype(kind).kind == "f" else np.float32)

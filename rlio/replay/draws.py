@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from rlio.replay.sequences import Sequences, SequenceStarts, episode_starts, seq
 from rlio.replay.table import Plan, RowTable
 from rlio.schemas.schema import Leaf, PolicySchema, rebuild
 
-__all__ = ["BATCH_INDEXES", "Draw", "Held", "Steps", "Units", "open_units"]
+__all__ = ["BATCH_INDEXES", "Draw", "Held", "Span", "Steps", "Units", "open_units"]
 
 Ids = NDArray[np.int64]
 
@@ -90,6 +90,20 @@ class Draw:
         }
 
 
+class Span(NamedTuple):
+    """Which rows of a table are seen.
+
+    Attributes:
+        first: Logical number of the first row; of a table in recorded order.
+        rows: How many there are.
+        head: Rows from here on are not seen.
+    """
+
+    first: int
+    rows: int
+    head: int
+
+
 @dataclass(frozen=True)
 class Held:
     """The rows of one policy, as one reader sees them.
@@ -98,26 +112,38 @@ class Held:
         name: The policy's id.
         policy: Its schema.
         table: Its rows.
-        rows: Logical numbers of the rows in recorded order; None where row i of it is row ``first`` + i.
-        first: Logical number of the first row; of a table in recorded order.
-        count: Rows.
-        head: Rows from here on are not seen.
+        rows: Logical numbers of the rows in recorded order; None where they follow each other.
+        span: Which of them are seen; None: whatever the table holds at the moment.
     """
 
     name: str
     policy: PolicySchema
     table: RowTable
-    rows: Ids | None
-    first: int
-    count: int
-    head: int
+    rows: Ids | None = None
+    span: Span | None = None
+
+    @property
+    def first(self) -> int:
+        """Logical number of the first row; of a table in recorded order."""
+        return self.table.tail if self.span is None else self.span.first
+
+    @property
+    def count(self) -> int:
+        """Rows that are seen."""
+        return len(self.table) if self.span is None else self.span.rows
+
+    @property
+    def head(self) -> int:
+        """Rows from here on are not seen."""
+        return self.table.head if self.span is None else self.span.head
 
     def numbered(self, places: Ids) -> Ids:
         """Logical numbers of the rows at places in recorded order."""
         if self.rows is not None:
             found: Ids = self.rows[places]
             return found
-        return places + self.first if self.first else places
+        first = self.first
+        return places + first if first else places
 
     def chunk(self, start: int, stop: int) -> Ids:
         """Logical numbers of the rows from ``start`` to ``stop - 1`` in recorded order."""
@@ -156,10 +182,15 @@ class Held:
 class Units(ABC):
     """The units of a draw. A batch is made of the units of given numbers, in that order."""
 
-    #: How many there are.
-    count: int
+    #: Whether they are still the units of a live table after rows were added to it.
+    keeps_up = False
     #: Whether a batch is cut into smaller ones by slicing its rows.
     sliceable = False
+
+    @property
+    @abstractmethod
+    def count(self) -> int:
+        """How many there are."""
 
     @abstractmethod
     def batch(self, numbers: Ids, also: Mapping[str, NDArray[Any]] | None = None) -> Batch:
@@ -336,7 +367,11 @@ class _RowUnits(Units):
         self._maker = maker
         self.sliceable = True
         self._rows = maker.selected()
-        self.count = maker.held.count if self._rows is None else len(self._rows)
+        self.keeps_up = self._rows is None
+
+    @property
+    def count(self) -> int:
+        return self._maker.held.count if self._rows is None else len(self._rows)
 
     def batch(self, numbers: Ids, also: Mapping[str, NDArray[Any]] | None = None) -> Batch:
         rows = self._maker.held.numbered(numbers) if self._rows is None else self._rows[numbers]
@@ -353,8 +388,11 @@ class _SequenceUnits(Units):
         held = maker.held
         rows, at = maker.rows_and_places()
         self._starts: SequenceStarts = sequence_starts(held.table, rows, at, cut, head=held.head)
-        self.count = len(self._starts)
         self._states = _states(held)
+
+    @property
+    def count(self) -> int:
+        return len(self._starts)
 
     def batch(self, numbers: Ids, also: Mapping[str, NDArray[Any]] | None = None) -> Batch:
         starts = self._starts.take(numbers)
@@ -380,8 +418,11 @@ class _EpisodeUnits(Units):
     def __init__(self, maker: _Maker) -> None:
         self._maker = maker
         self._starts = episode_starts(*maker.rows_and_places())
-        self.count = len(self._starts)
         self._states = _states(maker.held)
+
+    @property
+    def count(self) -> int:
+        return len(self._starts)
 
     def batch(self, numbers: Ids, also: Mapping[str, NDArray[Any]] | None = None) -> Batch:
         starts = self._starts[numbers]
@@ -403,7 +444,10 @@ class _JointSteps(Units):
         self._makers = makers
         self._steps = steps
         self._numbers = self._selected()
-        self.count = steps.count if self._numbers is None else len(self._numbers)
+
+    @property
+    def count(self) -> int:
+        return self._steps.count if self._numbers is None else len(self._numbers)
 
     def _selected(self) -> Ids | None:
         """Steps of which some row passes the filter; None: all."""

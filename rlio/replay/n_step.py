@@ -53,7 +53,7 @@ class Window:
     Attributes:
         last: Logical number of the last row of each window, shape (n,).
         steps: Rows in each, shape (n,) int64, at least 1.
-        rewards: Discounted sum, shape (n,), of the rewards' dtype.
+        rewards: Discounted sum, shape (n,), of the rewards' dtype; float32 where they are whole numbers.
         discount: gamma to the power of ``steps``, shape (n,) float32.
     """
 
@@ -88,4 +88,6 @@ def windows(table: RowTable, rows: Ids, step: NStep, *, rewards: str, head: int 
         last[live] = following
         steps[live] += 1
         total[live] += factor * table.values(rewards, following)
-    return Window(last, steps, total.astype(own.dtype), np.power(step.gamma, steps).astype(np.float32))
+    # Discounted sums of whole numbers are none.
+    kind = own.dtype if own.dtype.kind == "f" else np.dtype(np.float32)
+    return Window(last, steps, total.astype(kind), np.power(step.gamma, steps).astype(np.float32))

@@ -27,7 +27,7 @@ from rlio.columns import DEFAULT_POLICY_ID, is_per_sequence
 from rlio.errors import OptionError, SchemaError, excerpt
 from rlio.interfaces import Batch
 from rlio.multi_agent import step_numbers
-from rlio.replay.draws import Draw, Held, Steps, Units, open_units
+from rlio.replay.draws import Draw, Held, Span, Steps, Units, open_units
 from rlio.replay.ingest import Ingest
 from rlio.replay.layout import RowLayout
 from rlio.replay.memory import Arrays, RamArrays
@@ -242,16 +242,16 @@ class StoreRows:
         table = self.tables[pid]
         policy = self.schema.policies[pid]
         if pieces is None:
-            return Held(pid, policy, table, None, table.tail, len(table), table.head)
+            return Held(pid, policy, table)
         spans = [piece.rows[pid] for piece in pieces if piece.rows.get(pid, (0, 0))[1]]
         count = sum(size for _, size in spans)
         head = max((first + size for first, size in spans), default=0)
         first = spans[0][0] if spans else 0
         ends = np.cumsum([0, *(size for _, size in spans)]).tolist()
         if all(at == first + end for (at, _), end in zip(spans, ends, strict=False)):
-            return Held(pid, policy, table, None, first, count, head)
+            return Held(pid, policy, table, span=Span(first, count, head))
         rows = np.concatenate([np.arange(at, at + size) for at, size in spans])
-        return Held(pid, policy, table, rows, 0, count, head)
+        return Held(pid, policy, table, rows, Span(0, count, head))
 
 
 class _StepLog:

@@ -105,8 +105,10 @@ class _Sampler(InputReader):
 
     def _seen(self) -> Units:
         """The units that there are now. Under the store's lock."""
+        self.store.check_open()
         if self._units is None or self._version != self.store.version:
-            self._units = self.store.units(self._draw, policy=self._policy)
+            if self._units is None or not self._units.keeps_up:
+                self._units = self.store.units(self._draw, policy=self._policy)
             self._version = self.store.version
             self._changed()
         if not self._units.count:

@@ -346,7 +346,7 @@ class ReplayStore:
             SchemaError: The batch has not the columns of those before.
             ClosedError: After `close`.
         """
-        self._check_open()
+        self.check_open()
         if not self.live:
             raise OptionError(
                 "append() to the store of a data set: record rows with a writer, and open it anew"
@@ -390,7 +390,7 @@ class ReplayStore:
             OptionError: There are no such units.
             MissingColumn: A column is absent.
         """
-        self._check_open()
+        self.check_open()
         self.wait()
         with self.lock:
             if self._rows is None:
@@ -508,7 +508,7 @@ class ReplayStore:
             OptionError: It is the store of a data set, which needs no saving; or the sampler is not its own.
             CacheError: The disk is full.
         """
-        self._check_open()
+        self.check_open()
         if not self.live:
             raise OptionError("save() of the store of a data set: its rows are there; save priorities alone")
         if priorities is not None and priorities.store is not self:
@@ -543,7 +543,8 @@ class ReplayStore:
 
     # ---- the end ----
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise ClosedError after `close`."""
         if self._closed:
             raise ClosedError("the store is closed: open a new one")
 
@@ -578,7 +579,9 @@ def _advance(bar: tqdm[Any]) -> Callable[[int], None]:
 class _NoUnits(Units):
     """Of a store without rows."""
 
-    count = 0
+    @property
+    def count(self) -> int:
+        return 0
 
     def batch(self, numbers: Any, also: Any = None) -> Batch:
         raise OptionError("a store without rows has no batches")
