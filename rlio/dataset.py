@@ -98,9 +98,13 @@ class Dataset:
         #: Rows of the snapshot that were trimmed since it was taken: writer id -> row numbers.
         self.trimmed_since: dict[str, range] = {}
         self._torn = {w: torn for w, torn in listing.torn().items() if self._at is None or w in self._at}
+        # Writer id -> the row after its last.
+        self._stops: dict[str, int] = {}
         for writer in listing.writers if self._at is None else sorted(self._at):
             coverage = self._cover(writer)
             self._segments += coverage.segments
+            if coverage.segments:
+                self._stops[writer] = coverage.segments[-1].end
             if coverage.holes:
                 self.holes[writer] = coverage.holes
 
@@ -149,8 +153,7 @@ class Dataset:
         if self._at is not None:
             ranges = self._at
         else:
-            ends = {segment.ref.writer: segment.end for segment in self._segments}
-            ranges = {w: range(self._listing.trimmed.get(w, 0), end) for w, end in ends.items()}
+            ranges = {w: range(self._listing.trimmed.get(w, 0), end) for w, end in self._stops.items()}
         return {w: [rows.start, rows.stop] if rows.start else rows.stop for w, rows in ranges.items() if rows}
 
     def refresh(self, *, at: Snapshot | None = None) -> Dataset:
@@ -292,7 +295,7 @@ class Dataset:
 
     def _ends(self) -> dict[str, int]:
         """Writer id -> the row up to which rows are there, or gone on purpose."""
-        return self._listing.trimmed | {segment.ref.writer: segment.end for segment in self._segments}
+        return self._listing.trimmed | self._stops
 
     def check_complete(self) -> None:
         """Raise where rows that were stored are not there.

@@ -240,6 +240,16 @@ def test_what_is_neither_shard_nor_marker_is_reported_and_not_served(storage: St
     assert all(rejected.reason for rejected in listing.rejected)
 
 
+def test_the_shards_around_a_folder_within_a_writer_s_are_served(storage: Storage) -> None:
+    refs = [publish(storage, "w", first, 5) for first in (0, 5)]
+    between = refs[0].path + "-x"  # sorts between the two
+    storage.put(f"{between}/{refs[0].name.format()}", b"rows")
+    other = publish(storage, "w-1", 0, 5)  # the folder sorts before data/w/
+    listing = list_shards(storage)
+    assert listing.shards == {"w": refs, "w-1": [other]}
+    assert [rejected.path for rejected in listing.rejected] == [f"{between}/{refs[0].name.format()}"]
+
+
 def test_markers_bound_what_is_wanted(storage: Storage) -> None:
     refs = [publish(storage, "w", first, 5) for first in (0, 5, 10)]
     for marker in ("_trim-3", "_trim-10", "_trim-7", "_sealed-9", "_sealed-20"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 from typing import Any, get_args
 
@@ -47,6 +49,26 @@ def a_name(**changes: Any) -> ShardName:
 @given(shard_names)
 def test_what_is_formatted_parses_back(name: ShardName) -> None:
     assert ShardName.parse(name.format()) == name
+
+
+@settings(max_examples=50)
+@given(shard_names)
+def test_a_name_travels_to_other_processes(name: ShardName) -> None:
+    for twin in (pickle.loads(pickle.dumps(name)), copy.deepcopy(name)):
+        assert type(twin) is ShardName
+        assert twin == name
+        assert hash(twin) == hash(name)
+
+
+def test_a_name_is_immutable_and_its_numbers_are_not_told_apart_by_position() -> None:
+    name: Any = a_name()
+    with pytest.raises(AttributeError):
+        name.rows = 2
+    with pytest.raises(AttributeError):
+        name.other = 2
+    make: Any = ShardName
+    with pytest.raises(TypeError, match="positional"):
+        make(0, 1, 1, 0, 0)
 
 
 @settings(max_examples=100)

@@ -326,7 +326,7 @@ def second_resolution_name(patch: pytest.MonkeyPatch) -> None:
 def retry_with_a_new_name(patch: pytest.MonkeyPatch) -> None:
     def put(storage: Storage, writer: str, name: Any, data: memoryview) -> None:
         for attempt in range(2):
-            renamed = replace(name, first=name.first + attempt * name.rows)
+            renamed = name._replace(first=name.first + attempt * name.rows)
             try:
                 storage._backend.put(shard_path(writer, renamed), data)
             except OSError:

@@ -20,6 +20,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, NoReturn, Protocol, Self, TypeVar
 
 from rlio.errors import DataNotFound, OptionError, PublishError, RlioError, UnsafeData, excerpt
@@ -46,6 +47,8 @@ __all__ = [
 logger = logging.getLogger("rlio")
 
 T = TypeVar("T")
+
+_path_of = attrgetter("path")
 
 #: Seconds that one attempt may take: no answer that took longer was ever seen, and a store that hangs must
 #: not hang the caller. What an object's bytes take comes on top.
@@ -304,7 +307,10 @@ class Storage:
         if prefix:
             check_path(prefix, uri=self.uri)
         most = self.limits.listed_names if limit is None else limit
-        return sorted(self._attempt(prefix, lambda: self._backend.entries(prefix, most)))
+        found = self._attempt(prefix, lambda: self._backend.entries(prefix, most))
+        # No two have one path; strings are compared several times faster than entries.
+        found.sort(key=_path_of)
+        return found
 
     def exists(self, path: str = "") -> bool:
         """Whether an object or a folder is at ``path``; "" asks for the root. A failure is not a "no"."""

@@ -186,12 +186,16 @@ def list_shards(storage: Storage, *, limit: int | None = None) -> Listing:
         UnsafeData: There are more than ``limit`` names.
     """
     listing = Listing()
+    # Entries are sorted by path: those of one folder come one after the other, but for what is deeper.
+    folder: str = ""
+    writer: str | None = None
     for path, size in storage.list(DATA_DIR, limit=limit):
-        parts = path.split("/")
-        if len(parts) != 3 or not is_writer_id(parts[1]):
+        parent, _, text = path.rpartition("/")
+        if parent != folder:
+            folder, writer = parent, _writer_of(parent)
+        if writer is None:
             listing.rejected.append(Rejected(path, f"not in a writer's folder ({DATA_DIR}/<writer>/)"))
             continue
-        writer, text = parts[1], parts[2]
         name = ShardName.parse(text)
         if name is None:
             _take_marker(listing, writer, text, path)
@@ -204,8 +208,14 @@ def list_shards(storage: Storage, *, limit: int | None = None) -> Listing:
         else:
             listing.shards.setdefault(writer, []).append(ShardRef(writer, name, path))
     for refs in listing.shards.values():
-        refs.sort(key=_order)
+        refs.sort(key=_first_row)  # Stable: shards of one first row stay sorted by path.
     return listing
+
+
+def _writer_of(folder: str) -> str | None:
+    """The writer whose shards are directly in ``folder``, a path below the root; None: it is no writer's."""
+    parts = folder.split("/")
+    return parts[1] if len(parts) == 2 and is_writer_id(parts[1]) else None
 
 
 def list_settled(
@@ -275,16 +285,19 @@ def cover_rows(
     holes: list[range] = []
     cursor = trim
     waiting = sorted(refs, key=_first_row)
-    # The best of all shards that start at or before the cursor; its end says whether it reaches past it.
+    # The best of all shards that start at or before the cursor; its end, reach, says whether it goes past it.
     best: ShardRef | None = None
+    reach = 0
     i = 0
     while end is None or cursor < end:
         while i < len(waiting) and waiting[i].name.first <= cursor:
-            if best is None or _rank(waiting[i]) < _rank(best):
-                best = waiting[i]
+            ref = waiting[i]
+            ref_end = ref.name.first + ref.name.rows
+            if best is None or ref_end > reach or (ref_end == reach and ref.path < best.path):
+                best, reach = ref, ref_end
             i += 1
-        if best is not None and best.name.end > cursor:
-            stop = best.name.end if end is None else min(best.name.end, end)
+        if best is not None and reach > cursor:
+            stop = reach if end is None else min(reach, end)
             segments.append(Segment(best, cursor - best.name.first, stop - cursor))
         elif i < len(waiting):
             stop = waiting[i].name.first if end is None else min(waiting[i].name.first, end)
@@ -296,11 +309,6 @@ def cover_rows(
     if promised is not None and promised > cursor:
         holes.append(range(cursor, promised))
     return Coverage(segments, holes)
-
-
-def _rank(ref: ShardRef) -> tuple[int, str]:
-    """Smaller is better."""
-    return -ref.name.end, ref.path
 
 
 def live_shards(refs: Iterable[ShardRef], trim: int = 0) -> list[Segment]:

@@ -115,14 +115,16 @@ class LocalFolder:
                     seen += 1
                     if seen > limit:
                         raise UnsafeData(f"more than {limit} names: raise the limit if they are yours")
-                    if child.is_dir(follow_symlinks=False):
-                        pending.append(prefix + child.name)
+                    path = prefix + child.name
+                    if child.is_file(follow_symlinks=False):
+                        try:
+                            found.append(Entry(path, child.stat(follow_symlinks=False).st_size))
+                        except FileNotFoundError:
+                            continue  # removed since it was listed
+                    elif child.is_dir(follow_symlinks=False):
+                        pending.append(path)
                     elif child.is_symlink():
-                        links.append(prefix + child.name)
-                    elif child.is_file(follow_symlinks=False):
-                        with contextlib.suppress(FileNotFoundError):  # removed since it was listed
-                            size = child.stat(follow_symlinks=False).st_size
-                            found.append(Entry(prefix + child.name, size))
+                        links.append(path)
         warn_of_links(links, self.root)
         return found
 
