@@ -93,6 +93,12 @@ class Schedule:
         self.counts = [count + share for count, share in zip(self.counts, shares, strict=True)]
         return shares
 
+    def twin(self) -> Schedule:
+        """A schedule that deals as this one would, and leaves it as it is."""
+        other = Schedule(self.weights, order=self._order, credits=self.credits)
+        other.counts = list(self.counts)
+        return other
+
     def owed(self) -> list[int]:
         """Steps that each source is owed by now, as the ``credits`` of another schedule."""
         total, unit = sum(self.counts), self.UNIT

@@ -28,6 +28,7 @@ from rlio.columns import Columns
 from rlio.errors import EndOfData, OptionError, StateError, excerpt
 from rlio.interfaces import Batch, InputReader, JsonState, ReadLedger
 from rlio.readers.mix_schedule import Schedule, Weight, whole_weights
+from rlio.replay.joint_gather import JointGather, RowSource
 from rlio.replay.order import Permutation
 
 __all__ = ["MixedInput"]
@@ -38,6 +39,8 @@ Sources: TypeAlias = (
     Mapping[str, InputReader] | Mapping[InputReader, Weight] | Iterable[tuple[InputReader, Weight]]
 )
 
+# Rows that are gathered together, of as many batches as that makes.
+_AHEAD_ROWS = 4096
 _ENDS = ("error", "rewind", "renormalise")
 _COLUMNS = ("error", "intersect", "fill")
 
@@ -48,6 +51,22 @@ class _Waiting(NamedTuple):
     batch: Batch
     origin: JsonState
     served: int
+
+
+class _Ahead(NamedTuple):
+    """Batches whose rows were gathered together.
+
+    Attributes:
+        block: The rows of all.
+        shares: For each batch, how many are of each source.
+        counts: For each batch, what the schedule has dealt after it.
+        given: How many batches were given.
+    """
+
+    block: SampleBatch
+    shares: list[list[int]]
+    counts: list[list[int]]
+    given: int
 
 
 class _Source:
@@ -100,6 +119,27 @@ class _Source:
                 rewound = False
             missing -= size
         return n - missing
+
+    @property
+    def rows(self) -> RowSource | None:
+        """Its next rows where they lie; None if they do not lie in a store."""
+        found: RowSource | None = getattr(self.reader, "row_source", None)
+        return found
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a part of a batch waits."""
+        return bool(self._waiting)
+
+    def give(self, rows: int) -> None:
+        """Step over rows that were given from where they lie."""
+        source = self.rows
+        assert source is not None
+        source.advance(rows)
+        self.reader._give(rows)
+        self._rows_read += rows
+        self._rows_served += rows
+        self.served += rows
 
     def at_end(self) -> bool:
         """Whether nothing is left, and it cannot rewind."""
@@ -242,6 +282,9 @@ class MixedInput(InputReader):
         self._whole = whole_weights(self._raw, list(readers))
         self._schedule = Schedule(self._whole, order=self._order)
         self._multi_agent = False
+        #: What gathers the rows of all sources together, once it is known whether that can be.
+        self._joint: tuple[JointGather | None] | None = None
+        self._ahead: _Ahead | None = None
 
     @property
     def sources(self) -> dict[str, InputReader]:
@@ -271,6 +314,10 @@ class MixedInput(InputReader):
         return self._take(self.batch_size)
 
     def _take(self, n: int) -> Batch:
+        ahead = self._take_ahead() if n == self.batch_size else None
+        if ahead is not None:
+            return ahead
+        self._ahead = None
         # What is left over waits with the sources, so the mixture itself has nothing left over.
         self._follow_weights()
         schedule, counts = self._schedule, self._schedule.counts
@@ -288,6 +335,40 @@ class MixedInput(InputReader):
             source.commit(parts)
             source.served += sum(count_units(part, self.unit) for part in parts)
         return batch
+
+    def _take_ahead(self) -> Batch | None:
+        """The next batch, of several whose rows were gathered together; None where they cannot be.
+
+        Nothing is drawn before it is given: the sources are stepped over what each batch has of them.
+        """
+        if self._ahead is None:
+            self._ahead = self._gather_ahead()
+            if self._ahead is None:
+                return None
+        ahead, at = self._ahead, self._ahead.given
+        batch: Batch = ahead.block[at * self.batch_size : (at + 1) * self.batch_size]
+        for source, share in zip(self._sources, ahead.shares[at], strict=True):
+            if share:
+                source.give(share)
+        self._schedule.counts = ahead.counts[at]
+        self._ahead = None if at + 1 == len(ahead.shares) else ahead._replace(given=at + 1)
+        return batch
+
+    def _gather_ahead(self) -> _Ahead | None:
+        """Some batches at once, of sources that are all stores of like rows and have enough of them."""
+        if self._function is not None or self.source_column or any(s.is_cut for s in self._sources):
+            return None
+        if self._joint is None:
+            self._joint = (JointGather.of([source.rows for source in self._sources]),)
+        gather = self._joint[0]
+        if gather is None:
+            return None
+        schedule, shares, counts = self._schedule.twin(), [], []
+        for _ in range(max(_AHEAD_ROWS // self.batch_size, 1)):
+            shares.append(schedule.deal(self.batch_size))
+            counts.append(schedule.counts)
+        block = gather.block(shares)
+        return None if block is None else _Ahead(block, shares, counts, 0)
 
     def _draw(self, n: int, drawn: list[list[Batch]]) -> None:
         """Add ``n`` units to ``drawn``, fewer only if all sources end."""
@@ -411,6 +492,7 @@ class MixedInput(InputReader):
                     f"state['position'][{key!r}] is {excerpt(found)} but this one has {excerpt(expected)}: "
                     "make it with the sources, weights and seed of the one that saved it"
                 )
+        self._ahead = None
         for i, source in enumerate(self._sources):
             source.seek(position["sources"][source.name])
             source.served = int(position["served"][i])

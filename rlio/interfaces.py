@@ -192,6 +192,11 @@ class InputReader(ABC):
             missing -= size
         return parts, None
 
+    def _give(self, rows: int) -> None:
+        """Count rows that were given to somebody who took them from where they lie."""
+        self._counts.read += rows
+        self._counts.served += rows
+
     def _pull(self) -> _Rest:
         """What is left over, else the next batch."""
         if self._rests:

@@ -24,7 +24,7 @@ from rlio.replay.sequences import Sequences, SequenceStarts, episode_starts, seq
 from rlio.replay.table import Plan, RowTable
 from rlio.schemas.schema import Leaf, PolicySchema, rebuild
 
-__all__ = ["BATCH_INDEXES", "Draw", "Held", "Span", "Steps", "Units", "open_units"]
+__all__ = ["BATCH_INDEXES", "Draw", "Held", "RowUnits", "Span", "Steps", "Units", "open_units"]
 
 Ids = NDArray[np.int64]
 
@@ -219,7 +219,7 @@ def open_units(held: Mapping[str, Held], draw: Draw, *, steps: Steps | None = No
     maker = _Maker(rows, draw)
     if draw.sequences is not None:
         return _SequenceUnits(maker, draw.sequences)
-    return _EpisodeUnits(maker) if draw.episodes else _RowUnits(maker)
+    return _EpisodeUnits(maker) if draw.episodes else RowUnits(maker)
 
 
 @dataclass(frozen=True)
@@ -264,13 +264,13 @@ class _Maker:
         self.held = held
         self.draw = draw
         self.leaves = held.wanted(draw)
-        self._plan = held.table.plan(self.leaves)
+        self.plan = held.table.plan(self.leaves)
         #: Physical and logical names, in the order of the schema, where no column is nested.
-        self._plain: list[tuple[str, str]] | None = None
+        self.plain: list[tuple[str, str]] | None = None
         given = {leaf.physical for leaf in self.leaves}
         named = [leaf for leaf in held.policy.leaves if leaf.physical in given]
         if not any(leaf.path for leaf in named):
-            self._plain = [(leaf.physical, leaf.column) for leaf in named]
+            self.plain = [(leaf.physical, leaf.column) for leaf in named]
         self._rewards = self._terminated = self._valid = None
         if draw.filter is not None:
             draw.filter.check(held.policy)
@@ -286,12 +286,12 @@ class _Maker:
             return self._n_step(rows, self.draw.n_step)
         table = self.held.table
         gather = table.gather_views if self.draw.views else table.gather
-        return self._named(gather(rows, self._plan), rows)
+        return self._named(gather(rows, self.plan), rows)
 
     def _named(self, arrays: Mapping[str, NDArray[Any]], rows: Ids) -> dict[str, Any]:
         made: dict[str, Any]
-        if self._plain is not None:
-            made = {column: arrays[physical] for physical, column in self._plain if physical in arrays}
+        if self.plain is not None:
+            made = {column: arrays[physical] for physical, column in self.plain if physical in arrays}
         else:
             made = self._nested(arrays)
         if self.draw.indexes:
@@ -360,7 +360,7 @@ class _Maker:
         return rows, at[rows - lowest]
 
 
-class _RowUnits(Units):
+class RowUnits(Units):
     """One row each, or the n-step transition that begins with it."""
 
     def __init__(self, maker: _Maker) -> None:
@@ -373,10 +373,49 @@ class _RowUnits(Units):
     def count(self) -> int:
         return self._maker.held.count if self._rows is None else len(self._rows)
 
+    def rows(self, numbers: Ids) -> Ids:
+        """Logical numbers of the rows that the units of the given numbers begin with."""
+        if self._rows is None:
+            return self._maker.held.numbered(numbers)
+        found: Ids = self._rows[numbers]
+        return found
+
     def batch(self, numbers: Ids, also: Mapping[str, NDArray[Any]] | None = None) -> Batch:
-        rows = self._maker.held.numbered(numbers) if self._rows is None else self._rows[numbers]
-        columns = self._maker.columns(rows)
+        columns = self._maker.columns(self.rows(numbers))
         return SampleBatch._trusted(columns if also is None else {**columns, **also})
+
+    # ---- for whoever gathers the rows of several tables together ----
+
+    @property
+    def table(self) -> RowTable:
+        """What the rows lie in."""
+        return self._maker.held.table
+
+    @property
+    def plan(self) -> Plan:
+        """Which columns are wanted."""
+        return self._maker.plan
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the columns are those of packed rows as they were recorded, of a table that keeps them."""
+        plan, draw = self._maker.plan, self._maker.draw
+        elsewhere = plan.windows or plan.wide or plan.texts or len(plan.packed) < len(plan.fixed)
+        return not (elsewhere or draw.n_step or draw.views or draw.indexes or self.table.ring)
+
+    def looks_like(self, other: RowUnits) -> bool:
+        """Whether packed rows, wanted columns and their names are those of ``other``."""
+        return (
+            self.table.void == other.table.void
+            and self.table.row == other.table.row
+            and self.plan.packed == other.plan.packed
+            and self._maker.plain is not None
+            and self._maker.plain == other._maker.plain
+        )
+
+    def named(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+        """Physical columns by their logical names."""
+        return {column: arrays[physical] for physical, column in self._maker.plain or ()}
 
 
 class _SequenceUnits(Units):

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rlio.batch import SampleBatch
 from rlio.errors import EndOfData
 from rlio.interfaces import Batch, JsonState, ReadLedger, ReadOptions, Unit
-from rlio.replay.draws import Draw, Units
+from rlio.replay.draws import Draw, RowUnits, Units
 from rlio.replay.order import ORDER_VERSION, Permutation
 from rlio.replay.positions import Span, check_offset, check_position, choose_seed, spans_of
 
@@ -86,7 +86,8 @@ class StorePass:
         #: Number of the epoch that the next batch begins in.
         self.epoch = 0
         self._offset = 0
-        self._batch_size = options.batch_size or passage.batch_size
+        #: Units of a batch, where no number is asked for.
+        self.batch_size = options.batch_size or passage.batch_size
         self._order: Permutation | None = None
         self._order_epoch = -1
         #: Units at some positions that were calculated ahead: (epoch, first position, units).
@@ -113,7 +114,7 @@ class StorePass:
         """Batches that are gathered at once, at most."""
         units, row_bytes = self._opened
         rows = min(_BLOCK_ROWS, max(_BLOCK_BYTES // max(row_bytes, 1), 1))
-        return max(rows // self._batch_size, 1) if units.sliceable else 1
+        return max(rows // self.batch_size, 1) if units.sliceable else 1
 
     @property
     def unit(self) -> Unit:
@@ -126,6 +127,11 @@ class StorePass:
         return self.units.count
 
     @property
+    def offset(self) -> int:
+        """Units of this epoch that all ranks together have been dealt."""
+        return self._offset
+
+    @property
     def ledger(self) -> ReadLedger:
         """What became of the units' rows."""
         return ReadLedger(expected=self._served + self._dropped, served=self._served, dropped=self._dropped)
@@ -135,9 +141,9 @@ class StorePass:
     def take(self, n: int | None) -> Batch:
         """The next ``n`` units of this rank; None: as many as the options say."""
         block = self._block
-        if block is None or (n is not None and n != self._batch_size):
-            return self._take(n or self._batch_size)
-        size, at = self._batch_size, self._cut
+        if block is None or (n is not None and n != self.batch_size):
+            return self._take(n or self.batch_size)
+        size, at = self.batch_size, self._cut
         batch = block.batch
         assert isinstance(batch, SampleBatch)
         found: Batch = batch[at * size : (at + 1) * size]
@@ -152,7 +158,7 @@ class StorePass:
         if self.total == 0:
             raise EndOfData(f"there are no {self.unit} to draw")
         self._block = None
-        if n == self._batch_size:
+        if n == self.batch_size:
             key = self._next_key(self.epoch, self._offset)
             if key is not None:
                 block = self._loaded(key)
@@ -167,15 +173,43 @@ class StorePass:
         self._served += batch.agent_steps()
         return batch
 
-    def skip(self, n: int) -> None:
+    # ---- as a source of rows that are gathered with others: see `rlio.replay.joint_gather` ----
+
+    @property
+    def row_units(self) -> RowUnits | None:
+        """The units, if they are rows and all of them this reader's."""
+        units = self.units
+        return units if isinstance(units, RowUnits) and self.options.shard == (0, 1) and units.count else None
+
+    def peek(self, n: int) -> Ids | None:
+        """The numbers of the next ``n`` units; None if fewer are left."""
+        first, epochs = self._offset, self.options.epochs
+        if epochs is not None and (epochs - self.epoch) * self.total - first < n:
+            return None
+        found = [self._numbers(span) for span in spans_of(self.epoch, first, first + n, self.total)]
+        return np.concatenate(found) if len(found) != 1 else found[0]
+
+    def advance(self, n: int) -> None:
+        """Step over the next ``n`` units, which were given."""
+        self._block = None
+        crossed, self._offset = divmod(self._offset + n, self.total)
+        self.epoch += crossed
+        self._served += n
+
+    def skip(self, n: int, size: int | None = None) -> None:
         """Go where ``n`` calls of `take` would lead; what they would give is in no number of the ledger.
+
+        Args:
+            n: Batches.
+            size: Units of each; None: `batch_size`.
 
         Raises:
             EndOfData: There are fewer; it is at the end then.
         """
         self._block = None
+        size = size or self.batch_size
         total, epochs = self.total, self.options.epochs
-        covered = self.options.shard[1] * self._batch_size
+        covered = self.options.shard[1] * size
         if not total and n:
             raise EndOfData(f"there are no {self.unit} to draw")
         whole = n
@@ -185,7 +219,7 @@ class StorePass:
             crossed, self._offset = divmod(self._offset + whole * covered, total)
             self.epoch += crossed
         for _ in range(n - whole):  # The last one, which may be short, or the end.
-            self._deal(self._batch_size)
+            self._deal(size)
 
     def _step(self, units: int) -> None:
         """Go on by as many units of all ranks, within the epoch."""
@@ -197,7 +231,7 @@ class StorePass:
         """The batches that can be gathered together from a position on; None where an epoch ends before."""
         if self.options.epochs is not None and epoch >= self.options.epochs:
             return None
-        full = (self.total - offset) // (self._batch_size * self.options.shard[1])
+        full = (self.total - offset) // (self.batch_size * self.options.shard[1])
         return (epoch, offset, min(full, self._most)) if full else None
 
     def _loaded(self, key: tuple[int, int, int]) -> _Block:
@@ -208,7 +242,7 @@ class StorePass:
             block = self._load(key)
         if self.passage.prefetch:
             epoch, offset, count = key
-            following = offset + count * self._batch_size * self.options.shard[1]
+            following = offset + count * self.batch_size * self.options.shard[1]
             crossed, at = divmod(following, self.total)
             coming = self._next_key(epoch + crossed, at)
             if coming is not None:
@@ -220,7 +254,7 @@ class StorePass:
     def _load(self, key: tuple[int, int, int]) -> _Block:
         epoch, offset, count = key
         rank, world = self.options.shard
-        size = self._batch_size
+        size = self.batch_size
         if world == 1:
             numbers = self._numbers(Span(epoch, offset, offset + count * size))
         else:

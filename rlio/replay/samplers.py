@@ -21,12 +21,13 @@ from rlio.batch import SampleBatch
 from rlio.columns import Columns
 from rlio.errors import EndOfData, OptionError, StateError, excerpt
 from rlio.interfaces import Batch, InputReader, JsonState, ReadOptions, Unit
-from rlio.replay.draws import BATCH_INDEXES, Draw, Units
+from rlio.replay.draws import BATCH_INDEXES, Draw, RowUnits, Units
 from rlio.replay.epochs import OWN_BATCH, Passage, StorePass
 from rlio.replay.order import UniformDraws
 from rlio.replay.priorities import Priorities, Prioritised
 
 if TYPE_CHECKING:
+    from rlio.replay.joint_gather import RowSource
     from rlio.replay.store import ReplayStore
 
 __all__ = ["EpochReader", "PrioritisedSampler", "UniformSampler"]
@@ -59,6 +60,11 @@ class EpochReader(InputReader):
     def __len__(self) -> int:
         """Units of one epoch, of all ranks together."""
         return self._pass.total
+
+    @property
+    def row_source(self) -> RowSource:
+        """Its next rows, for whoever gathers them with those of others."""
+        return self._pass
 
     @property
     def epoch(self) -> int:
@@ -174,6 +180,30 @@ class UniformSampler(_Sampler):
 
     def _changed(self) -> None:
         self._block, self._ahead = None, 1
+
+    # ---- as a source of rows that are gathered with others: see `rlio.replay.joint_gather` ----
+
+    @property
+    def row_source(self) -> RowSource:
+        """Its next rows, for whoever gathers them with those of others."""
+        return self
+
+    @property
+    def row_units(self) -> RowUnits | None:
+        """The units, if they are rows of a data set."""
+        if self.store.live or not len(self.store):
+            return None
+        units = self._seen()
+        return units if isinstance(units, RowUnits) and units.count else None
+
+    def peek(self, n: int) -> NDArray[np.int64] | None:
+        """The numbers of the next ``n`` units."""
+        return self._order.take(self.drawn, self.drawn + n, self._seen().count)
+
+    def advance(self, n: int) -> None:
+        """Step over the next ``n`` units, which were given."""
+        self._block = None
+        self.drawn += n
 
     def _take(self, n: int) -> Batch:
         with self.store.lock:

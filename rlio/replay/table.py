@@ -374,6 +374,28 @@ class RowTable:
         rest = [name for name in (*plan.windows, *plan.wide, *plan.texts) if name not in out]
         return out | self.gather(rows, self.plan(leaf for leaf in self.leaves if leaf.physical in rest))
 
+    @property
+    def row(self) -> np.dtype[Any]:
+        """A packed row, hidden fields included."""
+        return self._row
+
+    @property
+    def void(self) -> np.dtype[Any]:
+        """A packed row as one value, so that drawing it is one copy of memory."""
+        return self._void.dtype
+
+    def take(self, rows: Ids, out: NDArray[Any]) -> None:
+        """Copy packed rows, as values of `void`, to a contiguous place."""
+        np.take(self._void, self._slots(rows), out=out, mode="clip")
+
+    def unpacked(self, packed: NDArray[Any], plan: Plan, buffers: Buffers) -> dict[str, NDArray[Any]]:
+        """The packed columns of rows that `take` gave: physical column -> contiguous array."""
+        out = buffers.columns(plan.batch(len(packed)))
+        block = packed.view(self._row)
+        for name in plan.packed:
+            np.copyto(out[name], block[name])
+        return out
+
     def _block(self, slots: Ids) -> NDArray[Any]:
         """The packed rows in the given slots: a structured array in memory that is used again."""
         memory = self._buffers.empty((len(slots),), self._void.dtype)
