@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -154,11 +155,15 @@ class ReplayStore:
         self._closed = False
         self._stop = threading.Event()
         self._builder: threading.Thread | None = None
+        #: Whether the builder came to its end, whatever that was.
+        self._finished = False
         self._failure: BaseException | None = None
         self._folder: CacheFolder | None = None
         self._cached: Cached | None = None
         #: Priorities that were saved with the rows, and those rows: for the first sampler that wants them.
         self._loaded: tuple[Mapping[str, Any], tuple[int, int]] | None = None
+        with _stores_lock:
+            _stores.add(self)
 
     # ---- a data set ----
 
@@ -232,6 +237,7 @@ class ReplayStore:
                 self._build(source, wanted, progress)
             except BaseException as error:
                 self._failure = error
+            self._finished = True
 
         self._builder = threading.Thread(target=run, name="rlio-build", daemon=True)
         self._builder.start()
@@ -329,6 +335,12 @@ class ReplayStore:
             if self._builder.is_alive():
                 return False
             self._builder = None
+            if not self._finished:  # The thread is that of the process that forked.
+                self._failure = ClosedError(
+                    "the store was still being built when this process was forked: open it anew here, or "
+                    "wait() before forking",
+                    uri=self.uri,
+                )
         if self._failure is not None:
             raise self._failure
         return True
@@ -567,6 +579,31 @@ class ReplayStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+#: Stores of this process, and what is held while one is added.
+_stores: weakref.WeakSet[ReplayStore] = weakref.WeakSet()
+_stores_lock = threading.Lock()
+#: Those whose locks the thread holds that forks.
+_held: list[ReplayStore] = []
+
+
+def _hold_all() -> None:
+    """Wait until nobody adds rows or draws: a child has them whole, and no lock of a thread it has not."""
+    _stores_lock.acquire()
+    for store in list(_stores):
+        store.lock.acquire()
+        _held.append(store)
+
+
+def _let_go_of_all() -> None:
+    while _held:
+        _held.pop().lock.release()
+    _stores_lock.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_hold_all, after_in_parent=_let_go_of_all, after_in_child=_let_go_of_all)
 
 
 def _advance(bar: tqdm[Any]) -> Callable[[int], None]:
