@@ -187,7 +187,7 @@ class StorePass:
         if epochs is not None and (epochs - self.epoch) * self.total - first < n:
             return None
         found = [self._numbers(span) for span in spans_of(self.epoch, first, first + n, self.total)]
-        return np.concatenate(found) if len(found) != 1 else found[0]
+        return found[0] if len(found) == 1 else np.concatenate([np.empty(0, np.int64), *found])
 
     def advance(self, n: int) -> None:
         """Step over the next ``n`` units, which were given."""

@@ -1,0 +1,122 @@
+"""Mixtures of stores: gathered together, they are what they would be one by one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from counter_env import check_transitions
+from test_replay_store import LENGTHS, record
+
+from rlio import DatasetReader, MixedInput, ReplayStore
+from rlio.errors import EndOfData
+from rlio.interfaces import InputReader
+from rlio.testing import assert_resumes
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return record(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def store(root: str) -> ReplayStore:
+    return ReplayStore.open(root)
+
+
+def sources(root: str, store: ReplayStore, **options: Any) -> list[tuple[InputReader, float]]:
+    return [
+        (DatasetReader(root, cache="memory", shuffle=True, seed=1, batch_size=10, **options), 0.5),
+        (store.epochs(seed=2, batch_size=7, filter="t > 1", **options), 0.3),
+        (store.uniform(seed=3, batch_size=9), 0.2),
+    ]
+
+
+def test_they_are_what_they_would_be_one_by_one(root: str, store: ReplayStore) -> None:
+    """A mixture that marks its rows joins batches of each source: the plain way."""
+    ahead = MixedInput(sources(root, store), batch_size=16, seed=5)
+    plain = MixedInput(sources(root, store), batch_size=16, seed=5, source_column=True)
+    for number in range(600):  # Several epochs, and blocks of 256 batches.
+        one, other = ahead.sample(), plain.sample()
+        assert ahead._ahead is not None or number % 256 == 255
+        del other["source"]
+        assert one.equals(other)
+        assert ahead.counts == plain.counts
+        assert ahead.ledgers == plain.ledgers
+        check_transitions(one, lengths=LENGTHS)
+    assert plain._ahead is None
+
+
+def test_they_resume_before_any_batch(root: str, store: ReplayStore) -> None:
+    def mix() -> MixedInput:
+        return MixedInput(sources(root, store), batch_size=300, seed=5)
+
+    assert_resumes(mix, batches=12)
+    reader = mix()
+    for _ in range(5):
+        reader.sample()
+    state = reader.state_dict()
+    expected = [reader.sample() for _ in range(20)]
+    other = MixedInput(sources(root, store), batch_size=300, seed=5, source_column=True)
+    other.load_state_dict(state)
+    for batch in expected:
+        found = other.sample()
+        del found["source"]
+        assert found.equals(batch)
+
+
+def test_other_sizes_in_between_take_what_comes_next(root: str, store: ReplayStore) -> None:
+    ahead = MixedInput(sources(root, store), batch_size=16, seed=5)
+    plain = MixedInput(sources(root, store), batch_size=16, seed=5, source_column=True)
+    for size in (None, None, 5, None, 40, 1, None, None):
+        one, other = ahead.sample(size), plain.sample(size)
+        del other["source"]
+        assert one.equals(other)
+
+
+@pytest.mark.parametrize("end", ["error", "rewind", "renormalise"])
+def test_a_source_that_ends_ends_as_ever(root: str, store: ReplayStore, end: Any) -> None:
+    def drained(**options: Any) -> tuple[list[Any], str]:
+        mix = MixedInput(sources(root, store, epochs=2)[:2], batch_size=16, end=end, **options)
+        found: list[Any] = []
+        try:
+            while len(found) < 300:
+                found.append(mix.sample())
+        except (EndOfData, ValueError) as error:
+            return found, type(error).__name__
+        return found, ""
+
+    (one, why), (other, reason) = drained(), drained(source_column=True)
+    assert why == reason
+    assert len(one) == len(other)
+    for a, b in zip(one, other, strict=True):
+        del b["source"]
+        assert a.equals(b)
+
+
+@pytest.mark.parametrize(
+    "options", [{"n_step": 2}, {"columns": ["t"]}, {"indexes": True}, {"views": True}, {"shard": (0, 2)}]
+)
+def test_what_cannot_be_gathered_together_is_joined(
+    root: str, store: ReplayStore, options: dict[str, Any]
+) -> None:
+    others = [(store.epochs(seed=4, batch_size=8, **options), 0.5), (store.epochs(seed=6, batch_size=8), 0.5)]
+    mix = MixedInput(others, batch_size=8, columns="intersect")
+    assert len(mix.sample()) == 8
+    assert mix._ahead is None
+
+
+def test_stores_of_other_rows_are_joined(tmp_path: Path, store: ReplayStore) -> None:
+    other = ReplayStore.open(record(tmp_path, kind="stack"), columns=["t", "rewards"])
+    mix = MixedInput(
+        [(store.epochs(seed=1), 0.5), (other.epochs(seed=1), 0.5)], batch_size=8, columns="intersect"
+    )
+    assert set(mix.sample()) == {"t", "rewards"}
+    assert mix._ahead is None
+    live = ReplayStore(100)
+    live.append(store.epochs(seed=0, batch_size=50).sample())
+    mix = MixedInput([(store.epochs(seed=1), 0.5), (live.uniform(seed=1), 0.5)], batch_size=8)
+    np.testing.assert_array_equal([len(mix.sample()) for _ in range(5)], 8)
+    assert mix._ahead is None
