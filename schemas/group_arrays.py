@@ -14,9 +14,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rlio.columns import Columns
+from rlio.errors import CorruptData
 from rlio.schemas.arrow import arrow_type, to_arrow
 from rlio.schemas.column import ColumnSpec, Nullable
-from rlio.schemas.observations import MISSING, STORED, link, split_stack, successors
+from rlio.schemas.frame_pools import equal_frames, previous_rows
+from rlio.schemas.observations import MISSING, STORED, link, successors
 from rlio.schemas.row_groups import RowGroup, partial_columns
 from rlio.schemas.schema import Schema
 from rlio.schemas.streams import STREAM_COLUMNS, StreamTable
@@ -78,11 +80,14 @@ def ready_group(group: RowGroup, schema: Schema) -> ReadyGroup:
     following = successors(stream)
     columns = dict(group.columns)
     distance = _link(group, schema, stream, following)
+    pooled = {new_obs for new_obs, _ in schema.stacked.values()}
     for name in linked_columns(schema):
+        if name in pooled:
+            continue
         values, valid = columns[name]
         stored = _stored(group, schema, name, distance)
         columns[name] = (values[stored], stored) if valid is None else (values[stored[valid]], valid & stored)
-    stacked = _split_stacks(schema, columns, following, distance)
+    stacked = _split_stacks(group, schema, following, distance)
     arrays: dict[str, pa.Array] = {}
     for field in file_fields(schema)[: -len(STRUCTURE)]:
         if field.name in stacked:
@@ -117,8 +122,12 @@ def _link(
         if not pairs:
             continue
         if group.policy is None:
-            arrays = [(group.columns[a.physical][0], group.columns[b.physical][0]) for a, b in pairs]
-            distance = link(arrays, following, group.missing)
+            arrays = [
+                (group.columns[a.physical][0], group.columns[b.physical][0])
+                for a, b in pairs
+                if a.physical not in group.stacks
+            ]
+            distance = link(arrays, following, group.missing, equal=_linked_stacks(group, following))
             continue
         rows = np.flatnonzero(group.policy == number)
         arrays = [
@@ -131,32 +140,37 @@ def _link(
     return distance
 
 
+def _linked_stacks(group: RowGroup, following: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Rows that have a next one, whose stacks of obs are their own of new_obs."""
+    linked = following >= 0
+    for pool in group.stacks.values():
+        rows = np.flatnonzero(linked)
+        linked[rows] = equal_frames(pool.frames, pool.new_obs[rows], pool.obs[following[rows]])
+    return linked
+
+
 def _split_stacks(
-    schema: Schema,
-    columns: dict[str, Any],
-    following: NDArray[np.int64],
-    distance: NDArray[np.int32],
+    group: RowGroup, schema: Schema, following: NDArray[np.int64], distance: NDArray[np.int32]
 ) -> dict[str, tuple[NDArray[Any], NDArray[np.bool_] | None, ColumnSpec]]:
     """Newest and older frames of the stacked columns, by field name."""
+    if any(spec.stack for spec in schema.columns.values()) and not group.stacks:
+        raise CorruptData(
+            "its schema has frame stacks in columns that not every row has, or that are not linked"
+        )
     found: dict[str, tuple[NDArray[Any], NDArray[np.bool_] | None, ColumnSpec]] = {}
-    for policy in schema.policies.values():
-        for obs, new_obs in policy.linked:
-            stack = obs.spec.stack
-            if stack is None:
-                continue
-            before = np.flatnonzero(following >= 0)
-            has = following[before]
-            values = columns[obs.physical][0]
-            split = split_stack(values, stack, values[before], has)
-            newest, older = stack_specs(obs.spec)
-            found[obs.physical] = (split.newest, None, newest)
-            found[obs.physical + OLDER] = (split.older, split.full, older)
-            stored = np.flatnonzero(distance == STORED)
-            split = split_stack(columns[new_obs.physical][0], stack, values[stored], np.arange(len(stored)))
-            full = np.zeros(len(distance), bool)
-            full[stored] = split.full
-            found[new_obs.physical] = (split.newest, distance == STORED, newest)
-            found[new_obs.physical + OLDER] = (split.older, full, older)
+    previous = previous_rows(following)
+    stored = np.flatnonzero(distance == STORED)
+    for name, pool in group.stacks.items():
+        new_name = schema.stacked[name][0]
+        newest, older = stack_specs(schema.columns[name])
+        split = pool.split_obs(previous)
+        found[name] = (split.newest, None, newest)
+        found[name + OLDER] = (split.older, split.full, older)
+        split = pool.split_new_obs(stored)
+        full = np.zeros(group.rows, bool)
+        full[stored] = split.full
+        found[new_name] = (split.newest, distance == STORED, newest)
+        found[new_name + OLDER] = (split.older, full, older)
     return found
 
 

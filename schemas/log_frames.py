@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -25,7 +26,9 @@ from numpy.typing import NDArray
 from rlio.columns import Columns
 from rlio.errors import CorruptData, RlioError
 from rlio.schemas.arrow import arrow_type, from_arrow, to_arrow
-from rlio.schemas.row_groups import Piece
+from rlio.schemas.column import ColumnSpec, FrameStack
+from rlio.schemas.frame_pools import StackPool
+from rlio.schemas.row_groups import Piece, pooled
 from rlio.schemas.schema import Leaf, PolicySchema, Schema
 
 __all__ = ["LogFrames"]
@@ -38,7 +41,8 @@ class LogFrames:
 
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
-        self._policies = {pid: _Policy(policy) for pid, policy in schema.policies.items()}
+        pairs = schema.stacked
+        self._policies = {pid: _Policy(policy, pairs) for pid, policy in schema.policies.items()}
 
     def encode(self, pieces: list[Piece]) -> list[bytes | memoryview]:
         """The payload of pieces that lie in one row group, as buffers one after the other.
@@ -49,7 +53,7 @@ class LogFrames:
         text = json.dumps(head).encode()
         parts: list[bytes | memoryview] = [_LENGTH.pack(len(text)), text]
         for piece in pieces:
-            parts += self._policies[piece.policy].encode(piece)
+            parts += self._policies[piece.policy].encode(pooled(piece, self.schema))
         return [b"".join(parts)]
 
     def decode(self, payload: bytes) -> list[Piece]:
@@ -81,10 +85,13 @@ class _Policy:
     Arrow's arrays of them takes longer than logging them.
     """
 
-    def __init__(self, policy: PolicySchema) -> None:
+    def __init__(self, policy: PolicySchema, pairs: Mapping[str, tuple[str, FrameStack]]) -> None:
         self._policy = policy
         self._per_sequence = {leaf.physical for leaf in policy.per_sequence}
-        leaves = [leaf for leaf in policy.leaves if leaf.spec.kind != "none"]
+        self._pairs = pairs
+        self._specs = {leaf.physical: leaf.spec for leaf in policy.leaves}
+        pooled = {*pairs, *(new_obs for new_obs, _ in pairs.values())}
+        leaves = [leaf for leaf in policy.leaves if leaf.spec.kind != "none" and leaf.physical not in pooled]
         self._plain = [
             leaf
             for leaf in leaves
@@ -101,8 +108,11 @@ class _Policy:
         """The columns of fixed size, then one record batch of the others, where there are any."""
         parts: list[bytes | memoryview] = []
         for leaf in self._plain:
-            values = np.ascontiguousarray(piece.arrays[leaf.physical])
-            parts.append(memoryview(values.reshape(-1).view(np.uint8)))  # type: ignore[arg-type]  # NumPy's stubs
+            parts.append(_bytes_of(piece.arrays[leaf.physical]))
+        for name in self._pairs:
+            pool = piece.stacks[name]
+            parts.append(_LENGTH.pack(len(pool.frames)))
+            parts += map(_bytes_of, (pool.frames, pool.obs, pool.new_obs))
         if self._others:
             firsts = self._firsts(piece) if self._per_sequence else None
             arrays = [
@@ -127,6 +137,9 @@ class _Policy:
             values = np.frombuffer(payload, leaf.spec.numpy, rows * leaf.spec.size, at)
             arrays[leaf.physical] = values.reshape(rows, *leaf.spec.shape)
             at += values.nbytes
+        stacks: dict[str, StackPool] = {}
+        for name, (_, stack) in self._pairs.items():
+            stacks[name], at = _read_pool(payload, at, rows, self._specs[name], stack)
         if self._others:
             stream = pa.BufferReader(pa.py_buffer(payload).slice(at))
             batch = pa.ipc.read_record_batch(pa.ipc.read_message(stream), self._fields)
@@ -139,10 +152,11 @@ class _Policy:
             at += stream.tell()
         return Piece(
             pid,
-            {leaf.physical: arrays[leaf.physical] for leaf in self._policy.leaves},
+            {leaf.physical: arrays[leaf.physical] for leaf in self._policy.leaves if leaf.physical in arrays},
             rows,
             attributes,
             env_steps,
+            stacks,
         ), at
 
     def _firsts(self, piece: Piece) -> NDArray[np.bool_]:
@@ -151,6 +165,27 @@ class _Policy:
         firsts = np.zeros(piece.rows, bool)
         firsts[np.cumsum(lengths) - lengths] = True
         return firsts
+
+
+def _bytes_of(values: NDArray[Any]) -> memoryview:
+    """An array's bytes in C order."""
+    flat = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+    return memoryview(flat)  # type: ignore[arg-type]  # NumPy's stubs hide the buffer protocol
+
+
+def _read_pool(
+    payload: bytes, at: int, rows: int, spec: ColumnSpec, stack: FrameStack
+) -> tuple[StackPool, int]:
+    """The stacks of a pair of columns that begin at ``at``, and what follows them."""
+    (count,) = _LENGTH.unpack_from(payload, at)
+    at += _LENGTH.size
+    shape = tuple(n for axis, n in enumerate(spec.shape) if axis != stack.axis)
+    frames = np.frombuffer(payload, spec.numpy, count * (spec.size // stack.depth), at)
+    at += frames.nbytes
+    places = np.frombuffer(payload, np.int32, 2 * rows * stack.depth, at).reshape(2, rows, stack.depth)
+    if places.size and not 0 <= int(places.min()) <= int(places.max()) < count:
+        raise CorruptData(f"a frame stack refers to none of the {count} frames of its rows")
+    return StackPool(frames.reshape(count, *shape), places[0], places[1]), at + places.nbytes
 
 
 def _texts(column: pa.Array) -> NDArray[Any]:

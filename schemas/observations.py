@@ -22,11 +22,13 @@ from rlio.schemas.column import FrameStack
 __all__ = [
     "MISSING",
     "STORED",
+    "SplitStack",
+    "as_unsigned",
+    "as_words",
     "detect_stack",
     "join_stack",
     "link",
     "resolve_links",
-    "split_stack",
     "successors",
 ]
 
@@ -53,7 +55,11 @@ def successors(stream: NDArray[np.int32]) -> Rows:
 
 
 def link(
-    pairs: list[tuple[NDArray[Any], NDArray[Any]]], following: Rows, missing: NDArray[np.bool_] | None
+    pairs: list[tuple[NDArray[Any], NDArray[Any]]],
+    following: Rows,
+    missing: NDArray[np.bool_] | None,
+    *,
+    equal: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.int32]:
     """The ``_next`` column of a group.
 
@@ -61,12 +67,13 @@ def link(
         pairs: (obs, new_obs) of every leaf, each of shape (rows, *shape).
         following: From `successors`.
         missing: Rows without a final observation, or None.
+        equal: Rows that may be linked, as far as other leaves go; None: all that have a next one.
     """
     rows = len(following)
-    equal = following >= 0
+    equal = following >= 0 if equal is None else equal.copy()
     contiguous = bool((following[equal] == np.flatnonzero(equal) + 1).all())
     for obs, new_obs in pairs:
-        here, there = _bits(new_obs), _bits(obs)
+        here, there = as_unsigned(new_obs), as_unsigned(obs)
         if contiguous:
             equal[:-1] &= _equal_rows(here[:-1], there[1:])
         else:
@@ -131,31 +138,8 @@ class SplitStack:
     full: NDArray[np.bool_]
 
 
-def split_stack(values: NDArray[Any], stack: FrameStack, before: NDArray[Any], has: Rows) -> SplitStack:
-    """Split rows into newest frames and the older ones that cannot be found elsewhere.
-
-    Args:
-        values: Shape (rows, *shape).
-        stack: Axis and depth.
-        before: The stacks to which the rows in ``has`` may overlap, shape (len(has), *shape).
-        has: Rows that have one.
-    """
-    frames = _along(values, stack.axis)
-    full = np.ones(len(values), bool)
-    if len(has):
-        # Most often all rows have one: a copy of them is then needless.
-        full[has] = ~_overlaps(before, values if len(has) == len(values) else values[has], stack.axis)
-    words = _words(values, stack.axis)
-    if words is None:
-        newest = np.ascontiguousarray(frames[:, -1])
-    else:
-        bits = 8 * values.itemsize
-        newest = (words >> (bits * (stack.depth - 1))).astype(f"u{values.itemsize}").view(values.dtype)
-    return SplitStack(newest, np.ascontiguousarray(frames[full, :-1]), full)
-
-
 def join_stack(split: SplitStack, stack: FrameStack, following: Rows) -> NDArray[Any]:
-    """Rebuild the stacks of a group's rows from `split_stack` along the streams.
+    """Rebuild the stacks of a group's rows along the streams.
 
     Returns:
         Shape (rows, *shape); in memory, the frames of a row lie one after the other.
@@ -183,7 +167,8 @@ def join_stack(split: SplitStack, stack: FrameStack, following: Rows) -> NDArray
         moves = ~at_end & ~split.full[row]
         taken = np.where(moves, 0, taken + 1)
         row = np.where(moves, previous[row], row)
-    frames = np.concatenate([split.newest, split.older.reshape(-1, *frame_shape)])
+    older = split.older.reshape(-1, *frame_shape)
+    frames = np.concatenate([split.newest, older], dtype=split.newest.dtype)  # In its byte order.
     stacked = empty_array((rows, depth, *frame_shape), frames.dtype)
     np.take(frames, index, axis=0, out=stacked, mode="clip")
     # A view: to weave the frames of the last axis into each other would take three times as long as all else.
@@ -192,7 +177,7 @@ def join_stack(split: SplitStack, stack: FrameStack, following: Rows) -> NDArray
 
 def _overlaps(before: NDArray[Any], after: NDArray[Any], axis: int) -> NDArray[np.bool_]:
     """Whether all frames but the newest of ``after`` are all but the oldest of ``before``, shape (rows,)."""
-    older, newer = _words(before, axis), _words(after, axis)
+    older, newer = as_words(before, axis), as_words(after, axis)
     if older is None or newer is None:
         same = _along(before, axis)[:, 1:] == _along(after, axis)[:, :-1]
     else:
@@ -202,7 +187,7 @@ def _overlaps(before: NDArray[Any], after: NDArray[Any], axis: int) -> NDArray[n
     return found
 
 
-def _words(values: NDArray[Any], axis: int) -> NDArray[Any] | None:
+def as_words(values: NDArray[Any], axis: int) -> NDArray[Any] | None:
     """Values of one place in all frames of a last axis as one integer, the oldest lowest; None: they are not.
 
     Frames that are woven into each other are compared, and picked, a word at a time: twenty times as fast.
@@ -233,7 +218,7 @@ def _equal_rows(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.bool_]:
     return equal
 
 
-def _bits(values: NDArray[Any]) -> NDArray[Any]:
+def as_unsigned(values: NDArray[Any]) -> NDArray[Any]:
     """The rows as unsigned integers of the widest size that fits, shape (rows, k): equal iff bytes are."""
     rows = len(values)
     if rows == 0:

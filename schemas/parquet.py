@@ -246,6 +246,8 @@ class ShardEncoder:
                 # One- and two-byte values of scalars and lists are widened to four bytes.
                 narrow = spec.kind in ("scalar", "list") and spec.numpy.itemsize < 4
                 encoded += values.nbytes * (4 if narrow else 1)
+        # Frames are counted as if each stack were stored whole.
+        encoded += sum(2 * group.rows * self.schema.columns[name].row_bytes for name in group.stacks)
         # A quarter more for levels and pages that do not compress; headers and a dictionary a column.
         encoded += encoded // 4 + 64 * group.rows + (16 << 10) * (len(self._fields) + 1)
         keys = [key for key in self._table.streams.eps_id if isinstance(key, str)]

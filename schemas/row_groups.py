@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,22 @@ from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.columns import DEFAULT_POLICY_ID, Columns
 from rlio.errors import SchemaError
 from rlio.multi_agent import step_numbers
-from rlio.schemas.column import Nullable
+from rlio.schemas.column import FrameStack, Nullable
+from rlio.schemas.frame_pools import StackPool, grown, pool_stacks
+from rlio.schemas.observations import as_unsigned, successors
 from rlio.schemas.schema import PolicySchema, Schema
+from rlio.schemas.streams import STREAM_COLUMNS, StreamTable
 
-__all__ = ["ATTRIBUTES", "GroupBuffer", "RowGroup", "attributes_of", "pieces_of", "unpadded"]
+__all__ = [
+    "ATTRIBUTES",
+    "GroupBuffer",
+    "Piece",
+    "RowGroup",
+    "attributes_of",
+    "pieces_of",
+    "pooled",
+    "unpadded",
+]
 
 #: Texts of one row group, in characters: what it decodes to is bounded by the text that there is, while
 #: `Schema.group_rows` can only guess how long texts will be.
@@ -43,6 +55,7 @@ class RowGroup:
         batches: One JSON text for the first row of each `write()`, None elsewhere.
         units: Steps, sequences or joint steps in this group.
         env_steps: Environment steps of the batches that begin here.
+        stacks: Physical column of ``obs`` -> its stacks and those of ``new_obs``, which `columns` lacks.
     """
 
     rows: int
@@ -53,6 +66,7 @@ class RowGroup:
     batches: list[str | None]
     units: int
     env_steps: int
+    stacks: dict[str, StackPool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -65,6 +79,7 @@ class Piece:
         rows: Number of rows.
         attributes: JSON text if the piece begins a `write()`, else None.
         env_steps: Environment steps that count for this piece.
+        stacks: Physical column of ``obs`` -> its stacks and those of ``new_obs``; see `pooled`.
     """
 
     policy: str
@@ -72,6 +87,28 @@ class Piece:
     rows: int
     attributes: str | None
     env_steps: int
+    stacks: dict[str, StackPool] = field(default_factory=dict)
+
+
+def pooled(piece: Piece, schema: Schema) -> Piece:
+    """The piece with its frame stacks as single frames; itself if it has none, or has them so already."""
+    if not schema.stacked or piece.stacks:
+        return piece
+    columns = schema.policies[piece.policy].columns
+    named = {
+        name: piece.arrays[columns[name][0].physical]
+        for name in STREAM_COLUMNS
+        if name in columns and columns[name][0].physical in piece.arrays
+    }
+    # Only where it looks for equal frames: which are is found by their bytes.
+    stream = (
+        StreamTable().assign(piece.policy, named, piece.rows) if piece.rows > 1 else np.zeros(1, np.int32)
+    )
+    following = successors(stream)
+    arrays, stacks = dict(piece.arrays), {}
+    for name, (new_name, stack) in schema.stacked.items():
+        stacks[name] = pool_stacks(arrays.pop(name), arrays.pop(new_name), stack, following)
+    return replace(piece, arrays=arrays, stacks=stacks)
 
 
 def pieces_of(
@@ -147,6 +184,9 @@ class GroupBuffer:
         self._counts: dict[str, int] = {}
         self._valid: dict[str, NDArray[np.bool_]] = {}
         self._partial = partial_columns(schema)
+        self._pairs = schema.stacked
+        self._pools = {name: _PoolBuffer(schema, name, stack) for name, (_, stack) in self._pairs.items()}
+        self._pooled = {*self._pairs, *(new_obs for new_obs, _ in self._pairs.values())}
         self._capacity = 0
         self._policy = np.empty(0, np.int16)
         self._missing = np.empty(0, np.bool_)
@@ -172,6 +212,7 @@ class GroupBuffer:
 
     def append(self, piece: Piece) -> None:
         """Copy a piece's rows in; its columns must have been checked against the schema."""
+        piece = pooled(piece, self.schema)
         rows, arrays = piece.rows, piece.arrays
         policy = self.schema.policies[piece.policy]
         start, stop = self.rows, self.rows + rows
@@ -179,7 +220,10 @@ class GroupBuffer:
         self._wipe(start, stop)
         counts = dict(self._counts)
         for leaf in policy.per_row:
-            self._put(leaf.physical, arrays[leaf.physical], slice(start, stop), counts)
+            if leaf.physical not in self._pooled:
+                self._put(leaf.physical, arrays[leaf.physical], slice(start, stop), counts)
+        for name, pool in piece.stacks.items():
+            counts[name] = self._pools[name].put(pool, start, counts[name])
         units = rows
         if policy.per_sequence:
             lengths = policy.single(arrays, Columns.SEQ_LENS).astype(np.int64)
@@ -217,6 +261,7 @@ class GroupBuffer:
         """The rows so far as a group, valid until the next `append`; the buffer is then empty."""
         rows = self.rows
         columns: dict[str, Nullable] = {}
+        stacks = {name: pool.take(rows, self._counts[name]) for name, pool in self._pools.items()}
         for name in self.schema.columns:
             if name in self._arrays:
                 valid = self._valid[name][:rows].copy() if name in self._partial else None
@@ -230,6 +275,7 @@ class GroupBuffer:
             batches=self._texts_of_batches(),
             units=self._joint_steps(rows) if self.schema.multi_agent else self._units,
             env_steps=self._env_steps,
+            stacks=stacks,
         )
         self._clear()
         return group
@@ -257,7 +303,7 @@ class GroupBuffer:
             return
         capacity = max(rows, 2 * self._capacity)
         for name, spec in self.schema.columns.items():
-            if name != Columns.NEXT_OBS_VALID:
+            if name != Columns.NEXT_OBS_VALID and name not in self._pooled:
                 dtype = np.dtype(object) if spec.kind == "text" else spec.numpy
                 self._arrays[name] = _grown(self._arrays.get(name), (capacity, *spec.shape), dtype)
                 self._valid[name] = _grown(self._valid.get(name), (capacity,), np.bool_)
@@ -267,7 +313,7 @@ class GroupBuffer:
 
     def _clear(self) -> None:
         self.rows = 0
-        self._counts = dict.fromkeys(self._arrays, 0)
+        self._counts = dict.fromkeys((*self._arrays, *self._pools), 0)
         for name in self._partial:
             if name in self._valid:
                 self._valid[name][:] = False
@@ -294,6 +340,57 @@ class GroupBuffer:
                 ids = {Columns.T: np.arange(int(own.sum()))}
             parts[pid] = SampleBatch(ids)
         return step_numbers(MultiAgentBatch(parts, 0))[1]
+
+
+class _PoolBuffer:
+    """Collects the frames of one pair of stacked columns, in memory that is reused from group to group."""
+
+    def __init__(self, schema: Schema, name: str, stack: FrameStack) -> None:
+        spec = schema.columns[name]
+        frame = tuple(n for axis, n in enumerate(spec.shape) if axis != stack.axis)
+        rows = schema.group_rows
+        self._frames = np.empty((rows + rows // 4 + 4 * stack.depth, *frame), spec.numpy)
+        self._obs = np.empty((rows, stack.depth), np.int32)
+        self._new_obs = np.empty((rows, stack.depth), np.int32)
+
+    def put(self, pool: StackPool, row: int, count: int) -> int:
+        """Add the stacks of rows from ``row`` on, behind ``count`` frames; how many there are then."""
+        end, stop = count + len(pool.frames), row + len(pool.obs)
+        if end > len(self._frames):
+            self._frames = grown(self._frames, max(end, 2 * len(self._frames)))
+        if stop > len(self._obs):
+            self._obs, self._new_obs = (
+                grown(places, max(stop, 2 * len(places))) for places in (self._obs, self._new_obs)
+            )
+        places = np.arange(count, end, dtype=np.int32)
+        first = len(
+            pool.obs
+        )  # Where the stack of the first row usually is, and behind it few frames or none.
+        last = first + pool.obs.shape[1]
+        if (
+            row
+            and pool.obs[0].tolist() == [*range(first, last)]
+            and self._ends_with(row, pool.frames[first:last])
+        ):
+            places[first:last] = self._new_obs[row - 1]
+            places[last:] -= last - first
+            end -= last - first
+            self._frames[count + first : end] = pool.frames[last:]
+            self._frames[count : count + first] = pool.frames[:first]
+        else:
+            self._frames[count:end] = pool.frames
+        np.take(places, pool.obs, out=self._obs[row:stop], mode="clip")
+        np.take(places, pool.new_obs, out=self._new_obs[row:stop], mode="clip")
+        return end
+
+    def _ends_with(self, row: int, stack: NDArray[Any]) -> bool:
+        """Whether the stack is the new_obs of the row before ``row``, byte for byte."""
+        before = self._frames[self._new_obs[row - 1]]
+        return np.array_equal(as_unsigned(before), as_unsigned(stack))
+
+    def take(self, rows: int, count: int) -> StackPool:
+        """The stacks so far, as views."""
+        return StackPool(self._frames[:count], self._obs[:rows], self._new_obs[:rows])
 
 
 def partial_columns(schema: Schema) -> set[str]:

@@ -280,6 +280,20 @@ class Schema:
         return dict(sorted({x.physical: x.spec for p in self.policies.values() for x in p.leaves}.items()))
 
     @cached_property
+    def stacked(self) -> dict[str, tuple[str, FrameStack]]:
+        """Physical column of stacked ``obs`` -> that of its ``new_obs``, and the stack's axis and depth.
+
+        Only where there is one policy, so that every row has the column.
+        """
+        policies = list(self.policies.values())
+        return {
+            obs.physical: (new_obs.physical, obs.spec.stack)
+            for policy in policies[: len(policies) == 1]
+            for obs, new_obs in policy.linked
+            if obs.spec.stack is not None
+        }
+
+    @cached_property
     def text(self) -> str:
         """Canonical JSON: equal schemas have equal bytes."""
         return canonical_json(self.to_json())

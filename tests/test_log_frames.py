@@ -85,6 +85,36 @@ def test_several_policies_with_columns_of_their_own_come_back() -> None:
     _check(MultiAgentBatch({"one": one, "two": two}, _ROWS))
 
 
+def _stacks(rows: int = 12) -> SampleBatch:
+    frames = np.random.default_rng(0).integers(0, 255, (rows + 4, 9, 8), np.uint8)
+    stacks = np.stack([frames[i : i + 4] for i in range(rows + 1)])
+    return SampleBatch(t=np.arange(rows), obs=stacks[:-1], new_obs=stacks[1:])
+
+
+def test_frame_stacks_are_logged_as_frames_and_come_back() -> None:
+    batch = _stacks()
+    schema = Schema.of(batch)
+    frames = LogFrames(schema)
+    (pieces,) = pieces_of(batch, schema, rooms=iter([100]), limit=100)
+    payload = b"".join(frames.encode(pieces))
+    assert len(payload) < 17 * 9 * 8 + 1000  # Of 2 x 4 x 12 frames.
+    (found,) = frames.decode(payload)
+    (pool,) = found.stacks.values()
+    assert pool.frames[pool.obs].tobytes() == batch["obs"].tobytes()
+    assert pool.frames[pool.new_obs].tobytes() == batch["new_obs"].tobytes()
+    assert found.arrays.keys() == {"t"}
+
+
+def test_a_stack_of_frames_that_are_not_there_is_damage() -> None:
+    batch = _stacks()
+    frames = LogFrames(Schema.of(batch))
+    (pieces,) = pieces_of(batch, frames.schema, rooms=iter([100]), limit=100)
+    payload = bytearray(b"".join(frames.encode(pieces)))
+    payload[-4:] = (16).to_bytes(4, "little")  # The last place: there are 16 frames.
+    with pytest.raises(CorruptData, match="none of the 16 frames"):
+        frames.decode(bytes(payload))
+
+
 def test_what_a_caller_changes_later_is_not_logged() -> None:
     batch = SampleBatch(t=_NUMBERS.copy(), obs=_COLUMNS["vectors"].copy())
     frames = LogFrames(Schema.of(batch))

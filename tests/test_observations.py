@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from rlio.errors import CorruptData
 from rlio.schemas.column import FrameStack
+from rlio.schemas.frame_pools import pool_stacks, previous_rows
 from rlio.schemas.observations import (
     MISSING,
     STORED,
@@ -17,7 +18,6 @@ from rlio.schemas.observations import (
     join_stack,
     link,
     resolve_links,
-    split_stack,
     successors,
 )
 
@@ -66,24 +66,64 @@ def test_links_that_lead_nowhere_are_damage(distance: list[int], stored: int) ->
         resolve_links(np.array(distance, np.int32), np.zeros((3, 2)), np.zeros((stored, 2)))
 
 
-@given(streams, st.integers(2, 5), st.sampled_from([0, 2]), st.integers(0, 2**31))
-@settings(max_examples=60, deadline=None)
-def test_stacks_come_back_from_frames(stream: np.ndarray, depth: int, axis: int, seed: int) -> None:
+@given(
+    streams,
+    st.integers(2, 5),
+    st.sampled_from([0, 2]),
+    st.sampled_from([np.uint8, np.float16, np.float32, ">i2"]),
+    st.booleans(),
+    st.integers(0, 2**31),
+)
+@settings(max_examples=150, deadline=None)
+def test_stacks_come_back_from_frames(
+    stream: np.ndarray, depth: int, axis: int, dtype: str, lies: bool, seed: int
+) -> None:
+    """What is stored is what the bytes say, however the arrays lie and whatever rows were pooled together."""
     rng = np.random.default_rng(seed)
     rows, following = len(stream), successors(stream)
-    values = rng.integers(0, 256, (rows, depth, 2, 3), np.uint8)
-    for i in np.flatnonzero(following >= 0).tolist():
+    obs, new_obs = (rng.integers(0, 4, (rows, depth, 2, 3)).astype(dtype) for _ in range(2))
+    for i in range(rows):
         if rng.random() < 0.8:
-            values[following[i], :-1] = values[i, 1:]
+            new_obs[i, :-1] = obs[i, 1:]
+        if following[i] >= 0 and rng.random() < 0.8:
+            obs[following[i]] = new_obs[i]
     if axis:
-        values = np.ascontiguousarray(np.moveaxis(values, 1, 3))
-    stack = FrameStack(axis, depth)
-    before = np.flatnonzero(following >= 0)
-    split = split_stack(values, stack, values[before], following[before])
-    assert len(split.older) == split.full.sum()
-    back = join_stack(split, stack, following)
-    assert back.dtype == values.dtype
-    assert back.tobytes() == values.tobytes()
+        obs, new_obs = np.moveaxis(obs, 1, 3), np.moveaxis(new_obs, 1, 3)
+    if not lies:
+        obs, new_obs = np.ascontiguousarray(obs), np.ascontiguousarray(new_obs)
+    known = np.where(rng.random(rows) < 0.9, following, -1)  # As where pieces end.
+    pool = pool_stacks(obs, new_obs, FrameStack(axis, depth), known)
+    for values, places in ((obs, pool.obs), (new_obs, pool.new_obs)):
+        assert np.moveaxis(pool.frames[places], 1, axis + 1).tobytes() == values.tobytes()
+    split = pool.split_obs(previous_rows(following))
+    frames = np.moveaxis(obs, axis + 1, 1)
+    leans = [
+        before >= 0 and frames[before, 1:].tobytes() == frames[row, :-1].tobytes()
+        for row, before in enumerate(previous_rows(following).tolist())
+    ]
+    assert split.full.tolist() == [not lean for lean in leans]
+    back = join_stack(split, FrameStack(axis, depth), following)
+    assert back.dtype == obs.dtype
+    assert back.tobytes() == obs.tobytes()
+    chosen = np.flatnonzero(rng.random(rows) < 0.5)
+    split = pool.split_new_obs(chosen)
+    theirs = np.moveaxis(new_obs, axis + 1, 1)[chosen]
+    assert split.newest.tobytes() == theirs[:, -1].tobytes()
+    assert split.older.tobytes() == theirs[split.full, :-1].tobytes()
+    own = [theirs[i, :-1].tobytes() == frames[row, 1:].tobytes() for i, row in enumerate(chosen.tolist())]
+    assert split.full.tolist() == [not same for same in own]
+
+
+def test_frames_of_rows_that_follow_each_other_are_kept_once() -> None:
+    frames = np.random.default_rng(0).integers(0, 256, (24, 6, 5), np.uint8)
+    first = np.stack([frames[i : i + 4] for i in range(21)])
+    for stacks, axis in ((first, 0), (np.ascontiguousarray(np.moveaxis(first, 1, 3)), 2)):
+        along = successors(np.zeros(20, np.int32))
+        assert len(pool_stacks(stacks[:-1], stacks[1:], FrameStack(axis, 4), along).frames) == 24
+        two = np.concatenate(
+            [np.arange(2, 20), [-1, -1]]
+        )  # Two streams in turn: nothing but each row itself fits.
+        assert len(pool_stacks(stacks[:-1], stacks[1:], FrameStack(axis, 4), two).frames) > 24
 
 
 def test_a_stack_that_leans_on_no_row_is_damage() -> None:

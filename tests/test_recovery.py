@@ -291,11 +291,26 @@ def _everything(first: int, rows: int) -> SampleBatch:
     )
 
 
+def _stacks(first: int, rows: int) -> SampleBatch:
+    """Stacks of four frames, of episodes of 23 rows in two environments that take turns; enough to tell."""
+    number = np.arange(first, first + rows + 8)
+    t, env = number // 2, number % 2
+    newest = np.maximum(t[:, None] + [-3, -2, -1, 0], t[:, None] // 23 * 23) * 2 + env[:, None]
+    pixels = np.random.default_rng(0).integers(0, 255, (4000, 6, 5), np.uint8)
+    stacks = (
+        np.moveaxis(pixels[newest], 1, 3),
+        np.moveaxis(pixels[newest[:, [1, 2, 3, 3]] + [0, 0, 0, 2]], 1, 3),
+    )
+    obs, new_obs = (np.ascontiguousarray(values) for values in stacks)
+    return SampleBatch(t=number, obs=obs, new_obs=new_obs, eps_id=t // 23, env_id=env)
+
+
 _BATCHES: dict[str, Callable[[int, int], Any]] = {
     "plain": batch_of,
     "agents": _agents,
     "sequences": _sequences,
     "everything": _everything,
+    "stacks": _stacks,
 }
 _ROLLS = {
     "rows": Roll(max_rows=37, max_seconds=None),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from rlio.interfaces import Batch
-from rlio.schemas.row_groups import GroupBuffer, Piece, pieces_of
+from rlio.schemas.row_groups import GroupBuffer, Piece, pieces_of, pooled
 from rlio.schemas.schema import Schema
 from rlio.writers.roll import Roll
 from rlio.writers.shard_builder import ShardBuilder
@@ -73,7 +73,8 @@ class RowCollector:
             SchemaError: It does not fit the schema; nothing has changed.
         """
         limit = min(schema.group_rows, self._roll.max_rows or schema.group_rows)
-        return pieces_of(batch, schema, rooms=self._rooms(schema), limit=limit)
+        cut = pieces_of(batch, schema, rooms=self._rooms(schema), limit=limit)
+        return [[pooled(piece, schema) for piece in pieces] for pieces in cut]
 
     def append(self, pieces: list[Piece]) -> None:
         """Take the pieces of one row group, ending the group or shard before and after as needed."""

@@ -1,0 +1,223 @@
+"""Frame stacks on their way to a shard: every frame once, and for each row which frames are its stacks.
+
+Consecutive stacks share all frames but one, so that rows take an eighth of the memory of ``obs`` and
+``new_obs``: the caller's arrays are read once, and what is logged, collected and encoded are single frames.
+Frames are shared only where their bytes are equal; what a shard stores of them depends on bytes alone.
+
+Example:
+    >>> frames = np.arange(5 * 6, dtype=np.uint8).reshape(5, 2, 3)
+    >>> stacks = np.stack([frames[i : i + 2] for i in range(4)])
+    >>> pool = pool_stacks(stacks[:-1], stacks[1:], FrameStack(0, 2), np.array([1, 2, -1]))
+    >>> len(pool.frames), pool.obs.tolist(), pool.new_obs.tolist()
+    (5, [[3, 4], [4, 0], [0, 1]], [[4, 0], [0, 1], [1, 2]])
+    >>> np.array_equal(pool.frames[pool.obs], stacks[:-1])
+    True
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.schemas.arrow import empty_array
+from rlio.schemas.column import FrameStack
+from rlio.schemas.observations import SplitStack, as_unsigned, as_words
+
+__all__ = ["StackPool", "equal_frames", "grown", "pool_stacks", "previous_rows"]
+
+Rows: TypeAlias = "NDArray[np.int64]"
+Places: TypeAlias = "NDArray[np.int32]"
+
+# Rows are compared a block at a time, so that what is read once from memory is then in the cache.
+_BLOCK_BYTES: Final = 512 << 10
+
+
+@dataclass(frozen=True)
+class StackPool:
+    """The stacks of some rows.
+
+    Attributes:
+        frames: Shape (n, *frame), in C order.
+        obs, new_obs: The places of each row's frames in `frames`, the oldest first, shape (rows, depth).
+    """
+
+    frames: NDArray[Any]
+    obs: Places
+    new_obs: Places
+
+    def split_obs(self, previous: Rows) -> SplitStack:
+        """The stored form of all rows' obs, which may overlap with that of the row before.
+
+        Args:
+            previous: From `previous_rows`.
+        """
+        has = np.flatnonzero(previous >= 0)
+        full = np.ones(len(self.obs), bool)
+        full[has] = ~equal_frames(self.frames, self.obs[has, :-1], self.obs[previous[has], 1:])
+        return SplitStack(self._at(self.obs[:, -1]), self._at(self.obs[full, :-1]), full)
+
+    def split_new_obs(self, rows: Rows) -> SplitStack:
+        """The stored form of the new_obs of some rows, which may overlap with their own obs."""
+        own = self.new_obs[rows]
+        full = ~equal_frames(self.frames, own[:, :-1], self.obs[rows, 1:])
+        return SplitStack(self._at(own[:, -1]), self._at(own[full, :-1]), full)
+
+    def _at(self, places: Places) -> NDArray[Any]:
+        """The frames in some places, shape (*places.shape, *frame)."""
+        taken = empty_array((*places.shape, *self.frames.shape[1:]), self.frames.dtype)
+        return np.take(self.frames, places, axis=0, out=taken, mode="clip")
+
+
+def grown(old: NDArray[Any], rows: int) -> NDArray[Any]:
+    """An array of ``rows`` that begins with those of ``old``."""
+    fresh = empty_array((rows, *old.shape[1:]), old.dtype)
+    fresh[: len(old)] = old
+    return fresh
+
+
+def previous_rows(following: Rows) -> Rows:
+    """The row before each row in its stream, or -1, from `rlio.schemas.observations.successors`."""
+    previous = np.full(len(following), -1, np.int64)
+    linked = np.flatnonzero(following >= 0)
+    previous[following[linked]] = linked
+    return previous
+
+
+def equal_frames(frames: NDArray[Any], a: Places, b: Places) -> NDArray[np.bool_]:
+    """Whether the frames in the places ``a`` and ``b`` are equal byte for byte.
+
+    Args:
+        frames: Of a `StackPool`.
+        a: Shape (k, frames of a stack, or of a part of it).
+        b: The same shape.
+
+    Returns:
+        Shape (k,): whether all of a row are.
+    """
+    same = a == b
+    unlike = np.nonzero(~same)
+    if len(unlike[0]):
+        flat = as_unsigned(frames)
+        same[unlike] = (flat[a[unlike]] == flat[b[unlike]]).all(axis=1)
+    whole: NDArray[np.bool_] = same.all(axis=1)
+    return whole
+
+
+def pool_stacks(obs: NDArray[Any], new_obs: NDArray[Any], stack: FrameStack, following: Rows) -> StackPool:
+    """The frames of rows, each once where rows follow each other; copies.
+
+    Args:
+        obs: Shape (rows, *shape).
+        new_obs: The same shape and dtype.
+        stack: Axis and depth.
+        following: The next row of the same stream for every row, or -1.
+    """
+    rows, depth = len(obs), stack.depth
+    lying = tuple(np.moveaxis(values, stack.axis + 1, 1) for values in (obs, new_obs))
+    # The newest frames of new_obs come first, and after them what else there is: few, or all of them.
+    frames = empty_array((rows + rows // 4 + 4 * depth, *lying[0].shape[2:]), obs.dtype)
+    own, linked = _compare(obs, new_obs, stack, following, frames[:rows])
+    previous = previous_rows(following)
+    leans = _leaning(lying[0], previous, linked)
+    before, shared = previous.tolist(), own.tolist()
+    count = rows
+    places: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    for row in range(rows):
+        if count + 2 * depth > len(frames):
+            frames = grown(frames, 2 * len(frames))
+        if before[row] >= 0 and linked[before[row]]:
+            mine = places[before[row]][1]
+        else:
+            known = depth - 1 if leans[row] else 0
+            frames[count : count + depth - known] = lying[0][row, known:]
+            fresh = tuple(range(count, count + depth - known))
+            mine = places[before[row]][0][1:] + fresh if known else fresh
+            count += len(fresh)
+        if shared[row]:
+            theirs = (*mine[1:], row)
+        else:
+            frames[count : count + depth - 1] = lying[1][row, :-1]
+            theirs = (*range(count, count + depth - 1), row)
+            count += depth - 1
+        places.append((mine, theirs))
+    table = np.array(places, np.int32).reshape(rows, 2, depth)
+    return StackPool(frames[:count], table[:, 0], table[:, 1])
+
+
+def _leaning(lying: NDArray[Any], previous: Rows, linked: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Rows whose obs is not the new_obs of the row before, but shares all frames but one with its obs."""
+    leans = np.zeros(len(lying), bool)
+    rows = np.flatnonzero((previous >= 0) & ~linked[previous]) if len(lying) > 1 else ()
+    if len(rows):
+        older, newer = lying[previous[rows]][:, 1:], lying[rows][:, :-1]
+        leans[rows] = (as_unsigned(older) == as_unsigned(newer)).all(axis=1)
+    return leans
+
+
+def _compare(
+    obs: NDArray[Any], new_obs: NDArray[Any], stack: FrameStack, following: Rows, newest: NDArray[Any]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Rows whose new_obs shares all frames but one with their obs, and those where it is the next row's obs.
+
+    The newest frames of new_obs go into ``newest``.
+    """
+    rows = len(obs)
+    a, b = as_words(obs, stack.axis), as_words(new_obs, stack.axis)
+    woven = a is not None and b is not None
+    if a is None or b is None:
+        a, b = (np.ascontiguousarray(np.moveaxis(v, stack.axis + 1, 1)) for v in (obs, new_obs))
+    else:
+        a, b = (words.reshape(rows, math.prod(words.shape[1:])) for words in (a, b))
+    whole = as_unsigned(a), as_unsigned(b)
+    own, linked = np.zeros(rows, bool), following >= 0
+    block = max(1, _BLOCK_BYTES // max(a[:1].nbytes, 1))
+    for start in range(0, rows, block):
+        part = slice(start, min(start + block, rows))
+        split = _split_woven if woven else _split_lying
+        own[part] = split(a[part], b[part], stack.depth, newest[part])
+        here = np.flatnonzero(linked[part]) + start
+        if not len(here):
+            continue
+        there = following[here]
+        if here[-1] - here[0] == len(here) - 1 and (there == here + 1).all():  # Views will do.
+            linked[here] = _equal_rows(whole[1][here[0] : here[-1] + 1], whole[0][there[0] : there[-1] + 1])
+        else:
+            linked[here] = _equal_rows(whole[1][here], whole[0][there])
+    return own, linked
+
+
+def _split_woven(
+    obs: NDArray[Any], new_obs: NDArray[Any], depth: int, newest: NDArray[Any]
+) -> NDArray[np.bool_]:
+    """Compare words that hold one place of all frames, the oldest lowest; see `_compare`."""
+    bits = 8 * obs.itemsize // depth
+    top = bits * (depth - 1)
+    unlike = obs >> bits
+    np.bitwise_xor(unlike, new_obs, out=unlike)
+    # In the highest place was nothing, so that the newest frame is there; below it is what differs.
+    own: NDArray[np.bool_] = np.bitwise_or.reduce(unlike, axis=1) & ((1 << top) - 1) == 0
+    np.right_shift(unlike, top, out=unlike)
+    places = newest.reshape(len(newest), -1).view(f"u{newest.itemsize}")
+    np.copyto(places, unlike, casting="unsafe")
+    return own
+
+
+def _split_lying(
+    obs: NDArray[Any], new_obs: NDArray[Any], depth: int, newest: NDArray[Any]
+) -> NDArray[np.bool_]:
+    """Compare stacks whose frames lie one after the other; see `_compare`."""
+    rows = len(obs)
+    newest[:] = new_obs[:, -1]
+    a = as_unsigned(obs.reshape(rows * depth, -1)).reshape(rows, depth, -1)
+    b = as_unsigned(new_obs.reshape(rows * depth, -1)).reshape(rows, depth, -1)
+    own: NDArray[np.bool_] = ~(a[:, 1:] != b[:, :-1]).reshape(rows, -1).any(axis=1)
+    return own
+
+
+def _equal_rows(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.bool_]:
+    equal: NDArray[np.bool_] = ~(a != b).any(axis=1)
+    return equal
