@@ -20,6 +20,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final, Literal, Protocol, Unpack, cast
 
 from rlio.dataset import Dataset, Snapshot, open_dataset
@@ -28,8 +29,11 @@ from rlio.interfaces import Batch, InputReader, JsonState, ReadKeywords, ReadLed
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.readers.epoch_pass import EpochPass
 from rlio.readers.follow import FollowPass
+from rlio.readers.growing_pass import GrowingPass
 from rlio.readers.stored_pass import Cache, StoredOptions, StoredPass, choose_cache
+from rlio.replay.draws import Draw
 from rlio.replay.filters import RowFilter, RowFunction
+from rlio.replay.joint_gather import RowSource
 from rlio.replay.store import DrawKeywords, draw_of
 from rlio.storage.filesystem import Storage
 
@@ -55,6 +59,9 @@ _DRAWN: Final = tuple(name for name in DrawKeywords.__annotations__ if name != "
 
 class _Pass(Protocol):
     """What reads: epochs over what was listed, or one pass over what grows."""
+
+    @property
+    def cache(self) -> Literal["memory", "disk", "none"]: ...
 
     @property
     def dataset(self) -> Dataset: ...
@@ -113,6 +120,10 @@ class DatasetReader(InputReader):
     Args:
         root: Folder of the data set: a path or any fsspec URL; or an open `Dataset`.
         at: A snapshot, as `Dataset.snapshot` gave it: exactly its rows are read, whatever was added since.
+        grow: Whether each epoch reads what is there when it begins, instead of what was there when the reader
+            was opened; for one reader alone, without ``at``. An epoch is read as it was listed, also by a
+            reader that loads its state: that holds the snapshot, a number for each writer. Where nothing is
+            there, the data ends for this call; the next one looks again.
         follow: Whether to go along with the data set as it grows; without ``epochs``, ``shuffle``, ``at``.
         idle_timeout: When following, seconds to wait for the next row; None waits for ever, 0 not at all.
         poll_seconds: When following, seconds between two listings while there is nothing to read.
@@ -122,7 +133,7 @@ class DatasetReader(InputReader):
             all rows with a store, windows of row groups permuted, and rows within each, without. "auto"
             chooses by the size that a store would have, on any machine alike: up to 2 GiB memory, up to
             64 GiB disk, else none; and none for rows in recorded order. What it chose is in the attribute
-            `cache` and logged.
+            `cache`, and logged.
         policy: Of several policies, the one whose rows are read, as `SampleBatch`; None: joint steps of all.
         prefetch: With a store, whether the next batches are gathered in a background thread. (Without one,
             row groups always are.)
@@ -150,6 +161,7 @@ class DatasetReader(InputReader):
         root: str | os.PathLike[str] | Dataset,
         *,
         at: Snapshot | None = None,
+        grow: bool = False,
         follow: bool = False,
         idle_timeout: float | None = None,
         poll_seconds: float = 1.0,
@@ -168,8 +180,6 @@ class DatasetReader(InputReader):
         self.drop_last = self.options.drop_last
         draw = draw_of(cast(DrawKeywords, drawn), columns=self.options.columns)
         asked = bool(drawn) or policy is not None
-        #: Where the rows are: "memory", "disk" or "none".
-        self.cache: Literal["memory", "disk", "none"] = "none"
         self._pass: _Pass
         if follow:
             if asked or cache in ("memory", "disk"):
@@ -177,8 +187,11 @@ class DatasetReader(InputReader):
                     "follow=True: rows are given as they come; leave out cache, policy and "
                     + ", ".join(_DRAWN)
                 )
-            if at is not None:
-                raise OptionError("follow=True and at=...: a snapshot does not grow; give one of the two")
+            if at is not None or grow:
+                raise OptionError(
+                    "follow=True goes along with the data, at=... is a snapshot, which does not grow, and "
+                    "grow=True takes rows up epoch by epoch: give one of the three"
+                )
             self._pass = FollowPass(
                 root.storage
                 if isinstance(root, Dataset)
@@ -188,16 +201,23 @@ class DatasetReader(InputReader):
                 idle_timeout=idle_timeout,
                 poll_seconds=poll_seconds,
             )
+            return
+        if idle_timeout is not None or poll_seconds != 1.0:
+            raise OptionError("idle_timeout and poll_seconds are for follow=True: nothing else waits")
+        dataset = _open(root, at, self.options, storage_options, limits)
+        opened = partial(
+            _open_pass, draw=draw, policy=policy, cache=cache, missing=missing, prefetch=prefetch
+        )
+        if grow:
+            _check_growth(dataset, self.options)
+            self._pass = GrowingPass(dataset, self.options, missing, opened)
         else:
-            if idle_timeout is not None or poll_seconds != 1.0:
-                raise OptionError("idle_timeout and poll_seconds are for follow=True: nothing else waits")
-            dataset = _open(root, at, self.options, storage_options, limits)
-            self.cache = choose_cache(dataset, self.options, draw, policy, cache)
-            if self.cache == "none":
-                self._pass = EpochPass(dataset, self.options, missing, draw.filter)
-            else:
-                stored = StoredOptions(draw, self.cache, missing, policy, prefetch)
-                self._pass = StoredPass(dataset, self.options, stored)
+            self._pass = opened(dataset, self.options)
+
+    @property
+    def cache(self) -> Literal["memory", "disk", "none"]:
+        """Where the rows are; with ``cache="auto"``, what was chosen (with ``grow``, for this epoch)."""
+        return self._pass.cache
 
     @property
     def dataset(self) -> Dataset:
@@ -258,6 +278,11 @@ class DatasetReader(InputReader):
             raise OptionError(f"skip(n={n}): n is a number of batches, 0 or more")
         self._pass.skip(operator.index(n))
 
+    @property
+    def row_source(self) -> RowSource | None:
+        """Its next rows, for whoever gathers them with those of others; None without a store."""
+        return self._pass.row_source if isinstance(self._pass, StoredPass) else None
+
     # ---- hooks of InputReader ----
 
     def _next(self) -> Batch:
@@ -294,3 +319,36 @@ def _open(
     if options.on_error == "raise":
         dataset.check_complete()
     return dataset
+
+
+def _check_growth(dataset: Dataset, options: ReadOptions) -> None:
+    """Refuse growth where readers could not agree on it.
+
+    Raises:
+        OptionError: The rows are those of a snapshot, or shared out among ranks.
+    """
+    if dataset.pinned:
+        raise OptionError("grow=True and a snapshot, which does not grow: leave out at, or grow")
+    if options.shard[1] > 1:
+        raise OptionError(
+            f"grow=True, shard={options.shard}: ranks would list at different moments and see other rows. "
+            "For each epoch, take a snapshot on one rank, rlio.open_dataset(root).snapshot(), and open the "
+            "readers of all ranks with at= it"
+        )
+
+
+def _open_pass(
+    dataset: Dataset,
+    options: ReadOptions,
+    *,
+    draw: Draw,
+    policy: str | None,
+    cache: Cache,
+    missing: Literal["error", "drop", "fill"],
+    prefetch: bool,
+) -> EpochPass | StoredPass:
+    """What reads epochs of a data set as it was listed."""
+    chosen = choose_cache(dataset, options, draw, policy, cache)
+    if chosen == "none":
+        return EpochPass(dataset, options, missing, draw.filter)
+    return StoredPass(dataset, options, StoredOptions(draw, chosen, missing, policy, prefetch))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from dataclasses import replace
 from typing import Any, Literal
 
 from rlio.batch import concat_samples
@@ -46,6 +47,8 @@ class EpochPass:
         OptionError: A filter does not fit the columns, or the data, of which single rows are not units.
     """
 
+    cache: Literal["memory", "disk", "none"] = "none"
+
     def __init__(
         self,
         dataset: Dataset,
@@ -61,7 +64,8 @@ class EpochPass:
         # Paths of shards that are listed and not there, again and again.
         self._given_up: set[str] = set()
         self._source = self._open_first()
-        self._batch_size = options.batch_size or own_size(self.dataset)
+        #: Units of a batch, where no number is asked for.
+        self.batch_size = options.batch_size or own_size(self.dataset)
         #: Number of the epoch that the next batch begins in.
         self.epoch = 0
         # Units of this epoch that all ranks together have been dealt.
@@ -83,6 +87,11 @@ class EpochPass:
     def total(self) -> int:
         """Units of one epoch, of all ranks together."""
         return self._source.total
+
+    @property
+    def offset(self) -> int:
+        """Units of this epoch that all ranks together have been dealt."""
+        return self._offset
 
     @property
     def skipped(self) -> int:
@@ -117,7 +126,7 @@ class EpochPass:
         attempts: Counter[str] = Counter()
         while True:
             try:
-                parts = self._gather(n or self._batch_size)
+                parts = self._gather(n or self.batch_size)
                 batch = parts[0] if len(parts) == 1 else concat_samples(parts)
                 self._tally = self._tally.plus(served=batch.agent_steps())
                 self._tally.check(self.dataset.uri)
@@ -133,8 +142,12 @@ class EpochPass:
                 self._go_back(before)
                 raise
 
-    def skip(self, n: int) -> None:
+    def skip(self, n: int, size: int | None = None) -> None:
         """Go where ``n`` calls of `take` would lead; what they would give is in no number of the ledger.
+
+        Args:
+            n: Batches.
+            size: Units of each; None: `batch_size`.
 
         Raises:
             EndOfData: There are fewer; it is at the end then.
@@ -143,10 +156,10 @@ class EpochPass:
             return
         self._stepped_over = True
         if self.options.on_error == "skip":
-            self._read_over(n)
+            self._read_over(n, size)
             return
         total, epochs = self._source.total, self.options.epochs
-        covered = self.options.shard[1] * self._batch_size
+        covered = self.options.shard[1] * (size or self.batch_size)
         if epochs is None and total:
             self._step_over(n * covered)
             return
@@ -163,12 +176,12 @@ class EpochPass:
         if n > whole + (stop > start):
             raise EndOfData(f"fewer than {n} batches were left of {epochs} epochs of {total} {self.unit}")
 
-    def _read_over(self, n: int) -> None:
+    def _read_over(self, n: int, size: int | None) -> None:
         """Step over batches by reading them: those after damage are filled up with what comes next."""
         before = self._tally, self._cut_short
         try:
             for _ in range(n):
-                self.take(None)
+                self.take(size)
         finally:
             self._tally, self._cut_short = before
 
@@ -322,7 +335,7 @@ class EpochPass:
         """
         ledger = self.ledger
         ledger.check(self.dataset.uri)
-        if not self._reads_all or (self._offset and not self._cut_short):
+        if not self._reads_all or not self.total or (self._offset and not self._cut_short):
             return
         epochs, named = self._ended, self._ended * self._named_rows()
         if ledger.expected != named:
@@ -332,7 +345,16 @@ class EpochPass:
                 uri=self.dataset.uri,
             )
 
-    # ---- shards that are gone ----
+    # ---- other listings, and shards that are gone ----
+
+    def serves(self, dataset: Dataset) -> bool:
+        """Whether another listing of the data set has the same rows, in the same shards."""
+        ours = self.dataset
+        return dataset.segments == ours.segments and dataset.lost_rows() == ours.lost_rows()
+
+    def extend(self, epochs: int) -> None:
+        """Read so many epochs in all."""
+        self.options = replace(self.options, epochs=epochs)
 
     def _open_first(self) -> GroupSource:
         attempts: Counter[str] = Counter()

@@ -117,6 +117,7 @@ class FollowPass:
 
     epoch: int = 0
     seed: int | None = None
+    cache: Literal["memory", "disk", "none"] = "none"
 
     def __init__(
         self,

@@ -15,6 +15,7 @@ from rlio.errors import LedgerError, OptionError
 from rlio.interfaces import Batch, JsonState, ReadLedger, ReadOptions, Unit
 from rlio.replay.draws import Draw, Units
 from rlio.replay.epochs import Passage, StorePass
+from rlio.replay.joint_gather import RowSource
 from rlio.replay.positions import columns_digest
 from rlio.replay.segment_reader import counting_of, own_size
 from rlio.replay.store import ReplayStore
@@ -67,6 +68,7 @@ class StoredPass:
     def __init__(self, dataset: Dataset, options: ReadOptions, stored: StoredOptions) -> None:
         self.dataset = dataset
         self.options = options
+        self.cache: Literal["memory", "disk", "none"] = stored.cache
         self._policy = stored.policy
         common_columns(dataset, missing=stored.missing, wanted=options.columns)
         self._store = ReplayStore.open(
@@ -151,9 +153,41 @@ class StoredPass:
         """The next ``n`` units; None: as many as the options say."""
         return self._pass.take(n)
 
-    def skip(self, n: int) -> None:
-        """Go where ``n`` calls of `take` would lead."""
-        self._pass.skip(n)
+    @property
+    def offset(self) -> int:
+        """Units of this epoch that all ranks together have been dealt."""
+        return self._pass.offset
+
+    @property
+    def batch_size(self) -> int:
+        """Units of a batch, where no number is asked for."""
+        return self._pass.batch_size
+
+    def skip(self, n: int, size: int | None = None) -> None:
+        """Go where ``n`` calls of `take` would lead; ``size`` units each, None: `batch_size`."""
+        self._pass.skip(n, size)
+
+    def serves(self, dataset: Dataset) -> bool:
+        """Whether another listing of the data set has the same rows."""
+        ours = self.dataset
+        return dataset.digest == ours.digest and dataset.lost_rows() == ours.lost_rows()
+
+    def extend(self, epochs: int) -> None:
+        """Read so many epochs in all."""
+        self.options = self._pass.options = replace(self.options, epochs=epochs)
+
+    def check_whole_epochs(self) -> None:
+        """Compare what became of the rows; that the store holds them all is seen when it is opened.
+
+        Raises:
+            LedgerError: They do not add up.
+        """
+        self.ledger.check(self.dataset.uri)
+
+    @property
+    def row_source(self) -> RowSource:
+        """Its next rows, for whoever gathers them with those of others."""
+        return self._pass
 
     def position(self) -> JsonState:
         """What `seek` needs."""

@@ -444,6 +444,11 @@ def _check_options(batch_size: int, options: dict[str, Any]) -> None:
             "follow=True: what comes is not known, and cannot be shared out among workers; use "
             "rlio.torch.prefetch(DatasetReader(root, follow=True))"
         )
+    if options.get("grow"):
+        raise OptionError(
+            "grow=True: workers would list at different moments and see other rows; open a new "
+            "ReplayDataset for what was added, or use rlio.torch.prefetch(DatasetReader(root, grow=True))"
+        )
 
 
 def _place(rank: int | None, world: int | None) -> tuple[int, int, bool]:

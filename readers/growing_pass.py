@@ -1,0 +1,402 @@
+"""Epochs over a data set that grows: each reads what is there when it begins.
+
+An epoch is a pass of its own, over one snapshot (`EpochPass`, `StoredPass`); here one follows the other. A
+saved position holds the snapshot of its epoch: that one is read to its end, wherever it is resumed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final, Literal, Protocol
+
+from rlio.batch import concat_samples, count_units
+from rlio.dataset import Dataset, dataset_on
+from rlio.errors import CorruptData, EndOfData, OptionError, StateError, excerpt
+from rlio.interfaces import Batch, JsonState, ReadLedger, ReadOptions, Unit
+from rlio.joining import Unlike
+from rlio.replay.positions import check_offset
+
+__all__ = ["GrowingPass", "SnapshotPass"]
+
+logger = logging.getLogger("rlio")
+
+# How batches of two epochs are joined, of which one has columns that the other lacks.
+_JOINED: Final[dict[str, Unlike]] = {"error": "error", "drop": "intersect", "fill": "fill"}
+
+
+class SnapshotPass(Protocol):
+    """Reads epochs of one snapshot."""
+
+    options: ReadOptions
+    cache: Literal["memory", "disk", "none"]
+
+    @property
+    def dataset(self) -> Dataset: ...
+
+    @property
+    def unit(self) -> Unit: ...
+
+    @property
+    def total(self) -> int: ...
+
+    @property
+    def skipped(self) -> int: ...
+
+    @property
+    def ledger(self) -> ReadLedger: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def seed(self) -> int | None: ...
+
+    @property
+    def offset(self) -> int:
+        """Units of this epoch that all ranks together have been dealt."""
+
+    @property
+    def batch_size(self) -> int:
+        """Units of a batch, where no number is asked for."""
+
+    def take(self, n: int | None) -> Batch: ...
+
+    def skip(self, n: int, size: int | None = None) -> None:
+        """Step over ``n`` batches of ``size`` units; None: of `batch_size`."""
+
+    def serves(self, dataset: Dataset) -> bool:
+        """Whether another listing of the data set has the same rows, in the same places if these matter."""
+
+    def extend(self, epochs: int) -> None:
+        """Read so many epochs in all."""
+
+    def check_whole_epochs(self) -> None:
+        """Raise `LedgerError` where rows got lost or doubled."""
+
+    def position(self) -> JsonState: ...
+
+    def seek(self, position: JsonState) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class GrowingPass:
+    """See the module.
+
+    Args:
+        dataset: What is there now.
+        options: How it is read, by one reader alone.
+        missing: The rule for columns that only some writers have.
+        open_pass: Opens what reads epochs of a data set.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        options: ReadOptions,
+        missing: Literal["error", "drop", "fill"],
+        open_pass: Callable[[Dataset, ReadOptions], SnapshotPass],
+    ) -> None:
+        self.options = options
+        self._storage, self._uri = dataset.storage, dataset.uri
+        self._joined = _JOINED[missing]
+        self._open_pass = open_pass
+        # What reads this epoch; None after a failure, when it is to be opened where it was.
+        self._running: SnapshotPass | None = None
+        self._place: JsonState = {}
+        # Of epochs that are over, and of what was read before this one's pass was opened again.
+        self._past = ReadLedger()
+        self._most_skipped = 0
+        self._running = self._open(dataset, epochs=1)
+
+    def _open(self, dataset: Dataset, *, epochs: int) -> SnapshotPass:
+        """What reads so many epochs, the last of them of this data set."""
+        # The end of an epoch is not the end of the data: nothing is dropped there.
+        return self._open_pass(dataset, replace(self.options, epochs=epochs, drop_last=False))
+
+    @property
+    def _current(self) -> SnapshotPass:
+        if self._running is None:
+            self._running = self._opened_at(self._place)
+        return self._running
+
+    @property
+    def cache(self) -> Literal["memory", "disk", "none"]:
+        """Where this epoch's rows are."""
+        return self._current.cache
+
+    @property
+    def dataset(self) -> Dataset:
+        """What this epoch reads."""
+        return self._current.dataset
+
+    @property
+    def unit(self) -> Unit:
+        """What is counted."""
+        return self._current.unit
+
+    @property
+    def total(self) -> int:
+        """Units of this epoch."""
+        return self._current.total
+
+    @property
+    def skipped(self) -> int:
+        """Rows lost to damage, in the epoch that had most of it."""
+        return max(self._most_skipped, self._current.skipped)
+
+    @property
+    def ledger(self) -> ReadLedger:
+        """What became of the rows."""
+        return self._past if self._running is None else self._past + self._running.ledger
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch that the next batch begins in."""
+        return self._current.epoch
+
+    @property
+    def seed(self) -> int | None:
+        """Seed of the order; None if it is the recorded one."""
+        return self._current.seed
+
+    # ---- batches ----
+
+    def take(self, n: int | None) -> Batch:
+        """The next ``n`` units; None: as many as the options say."""
+        running = self._current
+        size = n or running.batch_size
+        if self.options.on_error == "raise" and size <= running.total - running.offset < running.total:
+            return running.take(size)  # Well within an epoch, as nearly all are.
+        mark = self._mark()
+        try:
+            parts = self._gather(size)
+            return parts[0] if len(parts) == 1 else concat_samples(parts, columns=self._joined)
+        except EndOfData:
+            raise
+        except BaseException:
+            self._go_back(mark)
+            raise
+
+    def _gather(self, size: int) -> list[Batch]:
+        """Batches of ``size`` units in all, of as many epochs as it takes.
+
+        Raises:
+            EndOfData: The last epoch is over, or has less, and ``drop_last`` drops it; or nothing is there.
+        """
+        parts: list[Batch] = []
+        found = in_vain = 0
+        while found < size:
+            running = self._current
+            try:
+                part = running.take(size - found)
+            except EndOfData:
+                in_vain += 1
+                if self._is_over(running) or (in_vain > 1 and not running.total):
+                    if parts and not self.options.drop_last:
+                        break
+                    rows = sum(part.agent_steps() for part in parts)
+                    self._past = self._past.plus(served=-rows, dropped=rows)
+                    raise
+                if in_vain > 1:
+                    raise CorruptData("every row of an epoch is damaged", uri=self._uri) from None
+                self._take_up()
+                continue
+            in_vain = 0
+            parts.append(part)
+            found += count_units(part, running.unit)
+        return parts
+
+    def skip(self, n: int) -> None:
+        """Go where ``n`` calls of `take` would lead; what they would give is in no number of the ledger.
+
+        Raises:
+            EndOfData: There are fewer; it is at the end then.
+        """
+        mark, ledger = self._mark(), self.ledger
+        try:
+            if self.options.on_error == "skip":  # Only reading tells where the next batch begins.
+                for _ in range(n):
+                    self.take(None)
+            else:
+                self._step_over(n)
+        except EndOfData:
+            self._count_as(ledger)
+            raise
+        except BaseException:
+            self._go_back(mark)
+            raise
+        self._count_as(ledger)
+
+    def _step_over(self, n: int) -> None:
+        """Step over ``n`` batches by their positions."""
+        size = self._current.batch_size
+        while n:
+            running = self._current
+            left = running.total - running.offset if running.epoch < (running.options.epochs or 0) else 0
+            whole = min(n, left // size)
+            running.skip(whole, size)
+            n -= whole
+            if n:
+                self._step_across(size, left - whole * size)
+                n -= 1
+
+    def _step_across(self, size: int, left: int) -> None:
+        """Step over a batch of which ``left`` units are in this epoch."""
+        missing = size
+        while missing:
+            running = self._current
+            part = min(missing, left)
+            if part:
+                running.skip(1, part)
+            missing -= part
+            if not missing:
+                return
+            if self._is_over(running):
+                if missing == size or self.options.drop_last:
+                    raise EndOfData(f"all {self.options.epochs} epochs have been read")
+                return
+            self._take_up()
+            left = self._current.total
+            if not left:
+                raise EndOfData(self._current.dataset.why_empty())
+
+    def _is_over(self, running: SnapshotPass) -> bool:
+        """Whether the last epoch is over."""
+        return self.options.epochs is not None and running.epoch >= self.options.epochs
+
+    # ---- epochs ----
+
+    def _take_up(self) -> None:
+        """Begin the next epoch, over what is there now; where there was nothing, the same one again."""
+        ended = self._current
+        ended.check_whole_epochs()
+        number = ended.epoch
+        newest = dataset_on(self._storage)
+        if ended.serves(newest):
+            ended.extend(number + 1)
+            return
+        grown = len(newest) - len(ended.dataset)
+        logger.info("%s: epoch %d has %+d rows", self._uri, number, grown)
+        seed = ended.seed
+        self._leave()
+        fresh = self._open(newest, epochs=number + 1)
+        self._running = _placed(fresh, fresh.position() | {"epoch": number, "position": 0, "seed": seed})
+
+    def _leave(self) -> None:
+        """Close what reads this epoch, so that only one has a store at a time; it can be opened again."""
+        if self._running is not None:
+            self._place = self.position()
+            self._most_skipped = self.skipped
+            self._count_as(self.ledger, alone=True)
+            running, self._running = self._running, None
+            running.close()
+
+    def _count_as(self, ledger: ReadLedger, *, alone: bool = False) -> None:
+        """Let `ledger` be as it was; with ``alone``, without what reads this epoch."""
+        self._past = replace(ledger, trimmed=0)
+        if self._running is not None and not alone:
+            ours = self._running.ledger
+            self._past = self._past.plus(
+                expected=-ours.expected, served=-ours.served, skipped=-ours.skipped, dropped=-ours.dropped
+            )
+
+    def _mark(self) -> tuple[SnapshotPass, JsonState, ReadLedger]:
+        """Where `_go_back` goes back to."""
+        return self._current, self.position(), self.ledger
+
+    def _go_back(self, mark: tuple[SnapshotPass, JsonState, ReadLedger]) -> None:
+        """Undo what failed: what was read and not served is read again."""
+        running, place, ledger = mark
+        if self._running is running:
+            _seek_within(running, place)
+        else:
+            self._leave()
+            self._place = place
+        self._count_as(ledger)
+
+    # ---- state ----
+
+    def position(self) -> JsonState:
+        """What `seek` needs: also the snapshot of this epoch, a number for each writer."""
+        if self._running is None:
+            return self._place
+        position = self._running.position()
+        options = position["options"] | {"epochs": self.options.epochs}
+        return position | {"options": options, "at": self._running.dataset.snapshot()}
+
+    def seek(self, position: JsonState) -> None:
+        """Continue from a position, over the snapshot that it was saved in; the ledger begins anew.
+
+        Raises:
+            StateError: It is one of other data, or of other options.
+        """
+        if not isinstance(position.get("at"), dict):
+            raise StateError(
+                f"state['position']['at'] is {excerpt(position.get('at'))}: the state was saved without "
+                "grow=True; load it without, at=the snapshot of that time",
+                uri=self._uri,
+            )
+        saved = position["options"]["epochs"]
+        if saved != self.options.epochs:
+            raise StateError(
+                f"the state was saved with epochs={excerpt(saved)}, and this reader has "
+                f"{self.options.epochs}: open the data with the options of that time",
+                uri=self._uri,
+            )
+        check_offset(position, self.options, total=int(position["position"]) + 1)
+        running = self._running
+        if running is not None and running.dataset.snapshot() == position["at"]:
+            _seek_within(running, position)
+        else:
+            self._leave()
+            self._running = self._opened_at(position)
+        self._past, self._most_skipped = ReadLedger(), 0
+
+    def _opened_at(self, position: JsonState) -> SnapshotPass:
+        """What reads the epoch of a position, in that place."""
+        try:
+            dataset = dataset_on(self._storage, at=position["at"])
+        except OptionError as error:
+            raise StateError(f"state['position']['at'] is no snapshot: {error}", uri=self._uri) from error
+        return _placed(self._open(dataset, epochs=_epochs_of(position)), _within(position))
+
+    def close(self) -> None:
+        """Let go of what reads this epoch."""
+        if self._running is not None:
+            self._running.close()
+
+
+def _epochs_of(position: JsonState) -> int:
+    """How many epochs what reads the epoch of a position reads in all."""
+    epoch, offset = int(position["epoch"]), int(position["position"])
+    # At its beginning, an epoch other than the first has not been taken up yet.
+    return epoch + 1 if offset or not epoch else epoch
+
+
+def _placed(found: SnapshotPass, position: JsonState) -> SnapshotPass:
+    """What was opened, at a position of its own; closed, if that does not fit."""
+    try:
+        found.seek(position)
+    except BaseException:
+        found.close()
+        raise
+    return found
+
+
+def _seek_within(running: SnapshotPass, position: JsonState) -> None:
+    """Go to a position in the epoch that is being read, or one that was read from the same snapshot."""
+    epochs = running.options.epochs
+    try:
+        running.extend(_epochs_of(position))
+        running.seek(_within(position))
+    except BaseException:
+        running.extend(epochs or 0)
+        raise
+
+
+def _within(position: JsonState) -> JsonState:
+    """A position as what reads its epoch has it."""
+    return {**position, "options": {**position["options"], "epochs": _epochs_of(position)}}
