@@ -252,3 +252,44 @@ def test_a_child_of_a_process_that_was_still_building_says_so(
     finally:
         go_on.set()
     worlds["vector"].check(store.uniform(batch_size=5).sample())  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """More rows than are gathered at once."""
+    return record_world(tmp_path_factory.mktemp("large"), episodes=40)
+
+
+def keys_of(batches: Any) -> list[Any]:
+    return [decode(batch["obs"]).tolist() for batch in batches]
+
+
+@forks
+def test_a_child_goes_on_with_a_reader_that_gathers_ahead(large: World) -> None:
+    """The thread that gathers is the parent's: the child has none, and makes its own."""
+    with READERS["prefetch"](large) as reader, READERS["memory"](large) as plain:
+        for _ in range(10):
+            reader.sample()
+            plain.sample()
+        expected = keys_of(plain)
+
+        def child() -> None:
+            assert keys_of(reader) == expected
+            reader.close()
+
+        assert wait_for(fork(child), seconds=20) == 0
+        assert keys_of(reader) == expected
+
+
+def test_a_state_of_another_seed_is_gone_on_from_whatever_was_gathered_ahead(large: World) -> None:
+    options: dict[str, Any] = {"shuffle": True, "batch_size": 64, "cache": "memory"}
+    with (
+        DatasetReader(large.root, seed=5, **options) as other,
+        DatasetReader(large.root, prefetch=True, **options) as reader,
+    ):
+        for _ in range(64):  # As many as are gathered at once: the next ones are on their way.
+            other.sample()
+        reader.sample()
+        reader.load_state_dict(other.state_dict())
+        for _ in range(200):
+            assert keys_of([reader.sample()]) == keys_of([other.sample()])

@@ -255,9 +255,13 @@ class Numbers(Units):
     sliceable = True
 
     def __init__(self, count: int) -> None:
-        self.count = count
+        self._count = count
 
-    def batch(self, numbers: np.ndarray) -> SampleBatch:
+    @property
+    def count(self) -> int:
+        return self._count
+
+    def batch(self, numbers: np.ndarray, also: Any = None) -> SampleBatch:
         return SampleBatch(number=numbers)
 
 

@@ -6,8 +6,9 @@ The position is one number, equal on all ranks after equal calls: rank r of w re
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -88,14 +89,16 @@ class StorePass:
         self._offset = 0
         #: Units of a batch, where no number is asked for.
         self.batch_size = options.batch_size or passage.batch_size
-        self._order: Permutation | None = None
-        self._order_epoch = -1
+        #: The order of an epoch. One value, as the background thread may be an epoch ahead.
+        self._order: tuple[int, Permutation] | None = None
         #: Units at some positions that were calculated ahead: (epoch, first position, units).
         self._known: tuple[int, int, Ids] = (-1, 0, np.empty(0, np.int64))
         self._block: _Block | None = None
         self._cut = 0
         self._ahead: Future[_Block] | None = None
         self._pool: ThreadPoolExecutor | None = None
+        #: The process that the background thread is of.
+        self._process = os.getpid()
         self._served = self._dropped = 0
         #: Whether the end of the last epoch was dropped.
         self.cut_short = False
@@ -236,6 +239,7 @@ class StorePass:
 
     def _loaded(self, key: tuple[int, int, int]) -> _Block:
         """The block of a key, from the background if it is there; announces the one after it."""
+        self._after_fork()
         ahead, self._ahead = self._ahead, None
         block = None if ahead is None else ahead.result()
         if block is None or block.key != key:
@@ -250,6 +254,12 @@ class StorePass:
                     self._pool = ThreadPoolExecutor(1, thread_name_prefix="rlio-gather")
                 self._ahead = self._pool.submit(self._load, coming)
         return block
+
+    def _after_fork(self) -> None:
+        """Forget the background thread where it is that of the process that forked."""
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            self._pool = self._ahead = None
 
     def _load(self, key: tuple[int, int, int]) -> _Block:
         epoch, offset, count = key
@@ -276,12 +286,12 @@ class StorePass:
         return known[2][span.start - known[1] : span.stop - known[1]]
 
     def _permutation(self, epoch: int) -> Permutation:
-        order = self._order
-        if order is None or self._order_epoch != epoch:
+        known = self._order
+        if known is None or known[0] != epoch:
             assert self.seed is not None
-            order = Permutation(self.total, seed=self.seed, epoch=epoch, key=(2,))
-            self._order, self._order_epoch = order, epoch
-        return order
+            known = epoch, Permutation(self.total, seed=self.seed, epoch=epoch, key=(2,))
+            self._order = known
+        return known[1]
 
     def _deal(self, n: int) -> list[Span]:
         """This rank's part of the next ``world * n`` units, and step over them.
@@ -332,6 +342,10 @@ class StorePass:
         """
         check_position(position, self._fingerprint, self.options, uri=self.passage.uri)
         epoch, offset = check_offset(position, self.options, total=self.total)
+        self._after_fork()
+        if self._ahead is not None:  # Of another seed, perhaps; and what it calculates is kept for later.
+            wait([self._ahead])
+            self._ahead = None
         self.seed, self._order = position["seed"], None
         self._known = (-1, 0, np.empty(0, np.int64))
         self.epoch, self._offset = epoch, offset
@@ -355,6 +369,7 @@ class StorePass:
 
     def close(self) -> None:
         """End the background thread, and let go of what was gathered."""
+        self._after_fork()
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._pool = None
