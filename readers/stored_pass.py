@@ -174,7 +174,8 @@ class StoredPass:
 
     def extend(self, epochs: int) -> None:
         """Read so many epochs in all."""
-        self.options = self._pass.options = replace(self.options, epochs=epochs)
+        self.options = replace(self.options, epochs=epochs)
+        self._pass.extend(epochs)
 
     def check_whole_epochs(self) -> None:
         """Compare what became of the rows; that the store holds them all is seen when it is opened.

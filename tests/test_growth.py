@@ -347,6 +347,22 @@ def test_a_seed_that_was_drawn_stays_the_seed(way: str) -> None:
         assert other.seed == seed
 
 
+@pytest.mark.parametrize("way", ["windows", "memory"])
+def test_a_reader_goes_back_to_its_own_state_also_over_epochs_without_growth(way: str) -> None:
+    root = fresh_root()
+    add(root, A, 0, 10)
+    with open_reader(root, epochs=3, **WAYS[way]) as reader:
+        start = reader.state_dict()
+        first = reader.sample(12)
+        state = reader.state_dict()
+        rest = reader.sample(15)
+        reader.load_state_dict(state)
+        assert_identical(reader.sample(15), rest)
+        reader.load_state_dict(start)
+        assert_identical(reader.sample(12), first)
+        assert len(reader.sample(30)["t"]) == 18
+
+
 def test_the_state_holds_the_snapshot_of_its_epoch() -> None:
     root = fresh_root()
     add(root, A, 0, 6)

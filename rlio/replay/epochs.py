@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
@@ -366,6 +366,11 @@ class StorePass:
                 **self.passage.also,
             },
         }
+
+    def extend(self, epochs: int) -> None:
+        """Read so many epochs in all."""
+        self.options = replace(self.options, epochs=epochs)
+        self.__dict__.pop("_fingerprint", None)  # Which says how many they are.
 
     def close(self) -> None:
         """End the background thread, and let go of what was gathered."""
