@@ -846,3 +846,17 @@ class TestTensors:
             concat_samples([SampleBatch(a=torch.zeros(1)), SampleBatch(a=np.zeros(1))])
         with pytest.raises(OptionError, match="framework"):
             SampleBatch(a=[1]).to_device("cpu", "tf")  # type: ignore[arg-type]  # the point
+
+
+@pytest.mark.parametrize("dtype", ["u1", ">i2", "f8", "M8[s]", "U3"])
+@pytest.mark.parametrize("axes", [(0, 1, 2, 3), (0, 3, 1, 2)])
+def test_large_arrays_are_joined_into_memory_of_their_own(dtype: str, axes: tuple[int, ...]) -> None:
+    numbers = np.arange(300 * 4 * 30 * 40) % 97
+    values = numbers.astype(dtype).reshape(300, 4, 30, 40).transpose(axes)
+    parts = [SampleBatch(obs=values[:130]), SampleBatch(obs=values[130:131]), SampleBatch(obs=values[131:])]
+    joined = concat_samples(parts)["obs"]
+    assert joined.dtype == values.dtype
+    assert joined.strides == values.strides
+    assert np.array_equal(joined, values)
+    assert joined.flags.writeable
+    assert not np.shares_memory(joined, values)
