@@ -100,6 +100,8 @@ class StorePass:
         #: The process that the background thread is of.
         self._process = os.getpid()
         self._served = self._dropped = 0
+        #: Once it is closed, how many units there were, if that was known.
+        self._last_total: int | None = None
         #: Whether the end of the last epoch was dropped.
         self.cut_short = False
 
@@ -127,7 +129,7 @@ class StorePass:
     @property
     def total(self) -> int:
         """Units of one epoch, of all ranks together."""
-        return self.units.count
+        return self.units.count if self._last_total is None else self._last_total
 
     @property
     def offset(self) -> int:
@@ -379,3 +381,7 @@ class StorePass:
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._pool = None
         self._ahead = self._block = None
+        if "_opened" in self.__dict__:  # Gigabytes, which should not wait for the garbage collector.
+            self._last_total = self.total
+            for name in ("_opened", "units"):
+                self.__dict__.pop(name, None)
