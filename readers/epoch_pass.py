@@ -241,7 +241,7 @@ class EpochPass:
             self._drop(parts)
             raise EndOfData(f"the last {found} {self.unit} are fewer than {world * n}: drop_last drops them")
         if world > 1:  # The last step is dealt evenly, and only now it is known how much there is of it.
-            self._go_back(before)
+            self.epoch, self._offset, self._tally = before  # Nobody got what was decoded: it serves again.
             parts, _ = self._step(world * n, range(found * rank // world, found * (rank + 1) // world))
         return parts
 
