@@ -179,3 +179,24 @@ def test_sequences_and_steps_are_mixed_each_with_its_own(root: str) -> None:
         batch = mix.sample()
         assert (decode(batch["obs"])[10:, 0] == 1).all()
         check_transitions(batch, lengths=LENGTHS)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("turns", [(3, 3, 3), (1, 1, 4, 1), (2, 5, 2, 2, 2), (1,)])
+def test_readers_that_skip_in_any_rhythm_get_what_is_due(
+    root: str, world: int, turns: tuple[int, ...]
+) -> None:
+    """Batches are gathered ahead as they were skipped before: a change of rhythm costs no rows."""
+    options: dict[str, Any] = {"batch_size": 3, "epochs": 3, "shuffle": True, "seed": 2, "cache": "memory"}
+    whole = drained(DatasetReader(root, shard=(0, world), **options))
+    for prefetch in (False, True):
+        with DatasetReader(root, shard=(0, world), prefetch=prefetch, **options) as reader:
+            at = turn = 0
+            while True:
+                step = turns[turn % len(turns)]
+                turn += 1
+                if at + step > len(whole):
+                    break
+                reader.skip(step - 1)
+                assert reader.sample().equals(whole[at + step - 1])
+                at += step

@@ -60,15 +60,26 @@ class Passage:
     also: Mapping[str, Any] = field(default_factory=dict)
 
 
-class _Block(NamedTuple):
-    """Batches that were gathered together.
+class _Key(NamedTuple):
+    """Batches that are gathered together.
 
     Attributes:
-        key: (epoch, position of all ranks before the first of them, how many batches).
-        batch: The rows of all.
+        epoch: Which they are in.
+        offset: Position of all ranks before the first of them.
+        batches: How many they are.
+        stride: They are each this many batches behind the one before: those between are skipped.
     """
 
-    key: tuple[int, int, int]
+    epoch: int
+    offset: int
+    batches: int
+    stride: int
+
+
+class _Block(NamedTuple):
+    """Batches that were gathered together: which, and the rows of all."""
+
+    key: _Key
     batch: Batch
 
 
@@ -95,6 +106,8 @@ class StorePass:
         self._known: tuple[int, int, Ids] = (-1, 0, np.empty(0, np.int64))
         self._block: _Block | None = None
         self._cut = 0
+        # Batches that were skipped since the last one was given: most likely as many will be again.
+        self._skipped = 0
         self._ahead: Future[_Block] | None = None
         self._pool: ThreadPoolExecutor | None = None
         #: The process that the background thread is of.
@@ -146,28 +159,35 @@ class StorePass:
     def take(self, n: int | None) -> Batch:
         """The next ``n`` units of this rank; None: as many as the options say."""
         block = self._block
-        if block is None or (n is not None and n != self.batch_size):
+        if block is None or (n is not None and n != self.batch_size) or not self._goes_on(block.key):
             return self._take(n or self.batch_size)
         size, at = self.batch_size, self._cut
         batch = block.batch
         assert isinstance(batch, SampleBatch)
         found: Batch = batch[at * size : (at + 1) * size]
         self._cut = at + 1
-        if self._cut == block.key[2]:
+        self._skipped = 0
+        if self._cut == block.key.batches:
             self._block = None
         self._step(size * self.options.shard[1])
         self._served += size
         return found
+
+    def _goes_on(self, key: _Key) -> bool:
+        """Whether what comes next is the next batch that was gathered."""
+        begins = key.offset + self._cut * key.stride * self.batch_size * self.options.shard[1]
+        return key.epoch == self.epoch and begins == self._offset
 
     def _take(self, n: int) -> Batch:
         if self.total == 0:
             raise EndOfData(f"there are no {self.unit} to draw")
         self._block = None
         if n == self.batch_size:
-            key = self._next_key(self.epoch, self._offset)
+            key = self._next_key(self.epoch, self._offset, self._skipped + 1)
+            self._skipped = 0
             if key is not None:
                 block = self._loaded(key)
-                if key[2] > 1:
+                if key.batches > 1:
                     self._block, self._cut = block, 0
                     return self.take(None)
                 self._step(n * self.options.shard[1])
@@ -211,7 +231,7 @@ class StorePass:
         Raises:
             EndOfData: There are fewer; it is at the end then.
         """
-        self._block = None
+        self._skipped += n
         size = size or self.batch_size
         total, epochs = self.total, self.options.epochs
         covered = self.options.shard[1] * size
@@ -232,14 +252,14 @@ class StorePass:
         if self._offset == self.total:
             self.epoch, self._offset = self.epoch + 1, 0
 
-    def _next_key(self, epoch: int, offset: int) -> tuple[int, int, int] | None:
+    def _next_key(self, epoch: int, offset: int, stride: int) -> _Key | None:
         """The batches that can be gathered together from a position on; None where an epoch ends before."""
         if self.options.epochs is not None and epoch >= self.options.epochs:
             return None
         full = (self.total - offset) // (self.batch_size * self.options.shard[1])
-        return (epoch, offset, min(full, self._most)) if full else None
+        return _Key(epoch, offset, min((full - 1) // stride + 1, self._most), stride) if full else None
 
-    def _loaded(self, key: tuple[int, int, int]) -> _Block:
+    def _loaded(self, key: _Key) -> _Block:
         """The block of a key, from the background if it is there; announces the one after it."""
         self._after_fork()
         ahead, self._ahead = self._ahead, None
@@ -247,10 +267,9 @@ class StorePass:
         if block is None or block.key != key:
             block = self._load(key)
         if self.passage.prefetch:
-            epoch, offset, count = key
-            following = offset + count * self.batch_size * self.options.shard[1]
+            following = key.offset + key.batches * key.stride * self.batch_size * self.options.shard[1]
             crossed, at = divmod(following, self.total)
-            coming = self._next_key(epoch + crossed, at)
+            coming = self._next_key(key.epoch + crossed, at, key.stride)
             if coming is not None:
                 if self._pool is None:
                     self._pool = ThreadPoolExecutor(1, thread_name_prefix="rlio-gather")
@@ -263,16 +282,15 @@ class StorePass:
             self._process = os.getpid()
             self._pool = self._ahead = None
 
-    def _load(self, key: tuple[int, int, int]) -> _Block:
-        epoch, offset, count = key
+    def _load(self, key: _Key) -> _Block:
         rank, world = self.options.shard
         size = self.batch_size
-        if world == 1:
-            numbers = self._numbers(Span(epoch, offset, offset + count * size))
+        if world == key.stride == 1:
+            numbers = self._numbers(Span(key.epoch, key.offset, key.offset + key.batches * size))
         else:
-            first = offset + rank * size + np.arange(count)[:, None] * (world * size)
+            first = key.offset + rank * size + np.arange(key.batches)[:, None] * (key.stride * world * size)
             positions = (first + np.arange(size)).reshape(-1)
-            numbers = self._permutation(epoch).at(positions) if self.options.shuffle else positions
+            numbers = self._permutation(key.epoch).at(positions) if self.options.shuffle else positions
         return _Block(key, self.units.batch(numbers))
 
     def _numbers(self, span: Span) -> Ids:
