@@ -518,6 +518,14 @@ class _JointSteps(Units):
 def _chain_rows(held: Held, starts: Ids, most: Ids) -> tuple[Ids, Ids]:
     """The rows of chains from ``starts`` on, at most so many of each; and how many they are."""
     table = held.table
+    if not table.ring:
+        sizes = [
+            table.run_length(start, most=count, head=held.head)
+            for start, count in zip(starts.tolist(), most.tolist(), strict=True)
+        ]
+        if None not in sizes:  # As one environment after the other recorded them: no link has to be followed.
+            lengths = np.array(sizes, np.int64)
+            return _ranges(starts, lengths), lengths
     live = np.arange(len(starts))
     steps, owners, front = [starts], [live], starts
     taken = 1
