@@ -25,6 +25,7 @@ from rlio.readers.shard_lines import read_frames
 from rlio.schemas import json_columns
 from rlio.storage import ShardName
 from rlio.storage.json_shard import _frames
+from rlio.storage.listing import Patience
 from rlio.testing import ReaderTests, assert_resumes
 from rlio.testing.readers import assert_same
 
@@ -485,7 +486,10 @@ def test_a_line_end_lost_after_the_provenance_loses_the_first_record_and_says_so
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_a_torn_shard_says_so_wherever_it_was_cut(tmp_path: Path, compression: str | None) -> None:
+def test_a_torn_shard_says_so_wherever_it_was_cut(
+    tmp_path: Path, compression: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlio.storage.listing.PATIENCE", Patience(seconds=0))  # Nobody is uploading it.
     write(tmp_path, *records(), compression=compression)
     (shard,) = shards(tmp_path)
     data, ends = shard.read_bytes(), np.cumsum([len(piece) for piece in pieces(shard)])

@@ -106,7 +106,7 @@ def replays(tmp_path: Path, kind: str, megabytes: int, batches: int, size: int) 
     return max(most, again), stored
 
 
-@pytest.mark.parametrize("kind", ["frames", "vectors"])
+@pytest.mark.parametrize("kind", ["frames", pytest.param("vectors", marks=pytest.mark.soak)])
 def test_a_gigabyte_replays_shuffled_within_half_of_it(tmp_path: Path, kind: str) -> None:
     most, stored = replays(tmp_path, kind, 1000, 300, 32)
     assert stored > 900
