@@ -107,8 +107,8 @@ class _Member(io.BufferedReader):
     """A member of a zip file that closes the zip file with itself."""
 
     def __init__(self, archive: zipfile.ZipFile, member: IO[bytes], stream: IO[bytes]) -> None:
-        # A member has all of RawIOBase's methods; its declared type says IO, which typeshed does not relate.
-        super().__init__(member)  # type: ignore[arg-type]
+        # A member has all of RawIOBase's methods, though its declared type says IO.
+        super().__init__(member)  # type: ignore[arg-type]  # typeshed does not relate the two.
         self._archive = archive
         self._stream = stream
 

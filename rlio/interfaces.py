@@ -518,7 +518,7 @@ class OutputWriter(ABC):
             finally:
                 self._until = None
                 self._lock.release()
-        except Exception:
+        except Exception:  # Whatever it is, it is raised: only that the time is used up is noted here.
             self._gave_up = _exit_deadline.get() is not None
             raise
 
@@ -577,7 +577,7 @@ def _close_open_writers() -> None:
                 continue  # It has had its time; its rows are in the log.
             try:
                 writer.close()
-            except Exception:
+            except Exception:  # Logged, with its traceback: nobody is left to raise it to, and others follow.
                 logger.exception("closing %s at exit failed", type(writer).__name__)
 
 

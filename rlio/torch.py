@@ -407,7 +407,7 @@ def _portable(error: Exception, worker: int) -> Exception:
 
 
 def _as_it_is(sent: Any) -> Any:
-    """Instead of the DataLoader's own conversion; at the top of the module for `pickle`."""
+    """Instead of the DataLoader's own conversion; at the top of the module, so that workers find it."""
     return sent
 
 

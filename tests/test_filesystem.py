@@ -7,6 +7,7 @@ import itertools
 import logging
 import multiprocessing
 import os
+import pickle
 import random
 import shutil
 import stat
@@ -180,7 +181,7 @@ class TestFaulty(FileSystemTests):
     def raw_read(self, storage: Storage, path: str) -> bytes:
         return bytes(storage.fs.target.cat_file(f"{storage.root}/{path}"))
 
-    def test_a_storage_travels_by_pickle(self, storage: Storage) -> None:
+    def test_a_storage_travels_to_other_processes(self, storage: Storage) -> None:
         pytest.skip("the chooser of faults is a closure")
 
     def test_a_listing_sees_at_once_what_others_did(self, storage: Storage) -> None:
@@ -672,7 +673,7 @@ def test_a_pipe_or_socket_that_poses_as_an_object_is_neither_listed_nor_waited_f
     [
         ("s3://bucket/run", True),
         ("memory://run", True),
-        ("file:///run", True),
+        ("file:///folder", True),
         ("file:/run", True),
         ("abfss://c@a.dfs.core.windows.net/run", True),
         ("simplecache::s3://bucket/run", True),
@@ -968,3 +969,12 @@ def test_a_listing_while_others_write_and_remove_sees_only_whole_objects(tmp_pat
         stop.set()
         thread.join()
     assert failures == []
+
+
+def test_a_storage_survives_pickling(tmp_path: Path) -> None:
+    """With the bytes that other processes get; the suite for authors makes do without them."""
+    storage = Storage.open(tmp_path)
+    storage.put("a.bin", b"content")
+    twin = pickle.loads(pickle.dumps(storage))
+    assert twin.uri == storage.uri
+    assert twin.read("a.bin") == b"content"

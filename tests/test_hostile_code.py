@@ -26,11 +26,6 @@ FORBIDDEN_CALLS = frozenset(("eval", "exec", "compile", "__import__", "execfile"
 FORBIDDEN_MODULES = frozenset(
     ("pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "yaml", "copyreg")
 )
-#: File -> what it may use, with the reason.
-ALLOWED = {
-    # The suite for authors of filesystems: a storage travels to other processes of the user's own by pickle.
-    "rlio/testing/filesystem.py": ["pickle"],
-}
 
 
 def sources(checkout: Path) -> list[Path]:
@@ -78,7 +73,7 @@ def test_the_package_has_no_means_to_run_what_data_says(checkout: Path) -> None:
         str(path.relative_to(checkout)): dangers(path.read_text(encoding="utf-8"))
         for path in sources(checkout)
     }
-    assert {path: names for path, names in found.items() if names} == ALLOWED
+    assert {path: names for path, names in found.items() if names} == {}
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ class Clients:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # Connections do not travel: all but these two is made anew, which is what __init__ does.
-        self.__init__(state["fs"], timeout=state["timeout"])  # type: ignore[misc]
+        self.__init__(state["fs"], timeout=state["timeout"])  # type: ignore[misc]  # No subclass changes it.
 
     def __del__(self) -> None:
         if sys.is_finalizing():

@@ -102,7 +102,7 @@ class RemoteFolder:
 
     def put(self, path: str, data: memoryview) -> None:
         """Create or replace ``path``; where the filesystem has a real rename, nobody sees half an object."""
-        if self._over_http:
+        if self._over_http:  # No stub: the protocol has no writing. What says so is a permanent failure.
             raise NotImplementedError("a web server is read only: write to another filesystem")
         final = self.full(path)
         # Clients take bytes and nothing else; they neither change nor keep them (memory copies on write).
@@ -184,7 +184,7 @@ class RemoteFolder:
         full = self.full(path)
         try:
             self._clients.call("rm_file", full)  # not rm(): it expands * ? [ in names
-        except Exception:
+        except Exception:  # Clients have no common one; raised unless the object is gone, as it should be.
             self._clients.invalidate_cache()
             with contextlib.suppress(FileNotFoundError):
                 self._info(full)
@@ -263,7 +263,9 @@ class RemoteFolder:
                 break
             except PermissionError:
                 raise
-            except Exception:
+            except (
+                Exception
+            ):  # Of any kind, as said above; raised unless the folder is there, as it should be.
                 if self._is_folder(parent):
                     break
                 if last:
