@@ -32,29 +32,18 @@ from rlio.readers.follow import FollowPass
 from rlio.readers.growing_pass import GrowingPass
 from rlio.readers.stored_pass import Cache, StoredOptions, StoredPass, choose_cache
 from rlio.replay.draws import Draw
-from rlio.replay.filters import RowFilter, RowFunction
 from rlio.replay.joint_gather import RowSource
-from rlio.replay.store import DrawKeywords, draw_of
+from rlio.replay.store import DrawKeywords, UnitKeywords, draw_of
 from rlio.storage.filesystem import Storage
 
 __all__ = ["DatasetReader"]
 
 
-class DatasetKeywords(ReadKeywords, total=False):
+class DatasetKeywords(ReadKeywords, UnitKeywords, total=False):
     """The keyword options of a `DatasetReader` that say what is read."""
 
-    n_step: int | None
-    gamma: float
-    sequence_length: int | None
-    burn_in: int
-    overlap: int
-    episodes: bool
-    filter: str | RowFunction | RowFilter | None
-    views: bool
-    indexes: bool
 
-
-_DRAWN: Final = tuple(name for name in DrawKeywords.__annotations__ if name != "columns")
+_DRAWN: Final = tuple(UnitKeywords.__annotations__)
 
 
 class _Pass(Protocol):
@@ -166,7 +155,6 @@ class DatasetReader(InputReader):
         idle_timeout: float | None = None,
         poll_seconds: float = 1.0,
         cache: Cache = "auto",
-        policy: str | None = None,
         prefetch: bool = False,
         missing: Literal["error", "drop", "fill"] = "error",
         storage_options: Mapping[str, Any] | None = None,
@@ -175,17 +163,17 @@ class DatasetReader(InputReader):
     ) -> None:
         if cache not in ("auto", "memory", "disk", "none"):
             raise OptionError(f"cache={excerpt(cache)}: 'auto', 'memory', 'disk' or 'none'")
-        drawn = {name: keywords.pop(name) for name in _DRAWN if name in keywords}  # type: ignore[misc]
-        self.options = ReadOptions.of(cast(ReadKeywords, keywords), reader="DatasetReader")
+        given: dict[str, Any] = {**keywords}
+        drawn = {name: given.pop(name) for name in _DRAWN if name in given}
+        self.options = ReadOptions.of(cast(ReadKeywords, given), reader="DatasetReader")
         self.drop_last = self.options.drop_last
         draw = draw_of(cast(DrawKeywords, drawn), columns=self.options.columns)
-        asked = bool(drawn) or policy is not None
+        asked = bool(drawn)
         self._pass: _Pass
         if follow:
             if asked or cache in ("memory", "disk"):
                 raise OptionError(
-                    "follow=True: rows are given as they come; leave out cache, policy and "
-                    + ", ".join(_DRAWN)
+                    "follow=True: rows are given as they come; leave out cache, " + ", ".join(_DRAWN)
                 )
             if at is not None or grow:
                 raise OptionError(
@@ -205,9 +193,7 @@ class DatasetReader(InputReader):
         if idle_timeout is not None or poll_seconds != 1.0:
             raise OptionError("idle_timeout and poll_seconds are for follow=True: nothing else waits")
         dataset = _open(root, at, self.options, storage_options, limits)
-        opened = partial(
-            _open_pass, draw=draw, policy=policy, cache=cache, missing=missing, prefetch=prefetch
-        )
+        opened = partial(_open_pass, draw=draw, cache=cache, missing=missing, prefetch=prefetch)
         if grow:
             _check_growth(dataset, self.options)
             self._pass = GrowingPass(dataset, self.options, missing, opened)
@@ -342,13 +328,12 @@ def _open_pass(
     options: ReadOptions,
     *,
     draw: Draw,
-    policy: str | None,
     cache: Cache,
     missing: Literal["error", "drop", "fill"],
     prefetch: bool,
 ) -> EpochPass | StoredPass:
     """What reads epochs of a data set as it was listed."""
-    chosen = choose_cache(dataset, options, draw, policy, cache)
+    chosen = choose_cache(dataset, options, draw, cache)
     if chosen == "none":
         return EpochPass(dataset, options, missing, draw.filter)
-    return StoredPass(dataset, options, StoredOptions(draw, chosen, missing, policy, prefetch))
+    return StoredPass(dataset, options, StoredOptions(draw, chosen, missing, prefetch))

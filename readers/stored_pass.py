@@ -45,14 +45,12 @@ class StoredOptions:
         draw: What is drawn.
         cache: Where the rows are kept.
         missing: The rule for columns that only some writers have.
-        policy: Of several, the one whose rows are drawn.
         prefetch: Whether the next batches are gathered in a background thread.
     """
 
     draw: Draw
     cache: Literal["memory", "disk"]
     missing: Literal["error", "drop", "fill"]
-    policy: str | None
     prefetch: bool
 
 
@@ -69,7 +67,6 @@ class StoredPass:
         self.dataset = dataset
         self.options = options
         self.cache: Literal["memory", "disk", "none"] = stored.cache
-        self._policy = stored.policy
         common_columns(dataset, missing=stored.missing, wanted=options.columns)
         self._store = ReplayStore.open(
             dataset,
@@ -93,7 +90,6 @@ class StoredPass:
                     "columns": columns_digest(options),
                     "on_error": options.on_error,
                     "missing": stored.missing,
-                    "policy": stored.policy,
                 },
             ),
             options,
@@ -103,7 +99,7 @@ class StoredPass:
 
     def _open(self) -> tuple[Units, int]:
         """The units, once the store is built; and that it holds what the shards' names say."""
-        units = self._store.units(self._draw, policy=self._policy)
+        units = self._store.units(self._draw)
         named = len(self.dataset) + sum(rows for _, rows in self.dataset.lost_rows())
         if len(self._store) + self._store.skipped != named:
             raise LedgerError(
@@ -206,7 +202,7 @@ class StoredPass:
 
 
 def choose_cache(
-    dataset: Dataset, options: ReadOptions, draw: Draw, policy: str | None, cache: Cache
+    dataset: Dataset, options: ReadOptions, draw: Draw, cache: Cache
 ) -> Literal["memory", "disk", "none"]:
     """Where the rows of a data set are kept, by what is asked for and by their size alone.
 
@@ -214,21 +210,20 @@ def choose_cache(
         dataset: What is read.
         options: How.
         draw: What is drawn.
-        policy: The one whose rows are read; None: those of all.
         cache: What the user chose.
 
     Raises:
         OptionError: The choice does not fit what is drawn, or the data.
     """
     plain = Draw(columns=draw.columns)
-    chooses = draw != plain or policy is not None
+    chooses = draw != plain
     recorded = counting_of(dataset, None)
     if recorded.unit == "sequences" and (chooses or cache in ("memory", "disk")):
         raise OptionError(
             f"the data was recorded in sequences (seq_lens), which are served as they are: leave out "
             f"{_DRAWS} and filter; cache='none', if any"
         )
-    needs_store = replace(draw, filter=None) != plain or policy is not None
+    needs_store = replace(draw, filter=None) != plain
     if cache == "none" and needs_store:
         raise OptionError(f"{_DRAWS} are served from a store: cache='memory' or 'disk', not 'none'")
     if cache == "none" and draw.filter is not None and not recorded.by_row:

@@ -47,6 +47,7 @@ class Draw:
         n_step: Steps to look ahead; None: rows as they were recorded.
         sequences: How episodes are cut into sequences; None: they are not.
         episodes: Whether a unit is a whole episode.
+        policy: Of several policies, the one whose rows are drawn, each on its own; None: joint steps of all.
         filter: Selects rows; of sequences and episodes, their first ones.
         views: Whether columns are views of one block of rows, strided, instead of contiguous copies; wide
             ``obs`` and ``new_obs`` then overlap, and are read-only.
@@ -57,6 +58,7 @@ class Draw:
     n_step: NStep | None = None
     sequences: Sequences | None = None
     episodes: bool = False
+    policy: str | None = None
     filter: RowFilter | None = None
     views: bool = False
     indexes: bool = False
@@ -86,6 +88,7 @@ class Draw:
             if self.sequences is None
             else [self.sequences.length, self.sequences.burn_in, self.sequences.overlap],
             "episodes": self.episodes,
+            "policy": self.policy,
             "filter": None if self.filter is None else self.filter.text,
         }
 

@@ -23,7 +23,7 @@ from rlio.replay.draws import Draw, RowUnits, Units
 from rlio.replay.order import ORDER_VERSION, Permutation
 from rlio.replay.positions import Span, check_offset, check_position, choose_seed, spans_of
 
-__all__ = ["OWN_BATCH", "Passage", "StorePass"]
+__all__ = ["OWN_BATCH", "Passage", "StorePass", "most_at_once"]
 
 Ids = NDArray[np.int64]
 
@@ -130,9 +130,7 @@ class StorePass:
     @cached_property
     def _most(self) -> int:
         """Batches that are gathered at once, at most."""
-        units, row_bytes = self._opened
-        rows = min(_BLOCK_ROWS, max(_BLOCK_BYTES // max(row_bytes, 1), 1))
-        return max(rows // self.batch_size, 1) if units.sliceable else 1
+        return most_at_once(*self._opened, self.batch_size)
 
     @property
     def unit(self) -> Unit:
@@ -403,3 +401,10 @@ class StorePass:
             self._last_total = self.total
             for name in ("_opened", "units"):
                 self.__dict__.pop(name, None)
+
+
+def most_at_once(units: Units, row_bytes: int, batch_size: int) -> int:
+    """How many batches are gathered together, at most."""
+    if not units.sliceable:
+        return 1
+    return max(min(_BLOCK_ROWS, _BLOCK_BYTES // max(row_bytes, 1)) // batch_size, 1)

@@ -22,6 +22,7 @@ __all__ = [
     "check_position",
     "choose_seed",
     "columns_digest",
+    "draw_seed",
     "spans_of",
 ]
 
@@ -51,6 +52,11 @@ def choose_seed(options: ReadOptions, uri: str) -> int | None:
         return None
     if options.seed is not None:
         return options.seed
+    return draw_seed(uri)
+
+
+def draw_seed(uri: str) -> int:
+    """A seed from the OS, logged."""
     drawn = secrets.randbits(63)
     logger.info("shuffling %s with seed %d", uri, drawn)
     return drawn

@@ -216,18 +216,18 @@ class StoreRows:
 
     # ---- what a reader sees ----
 
-    def units(self, draw: Draw, *, pieces: Sequence[Piece] | None = None, policy: str | None = None) -> Units:
+    def units(self, draw: Draw, *, pieces: Sequence[Piece] | None = None) -> Units:
         """The units of a draw.
 
         Args:
             draw: What is drawn.
             pieces: The rows that are seen, in recorded order; None: all, as they were added.
-            policy: Of several policies, the one whose rows are drawn, each on its own; None: joint steps.
 
         Raises:
             OptionError: There is no such policy, or there are no such units.
             MissingColumn: A column is absent.
         """
+        policy = draw.policy
         if policy is not None and policy not in self.tables:
             raise OptionError(f"policy={excerpt(policy)}: there are {', '.join(sorted(self.tables))}")
         chosen = self.tables if policy is None else {policy: self.tables[policy]}

@@ -5,13 +5,11 @@ All are `InputReader`s, so that they mix with each other and with everything els
 
 from __future__ import annotations
 
-import logging
 import os
-import secrets
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,35 +20,30 @@ from rlio.columns import Columns
 from rlio.errors import EndOfData, OptionError, StateError, excerpt
 from rlio.interfaces import Batch, InputReader, JsonState, ReadOptions, Unit
 from rlio.replay.draws import BATCH_INDEXES, Draw, RowUnits, Units
-from rlio.replay.epochs import OWN_BATCH, Passage, StorePass
+from rlio.replay.epochs import OWN_BATCH, Passage, StorePass, most_at_once
 from rlio.replay.order import UniformDraws
+from rlio.replay.positions import draw_seed
 from rlio.replay.priorities import Priorities, Prioritised
 
 if TYPE_CHECKING:
     from rlio.replay.joint_gather import RowSource
     from rlio.replay.store import ReplayStore
+    from rlio.replay.table import RowTable
 
 __all__ = ["EpochReader", "PrioritisedSampler", "UniformSampler"]
-
-logger = logging.getLogger("rlio")
-
-# Rows, and bytes, that are gathered at once where several batches can be.
-_BLOCK_ROWS: Final = 4096
-_BLOCK_BYTES: Final = 4 << 20
 
 
 class EpochReader(InputReader):
     """Every unit of a store once an epoch; see `ReplayStore.epochs`."""
 
-    def __init__(self, store: ReplayStore, draw: Draw, options: ReadOptions, *, policy: str | None) -> None:
-        units = store.units(draw, policy=policy)
+    def __init__(self, store: ReplayStore, draw: Draw, options: ReadOptions) -> None:
+        units = store.units(draw)
         self._pass = StorePass(
             Passage(
                 open=lambda: (units, store.row_bytes),
                 draw=draw,
                 digest=store.digest,
                 uri=store.uri,
-                also={"policy": policy},
             ),
             options,
         )
@@ -95,17 +88,14 @@ class EpochReader(InputReader):
 class _Sampler(InputReader):
     """Draws from the units of a store as it is at that moment."""
 
-    def __init__(
-        self, store: ReplayStore, draw: Draw, *, batch_size: int | None, seed: int | None, policy: str | None
-    ) -> None:
+    def __init__(self, store: ReplayStore, draw: Draw, *, batch_size: int | None, seed: int | None) -> None:
         if batch_size is not None and batch_size < 1:
             raise OptionError(f"batch_size={batch_size}: a number of {draw.unit}, at least 1")
         self.store = store
         self.unit: Unit = draw.unit
         self.batch_size = batch_size or OWN_BATCH
-        self.seed = _drawn(store.uri) if seed is None else seed
+        self.seed = draw_seed(store.uri) if seed is None else seed
         self._draw = draw
-        self._policy = policy
         self._units: Units | None = None
         self._version = -1
 
@@ -114,7 +104,7 @@ class _Sampler(InputReader):
         self.store.check_open()
         if self._units is None or self._version != self.store.version:
             if self._units is None or not self._units.keeps_up:
-                self._units = self.store.units(self._draw, policy=self._policy)
+                self._units = self.store.units(self._draw)
             self._version = self.store.version
             self._changed()
         if not self._units.count:
@@ -166,10 +156,8 @@ class UniformSampler(_Sampler):
     Draw i is a pure function of (seed, i, rows that there are): the state is a counter.
     """
 
-    def __init__(
-        self, store: ReplayStore, draw: Draw, *, batch_size: int | None, seed: int | None, policy: str | None
-    ) -> None:
-        super().__init__(store, draw, batch_size=batch_size, seed=seed, policy=policy)
+    def __init__(self, store: ReplayStore, draw: Draw, *, batch_size: int | None, seed: int | None) -> None:
+        super().__init__(store, draw, batch_size=batch_size, seed=seed)
         self.replayable = not store.live
         #: Units drawn so far.
         self.drawn = 0
@@ -213,7 +201,7 @@ class UniformSampler(_Sampler):
                 return self._fresh(units, n)
             if self._block is None:
                 # Batches are drawn together as long as nothing is appended between two of them.
-                self._ahead = min(2 * self._ahead, self._most(units))
+                self._ahead = min(2 * self._ahead, most_at_once(units, self.store.row_bytes, self.batch_size))
                 if self._ahead == 1:
                     return self._fresh(units, n)
                 found = self._gathered(units, n * self._ahead)
@@ -226,13 +214,6 @@ class UniformSampler(_Sampler):
                 self._block = None
             found_rows: SampleBatch = block[at : at + n]
             return found_rows
-
-    def _most(self, units: Units) -> int:
-        """Batches that are gathered at once, at most."""
-        if not units.sliceable:
-            return 1
-        rows = min(_BLOCK_ROWS, max(_BLOCK_BYTES // max(self.store.row_bytes, 1), 1))
-        return max(rows // self.batch_size, 1)
 
     def _fresh(self, units: Units, n: int) -> Batch:
         found = self._gathered(units, n)
@@ -270,9 +251,8 @@ class PrioritisedSampler(_Sampler):
         *,
         batch_size: int | None,
         seed: int | None,
-        policy: str | None,
     ) -> None:
-        super().__init__(store, draw, batch_size=batch_size, seed=seed, policy=policy)
+        super().__init__(store, draw, batch_size=batch_size, seed=seed)
         if store.live and (draw.unit != "steps" or draw.filter is not None):
             raise OptionError(
                 "prioritised draws from a live store are of single or n-step transitions, without a filter"
@@ -298,7 +278,7 @@ class PrioritisedSampler(_Sampler):
                 self._priorities = Priorities(max(self._units.count, 1), self.options)
                 self._priorities.appended(range(self._units.count))
             return
-        (table,) = self.store.tables.values()
+        table = self._table
         if self._priorities is None:
             self._priorities = Priorities(table.capacity, self.options)
         tail, head = self.span
@@ -306,6 +286,20 @@ class PrioritisedSampler(_Sampler):
         for part in _slots(range(max(head, table.tail), table.head), table.capacity):
             self._priorities.appended(part)
         self.span = table.tail, table.head
+
+    @property
+    def _table(self) -> RowTable:
+        """The rows of the policy that is drawn.
+
+        Raises:
+            OptionError: There are several.
+        """
+        tables = self.store.tables
+        if self._draw.policy is None and len(tables) > 1:
+            raise OptionError(
+                f"draws by priority are of one policy: name it, policy=..., of {', '.join(sorted(tables))}"
+            )
+        return tables[self._draw.policy or next(iter(tables))]
 
     def _forget(self, rows: range, capacity: int) -> None:
         assert self._priorities is not None
@@ -319,7 +313,7 @@ class PrioritisedSampler(_Sampler):
             slots, weights = self._priorities.draw(n, self._rng)
             numbers = slots
             if self.store.live:
-                (table,) = self.store.tables.values()
+                table = self._table
                 rows = table.tail + (slots - table.tail) % table.capacity
                 numbers = rows - table.tail
             else:
@@ -342,7 +336,7 @@ class PrioritisedSampler(_Sampler):
         with self.store.lock:
             priorities = self.priorities
             if self.store.live:
-                (table,) = self.store.tables.values()
+                table = self._table
                 kept = slots >= table.tail
                 if not kept.all():
                     slots, values = slots[kept], values[kept]
@@ -423,10 +417,3 @@ def _slots(rows: range, capacity: int) -> list[range]:
     if stop <= capacity:
         return [range(start, stop)]
     return [range(start, capacity), range(stop - capacity)]
-
-
-def _drawn(uri: str) -> int:
-    """A seed from the OS, logged."""
-    seed = secrets.randbits(63)
-    logger.info("drawing from %s with seed %d", uri, seed)
-    return seed

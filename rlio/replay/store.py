@@ -48,7 +48,7 @@ from rlio.replay.table import RowTable
 from rlio.schemas.schema import Schema
 from rlio.storage import listing
 
-__all__ = ["DrawKeywords", "ReplayStore", "draw_of"]
+__all__ = ["DrawKeywords", "ReplayStore", "UnitKeywords", "draw_of"]
 
 logger = logging.getLogger("rlio")
 
@@ -56,19 +56,25 @@ logger = logging.getLogger("rlio")
 _QUIET_SECONDS = 1.0
 
 
-class DrawKeywords(TypedDict, total=False):
-    """What is drawn: the keywords that all samplers of a store share; see `draw_of`."""
+class UnitKeywords(TypedDict, total=False):
+    """What a unit is: the keywords of `DrawKeywords` but for the columns."""
 
-    columns: Sequence[str] | None
     n_step: int | None
     gamma: float
     sequence_length: int | None
     burn_in: int
     overlap: int
     episodes: bool
+    policy: str | None
     filter: str | RowFunction | RowFilter | None
     views: bool
     indexes: bool
+
+
+class DrawKeywords(UnitKeywords, total=False):
+    """What is drawn: the keywords that all samplers of a store share; see `draw_of`."""
+
+    columns: Sequence[str] | None
 
 
 def draw_of(keywords: DrawKeywords, *, columns: Sequence[str] | None = None) -> Draw:
@@ -84,6 +90,8 @@ def draw_of(keywords: DrawKeywords, *, columns: Sequence[str] | None = None) -> 
             ``burn_in + sequence_length`` rows, with ``seq_lens``, the column ``burn_in`` (True for rows that
             only warm up the state) and ``state_in_k`` from the recorded ``state_out_k``.
             ``episodes``: whole episodes, with ``seq_lens``.
+            ``policy``: of several policies, the one whose rows are drawn, as `SampleBatch`; None: joint steps
+            of all.
             ``filter``: rows that are drawn, ``"rewards > 0"`` or a function of columns; of sequences and
             episodes, their first rows.
             ``views``: columns are views of one block of rows, strided, instead of contiguous copies, which
@@ -112,6 +120,7 @@ def draw_of(keywords: DrawKeywords, *, columns: Sequence[str] | None = None) -> 
         if length is None
         else Sequences(length, keywords.get("burn_in", 0), keywords.get("overlap", 0)),
         episodes=keywords.get("episodes", False),
+        policy=keywords.get("policy"),
         filter=None if chosen is None else RowFilter.of(chosen),
         views=keywords.get("views", False),
         indexes=keywords.get("indexes", False),
@@ -395,7 +404,7 @@ class ReplayStore:
         self.wait()
         return 0 if self._rows is None else self._rows.row_bytes
 
-    def units(self, draw: Draw, *, policy: str | None = None) -> Units:
+    def units(self, draw: Draw) -> Units:
         """The units of a draw, over the rows that are there now: what samplers are made of.
 
         Raises:
@@ -407,7 +416,7 @@ class ReplayStore:
         with self.lock:
             if self._rows is None:
                 return _NoUnits()
-            return self._rows.units(draw, pieces=self._pieces, policy=policy)
+            return self._rows.units(draw, pieces=self._pieces)
 
     # ---- samplers ----
 
@@ -416,7 +425,6 @@ class ReplayStore:
         *,
         batch_size: int | None = None,
         seed: int | None = None,
-        policy: str | None = None,
         **draw: Unpack[DrawKeywords],
     ) -> UniformSampler:
         """A reader that draws uniformly, with replacement, from what is there at that moment.
@@ -424,10 +432,9 @@ class ReplayStore:
         Args:
             batch_size: Units of a batch; None: 256.
             seed: Of the draws; None: one from the OS, logged and kept in the state.
-            policy: Of several, the one whose rows are drawn; None: joint steps of all.
             draw: See `draw_of`.
         """
-        return UniformSampler(self, draw_of(draw), batch_size=batch_size, seed=seed, policy=policy)
+        return UniformSampler(self, draw_of(draw), batch_size=batch_size, seed=seed)
 
     def epochs(
         self,
@@ -438,7 +445,6 @@ class ReplayStore:
         seed: int | None = None,
         shard: tuple[int, int] = (0, 1),
         drop_last: bool = False,
-        policy: str | None = None,
         **draw: Unpack[DrawKeywords],
     ) -> EpochReader:
         """A reader that gives every unit once an epoch, of a data set.
@@ -453,7 +459,6 @@ class ReplayStore:
             seed: Of the order; None: one from the OS, logged and kept in the state.
             shard: (rank, world).
             drop_last: Drop the last batch if it is shorter.
-            policy: Of several, the one whose rows are drawn; None: joint steps of all.
             draw: See `draw_of`.
 
         Raises:
@@ -469,7 +474,7 @@ class ReplayStore:
             shard=shard,
             drop_last=drop_last,
         )
-        return EpochReader(self, draw_of(draw), options, policy=policy)
+        return EpochReader(self, draw_of(draw), options)
 
     def prioritised(
         self,
@@ -480,7 +485,6 @@ class ReplayStore:
         epsilon: float = 1e-6,
         normalise: Literal["buffer", "batch"] = "buffer",
         seed: int | None = None,
-        policy: str | None = None,
         **draw: Unpack[DrawKeywords],
     ) -> PrioritisedSampler:
         """A reader that draws in proportion to priorities; new rows have the highest one so far.
@@ -492,15 +496,12 @@ class ReplayStore:
             epsilon: Added to each absolute error.
             normalise: What the largest weight is 1 of: all units, or those of the batch.
             seed: Of the draws; None: one from the OS, logged and kept in the state.
-            policy: Of several, the one whose rows are drawn.
             draw: See `draw_of`.
 
         Source: Schaul et al., "Prioritized Experience Replay" (ICLR 2016).
         """
         options = Prioritised(alpha=alpha, beta=beta, epsilon=epsilon, normalise=normalise)
-        sampler = PrioritisedSampler(
-            self, draw_of(draw), options, batch_size=batch_size, seed=seed, policy=policy
-        )
+        sampler = PrioritisedSampler(self, draw_of(draw), options, batch_size=batch_size, seed=seed)
         if self._loaded is not None:
             sampler.restore(*self._loaded)
             self._loaded = None

@@ -263,9 +263,7 @@ class RemoteFolder:
                 break
             except PermissionError:
                 raise
-            except (
-                Exception
-            ):  # Of any kind, as said above; raised unless the folder is there, as it should be.
+            except Exception:  # Of any kind, as said above; raised unless the folder is there now.
                 if self._is_folder(parent):
                     break
                 if last:
