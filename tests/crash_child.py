@@ -6,6 +6,8 @@ acknowledged it notes in shared memory, which outlives it.
 
 from __future__ import annotations
 
+import faulthandler
+import gc
 import mmap
 import os
 import signal
@@ -66,6 +68,10 @@ def fork(act: Callable[..., object], *args: Any) -> int:
         return pid
     code = 1
     try:
+        # What other tests left for the collector is not this child's to end: s3fs waits a second for each of
+        # its clients, in a loop whose thread only the parent has.
+        gc.freeze()
+        faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)
         act(*args)
         code = 0
     except BaseException:
@@ -76,13 +82,18 @@ def fork(act: Callable[..., object], *args: Any) -> int:
 
 
 def wait_for(pid: int, *, seconds: float = 60.0) -> int:
-    """The exit code of a child, negative for a signal; one that does not end is killed: an error."""
+    """The exit code of a child, negative for a signal; one that does not end is killed: an error.
+
+    Where it was is on stderr then.
+    """
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         found, status = os.waitpid(pid, os.WNOHANG)
         if found:
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.0005)
+    os.kill(pid, signal.SIGUSR1)
+    time.sleep(0.5)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     raise AssertionError(f"the child did not end within {seconds} s")
