@@ -21,7 +21,7 @@ import operator
 import os
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Final, Literal, Protocol, Unpack, cast
+from typing import Any, Final, Literal, Unpack, cast
 
 from rlio.dataset import Dataset, Snapshot, open_dataset
 from rlio.errors import OptionError, excerpt
@@ -30,6 +30,7 @@ from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.readers.epoch_pass import EpochPass
 from rlio.readers.follow import FollowPass
 from rlio.readers.growing_pass import GrowingPass
+from rlio.readers.passes import Kept, Pass, SnapshotPass
 from rlio.readers.stored_pass import Cache, StoredOptions, StoredPass, choose_cache
 from rlio.replay.draws import Draw
 from rlio.replay.joint_gather import RowSource
@@ -44,44 +45,6 @@ class DatasetKeywords(ReadKeywords, UnitKeywords, total=False):
 
 
 _DRAWN: Final = tuple(UnitKeywords.__annotations__)
-
-
-class _Pass(Protocol):
-    """What reads: epochs over what was listed, or one pass over what grows."""
-
-    @property
-    def cache(self) -> Literal["memory", "disk", "none"]: ...
-
-    @property
-    def dataset(self) -> Dataset: ...
-
-    @property
-    def unit(self) -> Unit: ...
-
-    @property
-    def total(self) -> int: ...
-
-    @property
-    def skipped(self) -> int: ...
-
-    @property
-    def ledger(self) -> ReadLedger: ...
-
-    @property
-    def epoch(self) -> int: ...
-
-    @property
-    def seed(self) -> int | None: ...
-
-    def take(self, n: int | None) -> Batch: ...
-
-    def skip(self, n: int) -> None: ...
-
-    def position(self) -> JsonState: ...
-
-    def seek(self, position: JsonState) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class DatasetReader(InputReader):
@@ -168,26 +131,12 @@ class DatasetReader(InputReader):
         self.options = ReadOptions.of(cast(ReadKeywords, given), reader="DatasetReader")
         self.drop_last = self.options.drop_last
         draw = draw_of(cast(DrawKeywords, drawn), columns=self.options.columns)
-        asked = bool(drawn)
-        self._pass: _Pass
+        self._pass: Pass
         if follow:
-            if asked or cache in ("memory", "disk"):
-                raise OptionError(
-                    "follow=True: rows are given as they come; leave out cache, " + ", ".join(_DRAWN)
-                )
-            if at is not None or grow:
-                raise OptionError(
-                    "follow=True goes along with the data, at=... is a snapshot, which does not grow, and "
-                    "grow=True takes rows up epoch by epoch: give one of the three"
-                )
+            _check_follow(choosy=bool(drawn) or cache in ("memory", "disk"), bounded=at is not None or grow)
+            storage = _storage(root, storage_options, limits)
             self._pass = FollowPass(
-                root.storage
-                if isinstance(root, Dataset)
-                else Storage.open(root, storage_options=storage_options, limits=limits),
-                self.options,
-                missing,
-                idle_timeout=idle_timeout,
-                poll_seconds=poll_seconds,
+                storage, self.options, missing, idle_timeout=idle_timeout, poll_seconds=poll_seconds
             )
             return
         if idle_timeout is not None or poll_seconds != 1.0:
@@ -201,7 +150,7 @@ class DatasetReader(InputReader):
             self._pass = opened(dataset, self.options)
 
     @property
-    def cache(self) -> Literal["memory", "disk", "none"]:
+    def cache(self) -> Kept:
         """Where the rows are; with ``cache="auto"``, what was chosen (with ``grow``, for this epoch)."""
         return self._pass.cache
 
@@ -307,6 +256,34 @@ def _open(
     return dataset
 
 
+def _storage(
+    root: str | os.PathLike[str] | Dataset, storage_options: Mapping[str, Any] | None, limits: Limits
+) -> Storage:
+    """Where the data set is, or will be."""
+    if isinstance(root, Dataset):
+        return root.storage
+    return Storage.open(root, storage_options=storage_options, limits=limits)
+
+
+def _check_follow(*, choosy: bool, bounded: bool) -> None:
+    """Refuse what does not go with following.
+
+    Args:
+        choosy: Whether rows are drawn, or kept in a store.
+        bounded: Whether they are those of a snapshot, or of epochs.
+
+    Raises:
+        OptionError: One of them.
+    """
+    if choosy:
+        raise OptionError("follow=True: rows are given as they come; leave out cache, " + ", ".join(_DRAWN))
+    if bounded:
+        raise OptionError(
+            "follow=True goes along with the data, at=... is a snapshot, which does not grow, and "
+            "grow=True takes rows up epoch by epoch: give one of the three"
+        )
+
+
 def _check_growth(dataset: Dataset, options: ReadOptions) -> None:
     """Refuse growth where readers could not agree on it.
 
@@ -331,7 +308,7 @@ def _open_pass(
     cache: Cache,
     missing: Literal["error", "drop", "fill"],
     prefetch: bool,
-) -> EpochPass | StoredPass:
+) -> SnapshotPass:
     """What reads epochs of a data set as it was listed."""
     chosen = choose_cache(dataset, options, draw, cache)
     if chosen == "none":

@@ -9,77 +9,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 from rlio.batch import concat_samples, count_units
 from rlio.dataset import Dataset, dataset_on
 from rlio.errors import CorruptData, EndOfData, OptionError, StateError, excerpt
 from rlio.interfaces import Batch, JsonState, ReadLedger, ReadOptions, Unit
 from rlio.joining import Unlike
+from rlio.readers.passes import Kept, SnapshotPass
 from rlio.replay.positions import check_offset
 
-__all__ = ["GrowingPass", "SnapshotPass"]
+__all__ = ["GrowingPass"]
 
 logger = logging.getLogger("rlio")
 
 # How batches of two epochs are joined, of which one has columns that the other lacks.
 _JOINED: Final[dict[str, Unlike]] = {"error": "error", "drop": "intersect", "fill": "fill"}
-
-
-class SnapshotPass(Protocol):
-    """Reads epochs of one snapshot."""
-
-    options: ReadOptions
-    cache: Literal["memory", "disk", "none"]
-
-    @property
-    def dataset(self) -> Dataset: ...
-
-    @property
-    def unit(self) -> Unit: ...
-
-    @property
-    def total(self) -> int: ...
-
-    @property
-    def skipped(self) -> int: ...
-
-    @property
-    def ledger(self) -> ReadLedger: ...
-
-    @property
-    def epoch(self) -> int: ...
-
-    @property
-    def seed(self) -> int | None: ...
-
-    @property
-    def offset(self) -> int:
-        """Units of this epoch that all ranks together have been dealt."""
-
-    @property
-    def batch_size(self) -> int:
-        """Units of a batch, where no number is asked for."""
-
-    def take(self, n: int | None) -> Batch: ...
-
-    def skip(self, n: int, size: int | None = None) -> None:
-        """Step over ``n`` batches of ``size`` units; None: of `batch_size`."""
-
-    def serves(self, dataset: Dataset) -> bool:
-        """Whether another listing of the data set has the same rows, in the same places if these matter."""
-
-    def extend(self, epochs: int) -> None:
-        """Read so many epochs in all."""
-
-    def check_whole_epochs(self) -> None:
-        """Raise `LedgerError` where rows got lost or doubled."""
-
-    def position(self) -> JsonState: ...
-
-    def seek(self, position: JsonState) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class GrowingPass:
@@ -123,7 +68,7 @@ class GrowingPass:
         return self._running
 
     @property
-    def cache(self) -> Literal["memory", "disk", "none"]:
+    def cache(self) -> Kept:
         """Where this epoch's rows are."""
         return self._current.cache
 

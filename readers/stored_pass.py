@@ -13,6 +13,7 @@ from rlio.columns import Columns
 from rlio.dataset import Dataset, common_columns
 from rlio.errors import LedgerError, OptionError
 from rlio.interfaces import Batch, JsonState, ReadLedger, ReadOptions, Unit
+from rlio.readers.passes import Kept
 from rlio.replay.draws import Draw, Units
 from rlio.replay.epochs import Passage, StorePass
 from rlio.replay.joint_gather import RowSource
@@ -66,7 +67,7 @@ class StoredPass:
     def __init__(self, dataset: Dataset, options: ReadOptions, stored: StoredOptions) -> None:
         self.dataset = dataset
         self.options = options
-        self.cache: Literal["memory", "disk", "none"] = stored.cache
+        self.cache: Kept = stored.cache
         common_columns(dataset, missing=stored.missing, wanted=options.columns)
         self._store = ReplayStore.open(
             dataset,
@@ -201,9 +202,7 @@ class StoredPass:
         self._store.close()
 
 
-def choose_cache(
-    dataset: Dataset, options: ReadOptions, draw: Draw, cache: Cache
-) -> Literal["memory", "disk", "none"]:
+def choose_cache(dataset: Dataset, options: ReadOptions, draw: Draw, cache: Cache) -> Kept:
     """Where the rows of a data set are kept, by what is asked for and by their size alone.
 
     Args:
@@ -234,7 +233,7 @@ def choose_cache(
     if cache != "auto":
         return cache
     size = len(dataset) * max(map(_row_bytes, dataset.schemas.values()), default=0)
-    chosen: Literal["memory", "disk", "none"]
+    chosen: Kept
     if not chooses and (recorded.unit == "sequences" or not options.shuffle):
         chosen = "none"  # In recorded order, decoding as one goes is as quick and takes no room.
     elif size <= _MEMORY_BYTES:
