@@ -278,6 +278,28 @@ def test_joint_steps_are_drawn_whole(tmp_path: Path) -> None:
         store.epochs(sequence_length=3)
 
 
+def test_priorities_of_a_live_store_are_one_policys() -> None:
+    store = ReplayStore(100)
+    store.append(agents(range(2)))
+    with pytest.raises(OptionError, match=r"policy=\.\.\., of a, b"):
+        store.prioritised(batch_size=4).sample()
+    sampler = store.prioritised(batch_size=64, seed=0, policy="b", alpha=1.0, epsilon=1e-9)
+    first = sampler.sample()
+    assert set(first["t"].tolist()) == {2, 3, 4, 5}
+    sampler.update_priorities(np.arange(8), np.arange(8) == 5)
+    assert (sampler.sample()["batch_indexes"] == 5).all()
+    store.append(agents(range(2, 3)))
+    assert {5, 8, 9, 10, 11} == set(sampler.sample()["batch_indexes"].tolist())
+
+
+def test_a_state_is_of_one_policys_rows() -> None:
+    store = ReplayStore(100)
+    store.append(agents(range(2)))
+    state = store.uniform(batch_size=4, seed=0, policy="b").state_dict()
+    with pytest.raises(StateError, match="policy"):
+        store.uniform(batch_size=4, policy="a").load_state_dict(state)
+
+
 # ---- live rows ----
 
 
