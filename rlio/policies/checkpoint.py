@@ -14,16 +14,19 @@ import json
 import os
 import zipfile
 import zlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.errors import CorruptData, StateError, excerpt
+from rlio.errors import CorruptData, DataNotFound, OptionError, StateError, excerpt
 from rlio.storage import Storage
 
-__all__ = ["load_state", "save_state"]
+__all__ = ["load_state", "read_arrays", "save_state", "select_components", "write_arrays"]
+
+T = TypeVar("T")
 
 _ARRAYS, _STATE = "arrays.npz", "state.json"
 _FORMAT = 0
@@ -90,6 +93,67 @@ def load_state(
         raise CorruptData(f"the arrays cannot be read: {error!r}", uri=storage.uri_of(_ARRAYS)) from error
     assert isinstance(state, dict)
     return state
+
+
+def select_components(
+    state: Mapping[str, T], components: Collection[str] | None = None, not_components: Collection[str] = ()
+) -> dict[str, T]:
+    """The parts of ``state`` that are asked for.
+
+    Args:
+        state: Name -> part.
+        components: Names of parts to keep; None: all.
+        not_components: Names of parts to leave out.
+
+    Raises:
+        OptionError: A name is none of a part, or is asked for and to be left out.
+    """
+    for given in (components, not_components):
+        if isinstance(given, str):
+            raise OptionError(f"{excerpt(given)}: give the names of components as a list")
+    wanted = set(state if components is None else components)
+    unknown = (wanted | set(not_components)) - state.keys()
+    if unknown:
+        raise OptionError(
+            f"the state has no components {excerpt(sorted(unknown))}: it has {excerpt(sorted(state))}"
+        )
+    if components is not None and wanted & set(not_components):
+        raise OptionError(
+            f"the components {excerpt(sorted(wanted & set(not_components)))} are asked for and left out"
+        )
+    return {name: part for name, part in state.items() if name in wanted and name not in not_components}
+
+
+def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write ``arrays`` to the local file ``path`` as ``.npz``, whole or not at all."""
+    target = Path(path)
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type] # the stub takes the keywords for allow_pickle
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_arrays(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
+    """The arrays of a local ``.npz`` file, by name; nothing in it is unpickled.
+
+    Raises:
+        DataNotFound: There is no such file.
+        CorruptData: It is no such file, or damaged.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise CorruptData("this is a single array, not a .npz file", uri=os.fspath(path))
+            return {name: file[name] for name in file.files}
+    except FileNotFoundError as error:
+        raise DataNotFound("there is no such file", uri=os.fspath(path)) from error
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
+        if isinstance(error, CorruptData):
+            raise
+        raise CorruptData(f"this is no .npz file of arrays: {error!r}", uri=os.fspath(path)) from error
 
 
 def _described(value: Any, arrays: dict[str, NDArray[Any]], place: str) -> Any:

@@ -10,31 +10,39 @@ Example:
     >>> policy.bind(Box(-1.0, 1.0, (3,)), Discrete(2))
     >>> policy.compute_actions(np.zeros((2, 3)))[0].tolist()
     [0, 0]
+    >>> policy.compute_single_action(np.zeros(3))[0].item()
+    0
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.batch import SampleBatch
+from rlio.arrays import object_column
+from rlio.batch import SampleBatch, concat_samples
 from rlio.errors import OptionError, StateError, excerpt
 from rlio.interfaces import Batch
+from rlio.nested import map_structure, unflatten
+from rlio.policies.weights import GlobalVars, Gradients, Weights
 
 if TYPE_CHECKING:
     import gymnasium as gym
 
-__all__ = ["Policy", "PolicyOutput", "PolicyState", "Stats", "Weights", "state_part"]
+__all__ = ["Gradients", "Policy", "PolicyOutput", "PolicyState", "Stats", "Weights", "state_part"]
 
 logger = logging.getLogger("rlio")
 
 # Any: observations and actions are arrays, or dicts and tuples of them, as the spaces are.
-Weights: TypeAlias = dict[str, NDArray[Any]]
 #: Recurrent state: arrays of shape (N, ...), one row for each environment.
 RecurrentState: TypeAlias = tuple[NDArray[Any], ...]
 PolicyOutput: TypeAlias = tuple[Any, RecurrentState, dict[str, NDArray[Any]]]
@@ -48,7 +56,8 @@ class Policy(ABC):
     """Chooses actions for batches of observations.
 
     To write one, implement `compute_actions` and, as needed, `_setup`, `learn_on_batch`, `get_weights` and
-    `set_weights`, `get_state` and `set_state`, `initial_state` and `postprocess_trajectory`.
+    `set_weights`, `get_state` and `set_state`, `initial_state`, `postprocess_trajectory` and the hooks
+    `on_episode_start`, `on_episode_end` and `on_global_var_update`.
     """
 
     #: Columns of the step before that `compute_actions` wants in ``inputs``: ``prev_actions`` and
@@ -56,9 +65,20 @@ class Policy(ABC):
     input_columns: Sequence[str] = ()
     #: Version of the weights: recorded with every step, counted up by `learn_on_batch` of those that learn.
     weights_seq_no: int = 0
+    #: Rows of a recurrent policy's sequences at most: longer chunks of episodes are several.
+    max_seq_len: int = 20
+    #: What all workers share, as of the last `on_global_var_update`.
+    global_vars: GlobalVars = GlobalVars()
 
     # Class-level defaults, so that authors need not call super().__init__().
     _spaces: tuple[gym.Space[Any], gym.Space[Any]] | None = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        own = cls.__dict__.get("postprocess_trajectory")
+        if isinstance(own, FunctionType) and _takes_a_batch_only(own):
+            # Written against the first form of the contract: runners call all policies alike.
+            setattr(cls, "postprocess_trajectory", _without_context(own))  # noqa: B010 - mypy: a method
 
     # ---- spaces ----
 
@@ -163,11 +183,109 @@ class Policy(ABC):
         """The recurrent state at the start of an episode, with ``batch_size`` rows; () if there is none."""
         return ()
 
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether there is an `initial_state`."""
+        return len(self.initial_state(1)) > 0
+
+    def compute_single_action(
+        self,
+        obs: Any,
+        state: RecurrentState = (),
+        *,
+        explore: bool = True,
+        inputs: SampleBatch | None = None,
+        timestep: int = 0,
+    ) -> PolicyOutput:
+        """Choose an action for one observation: `compute_actions` without the leading dimension.
+
+        Args:
+            obs: Of the space's shape, nested as the space is.
+            state: What the last call returned; () at the start of an episode.
+            explore: Whether to try things out.
+            inputs: One row of `input_columns`; None if there are none.
+            timestep: Steps sampled so far, for schedules.
+
+        Returns:
+            The action, the next state, and the columns' values, all without a leading dimension.
+
+        Raises:
+            OptionError: The policy has no spaces yet.
+        """
+        before = tuple(np.asarray(part)[None] for part in state) or self.initial_state(1)
+        actions, after, extras = self.compute_actions(
+            _one_row(self.observation_space, obs), before, explore=explore, inputs=inputs, timestep=timestep
+        )
+        return (
+            map_structure(lambda leaf: leaf[0], actions),
+            tuple(part[0] for part in after),
+            {name: column[0] for name, column in extras.items()},
+        )
+
+    # ---- what happens around it ----
+
+    def on_episode_start(self, env_ids: NDArray[np.int64]) -> None:  # noqa: B027 - optional hook
+        """Called when episodes begin, before their first action: for exploration that lasts an episode.
+
+        Args:
+            env_ids: Environments (as in the column ``env_id``) whose episodes begin, shape (n,).
+        """
+
+    def on_episode_end(self, env_ids: NDArray[np.int64]) -> None:  # noqa: B027 - optional hook
+        """Called when episodes ended, before `on_episode_start` of those that follow; see there."""
+
+    @property
+    def has_episode_hooks(self) -> bool:
+        """Whether `on_episode_start` or `on_episode_end` does anything: nobody else needs to be called."""
+        kind = type(self)
+        return (
+            kind.on_episode_start is not Policy.on_episode_start
+            or kind.on_episode_end is not Policy.on_episode_end
+        )
+
+    def on_global_var_update(self, global_vars: GlobalVars) -> None:
+        """Take note of what all workers share, for schedules; kept in `global_vars`."""
+        self.global_vars = global_vars
+
     # ---- learning ----
 
-    def postprocess_trajectory(self, batch: SampleBatch) -> SampleBatch:
-        """Add or change columns of one episode's rows, or of a chunk of them, after sampling."""
+    def postprocess_trajectory(
+        self,
+        batch: SampleBatch,
+        other_agent_batches: Mapping[Any, tuple[str, SampleBatch]] | None = None,
+        episode: Any = None,
+    ) -> SampleBatch:
+        """Add or change columns of one agent's rows of one episode, or of a chunk of them, after sampling.
+
+        An override may take ``batch`` alone.
+
+        Args:
+            batch: The rows, in order; the policy may change it.
+            other_agent_batches: Of the same episode, agent id -> (policy id, rows), not to be changed; None
+                where there is one agent.
+            episode: What the runner knows of the episode, if it is still at hand.
+
+        Returns:
+            As many rows.
+        """
         return batch
+
+    def postprocess_batch(self, batch: SampleBatch) -> SampleBatch:
+        """`postprocess_trajectory` of each trajectory in ``batch``, where there is one agent.
+
+        Policies that can do so take all trajectories at once.
+
+        Args:
+            batch: Trajectories, or chunks of them, one after the other.
+        """
+        if not self.postprocesses or not len(batch):
+            return batch
+        return concat_samples([self.postprocess_trajectory(part) for part in batch.split_by_episode()])
+
+    @property
+    def postprocesses(self) -> bool:
+        """Whether `postprocess_trajectory` does anything: nobody else's rows are cut into episodes."""
+        return type(self).postprocess_trajectory is not Policy.postprocess_trajectory
 
     def learn_on_batch(self, batch: Batch) -> Stats:
         """Improve on ``batch`` and return what was measured.
@@ -179,8 +297,31 @@ class Policy(ABC):
             f"{type(self).__name__} does not learn: use a policy with learn_on_batch, such as DQN"
         )
 
-    def get_weights(self) -> Weights:
-        """Copies of the weights, by name; {} if there are none."""
+    def compute_gradients(self, batch: Batch) -> tuple[Gradients, Stats]:
+        """The gradients of the loss of ``batch``, by the names of the weights, and what was measured.
+
+        Nothing is changed. ``stats["batch_count"]`` is the number of rows.
+
+        Raises:
+            OptionError: This policy has no gradients.
+        """
+        raise OptionError(f"{type(self).__name__} has no gradients: use a policy that has, such as DQN")
+
+    def apply_gradients(self, gradients: Mapping[str, NDArray[Any]]) -> None:
+        """Improve by ``gradients``, as `compute_gradients` gave them here or elsewhere.
+
+        Raises:
+            OptionError: This policy has no gradients.
+            StateError: Names or shapes differ.
+        """
+        raise OptionError(f"{type(self).__name__} has no gradients: use a policy that has, such as DQN")
+
+    def get_weights(self, *, inference_only: bool = False) -> Weights:
+        """Copies of the weights, by name; {} if there are none.
+
+        Args:
+            inference_only: Leave out those that acting does not need; `set_weights` takes both kinds.
+        """
         return {}
 
     def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
@@ -207,6 +348,87 @@ class Policy(ABC):
         self.set_weights(state_part(state, "weights", dict))
         self.weights_seq_no = state_part(state, "weights_seq_no", int)
 
+    def save(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        components: Collection[str] | None = None,
+        not_components: Collection[str] = (),
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Store the state in ``folder``, a path or any fsspec URL; see `save_state`.
+
+        Args:
+            folder: What is there is replaced.
+            components: Names of the state's parts to store, such as ``"weights"``; None: all.
+            not_components: Parts to leave out.
+            storage_options: For fsspec.
+
+        Raises:
+            OptionError: The state has no such part.
+            PublishError: It could not be stored.
+        """
+        from rlio.policies.checkpoint import save_state, select_components
+
+        state = select_components(self.get_state(), components, not_components)
+        save_state(folder, state, storage_options=storage_options)
+
+    def load(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        components: Collection[str] | None = None,
+        not_components: Collection[str] = (),
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Continue from what `save` stored; the policy must be bound, and of the same make.
+
+        Parts that are not stored, or not asked for, stay as they are.
+
+        Raises:
+            DataNotFound: Nothing is stored there.
+            OptionError: What is stored has no such part.
+            StateError: It is the state of another kind of policy.
+        """
+        from rlio.policies.checkpoint import load_state, select_components
+
+        self._bound()
+        stored = load_state(folder, storage_options=storage_options)
+        self.set_state(self.get_state() | select_components(stored, components, not_components))
+
+    def export_model(
+        self, path: str | os.PathLike[str], *, format: Literal["npz", "torchscript"] = "npz"
+    ) -> None:
+        """Write the weights to a file for use elsewhere.
+
+        Args:
+            path: A local file, which is replaced.
+            format: ``"npz"``: the arrays by name, for `numpy.load` and `import_model`.
+
+        Raises:
+            OptionError: The policy cannot be written in this format, or it has no weights.
+        """
+        from rlio.policies.checkpoint import write_arrays
+
+        if format != "npz":
+            raise OptionError(f"format={excerpt(format)}: {type(self).__name__} is exported as 'npz'")
+        weights = self.get_weights()
+        if not weights:
+            raise OptionError(f"{type(self).__name__} has no weights to export")
+        write_arrays(path, weights)
+
+    def import_model(self, path: str | os.PathLike[str]) -> None:
+        """Take over the weights in a file of `export_model` in the format ``"npz"``.
+
+        Raises:
+            DataNotFound: There is no such file.
+            CorruptData: It is none of these.
+            StateError: Names or shapes differ.
+        """
+        from rlio.policies.checkpoint import read_arrays
+
+        self.set_weights(read_arrays(path))
+
 
 def state_part(state: PolicyState, key: str, kind: type) -> Any:
     """``state[key]``, checked to be a ``kind``."""
@@ -214,3 +436,37 @@ def state_part(state: PolicyState, key: str, kind: type) -> Any:
     if not isinstance(value, kind):
         raise StateError(f"the policy's state needs {key!r} ({kind.__name__}), but it has {excerpt(value)}")
     return value
+
+
+def _one_row(space: gym.Space[Any], value: Any) -> Any:
+    """``value`` of ``space`` as a batch of one."""
+    from rlio.envs.leaves import leaf_of, leaves_of
+
+    specs = leaves_of(space)
+    rows = [
+        object_column([part]) if leaf.is_object else np.asarray(part, leaf.dtype)[None]
+        for leaf, part in ((leaf, leaf_of(value, leaf.path)) for leaf in specs)
+    ]
+    return rows[0] if specs[0].path == () else unflatten([leaf.path for leaf in specs], rows)
+
+
+def _takes_a_batch_only(method: FunctionType) -> bool:
+    """Whether ``method``, of self and more, can be called with one argument and not with three."""
+    try:
+        inspect.signature(method).bind(None, None, None, None)
+    except TypeError:
+        return True
+    return False
+
+
+def _without_context(method: FunctionType) -> Callable[..., SampleBatch]:
+    """``method``, called without what the contract has added to its arguments."""
+
+    @functools.wraps(method)
+    def postprocess_trajectory(
+        self: Policy, batch: SampleBatch, other_agent_batches: Any = None, episode: Any = None
+    ) -> SampleBatch:
+        made: SampleBatch = method(self, batch)
+        return made
+
+    return postprocess_trajectory

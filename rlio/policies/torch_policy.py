@@ -12,7 +12,6 @@ Example:
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -24,7 +23,6 @@ from rlio.columns import DEFAULT_POLICY_ID, Columns
 from rlio.errors import MissingColumn, OptionError, StateError, excerpt
 from rlio.interfaces import Batch
 from rlio.nested import map_structure
-from rlio.policies.checkpoint import load_state, save_state
 from rlio.policies.distributions import Distribution, distribution_for
 from rlio.policies.policy import (
     Policy,
@@ -307,7 +305,7 @@ class TorchPolicy(Policy):
 
     # ---- weights and state ----
 
-    def get_weights(self) -> Weights:
+    def get_weights(self, *, inference_only: bool = False) -> Weights:
         """Copies of the module's parameters and buffers, by name."""
         return arrays_of(self.module)
 
@@ -333,24 +331,6 @@ class TorchPolicy(Policy):
                 self._optimizer.load_state_dict(_from_arrays(state_part(state, "optimizer", dict)))
             except (KeyError, ValueError, TypeError) as error:
                 raise StateError(f"the optimizer's state does not fit: {error}") from error
-
-    def save(
-        self, folder: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None
-    ) -> None:
-        """Store the state in ``folder``, a path or any fsspec URL; see `save_state`."""
-        save_state(folder, self.get_state(), storage_options=storage_options)
-
-    def load(
-        self, folder: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None
-    ) -> None:
-        """Continue from what `save` stored; the policy must be bound, and of the same make.
-
-        Raises:
-            DataNotFound: Nothing is stored there.
-            StateError: It is the state of another kind of policy.
-        """
-        self._bound()
-        self.set_state(load_state(folder, storage_options=storage_options))
 
 
 def _writable(leaf: NDArray[Any]) -> NDArray[Any]:
