@@ -17,6 +17,7 @@
     |- ClosedError (ValueError)      the reader or writer was used after close()
     |- LedgerError                   rows were counted on both sides, and the numbers differ
     |- PublishError (OSError)        a shard could not be stored
+    |- EnvError (RuntimeError)       an environment failed, died, hangs, or is none
     |- CacheError (OSError)          the folder of built stores has no room, or is no place for them
     |- MissingExtra (ImportError)    an optional dependency is not installed
 
@@ -25,12 +26,15 @@ A message says what was found, what was expected, where, and what to do.
 
 from __future__ import annotations
 
+from typing import Any
+
 __all__ = [
     "CacheError",
     "ClosedError",
     "CorruptData",
     "DataNotFound",
     "EndOfData",
+    "EnvError",
     "HoleError",
     "LedgerError",
     "MissingColumn",
@@ -141,6 +145,37 @@ class CacheError(RlioError, OSError):
 
 class LedgerError(RlioError):
     """Rows that came in and rows that went out were counted, and some are lost or doubled in between."""
+
+
+class EnvError(RlioError, RuntimeError):
+    """An environment raised an error, its process died, it takes too long, or it is no legal environment.
+
+    Args:
+        message: What happened, and what to do.
+        env_index: Which of the runner's environments.
+        episode: How many episodes that environment had begun before the one that failed.
+        seed: What that episode's reset was seeded with, see `rlio.envs.seeding.episode_seed`.
+
+    The environment's own error is the ``__cause__``.
+    """
+
+    def __init__(
+        self, message: str, *, env_index: int = 0, episode: int | None = None, seed: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.env_index, self.episode, self.seed = env_index, episode, seed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # For other processes: keywords do not travel in `args`.
+        return (
+            type(self),
+            (str(self),),
+            {
+                "env_index": self.env_index,
+                "episode": self.episode,
+                "seed": self.seed,
+            },
+        )
 
 
 class MissingExtra(RlioError, ImportError):

@@ -36,6 +36,7 @@ PUBLIC = [
     "Dataset",
     "DatasetReader",
     "EndOfData",
+    "EnvError",
     "EnvRunner",
     "Episode",
     "ForeignParquetReader",

@@ -18,6 +18,8 @@ Example:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -36,6 +38,12 @@ __all__ = ["VectorStep", "VectorStepper"]
 class VectorStep(NamedTuple):
     """What one step of N environments gave.
 
+    A row is a transition (`valid`), a reset, which gives the first observation of an episode (`starts`), both
+    (where a step ends an episode and begins the next), or neither: then its environment still works on an
+    earlier action, or waits to be made anew; its row of `obs` is as it was, and the action sent to it now is
+    not used. An action that was sent when the row was a transition or a start will be answered in a later
+    step, and is the one to be recorded then.
+
     Attributes:
         obs: What the policy sees next, batched. May be the environment's own buffer, valid until it steps
             again.
@@ -47,6 +55,10 @@ class VectorStep(NamedTuple):
         finals: The final observation of each episode that ended where `obs` is not it: (environment, the
             leaves of the observation in the space's order).
         infos: As the vector environment gave them; see `env_infos`.
+        faulty: Where an environment failed, shape (N,), bool; None if none did. Rows of the episode that was
+            running are to be discarded: of the next one, if this row is the last of an episode.
+        errors: What environments failed with in this step, by index; also those that failed once more while
+            they were made anew, which are not `faulty` again.
     """
 
     obs: Any
@@ -56,7 +68,9 @@ class VectorStep(NamedTuple):
     valid: NDArray[np.bool_] | None
     starts: NDArray[np.bool_]
     finals: list[tuple[int, list[Any]]]
-    infos: dict[str, Any]
+    infos: Any
+    faulty: NDArray[np.bool_] | None = None
+    errors: Mapping[int, Exception] = MappingProxyType({})
 
 
 class VectorStepper:
