@@ -36,7 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("rlio.readers", "rlio.writers"),
     ("rlio.maintenance",),
     ("rlio.resolve",),
-    ("rlio.envs", "rlio.policies", "rlio.rollout", "rlio.evaluation"),
+    ("rlio.connectors", "rlio.envs", "rlio.policies", "rlio.rollout", "rlio.evaluation"),
     ("rlio.worker",),
     ("rlio.distributed", "rlio.prefetching", "rlio.torch", "rlio.testing"),
     ("rlio.cli", "rlio.report"),

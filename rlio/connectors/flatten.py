@@ -1,0 +1,128 @@
+"""`Flatten` and `OneHot`: observations as networks take them.
+
+Example:
+    >>> import numpy as np
+    >>> from gymnasium.spaces import Box, Dict, Discrete
+    >>> flatten = Flatten()
+    >>> flatten.bind(Dict(speed=Box(0.0, 9.0, (2,)), gear=Discrete(3))).shape
+    (5,)
+    >>> obs = {"speed": np.array([[1.0, 2.0]], np.float32), "gear": np.array([2])}
+    >>> flatten(obs).tolist()
+    [[1.0, 2.0, 0.0, 0.0, 1.0]]
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.connectors.connector import Connector, Streams
+from rlio.connectors.spaces import check_leaves, nested_space
+from rlio.envs.leaves import Leaf, leaf_of, leaves_of
+from rlio.nested import unflatten
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+    from rlio.policies.policy import Policy
+
+__all__ = ["Flatten", "OneHot"]
+
+
+class Flatten(Connector):
+    """All of an observation in one vector, (N, numbers) float32; what is discrete is one-hot.
+
+    Leaves follow one another in the space's order, as in RLlib's preprocessors. Box, Discrete,
+    MultiDiscrete and MultiBinary spaces, and Dict and Tuple of them.
+    """
+
+    _leaves: list[Leaf]
+
+    def bind(self, space: gym.Space[Any], policy: Policy | None = None) -> gym.Space[Any]:
+        from gymnasium import spaces
+
+        kinds = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+        self._leaves = leaves_of(space)
+        check_leaves("Flatten", self._leaves, kinds)
+        bounds = [_bounds(leaf) for leaf in self._leaves]
+        self._ends = np.cumsum([len(low) for low, _ in bounds]).tolist()
+        low, high = (np.concatenate([pair[i] for pair in bounds]).astype(np.float32) for i in (0, 1))
+        return spaces.Box(low, high, dtype=np.float32)
+
+    def __call__(self, values: Any, streams: Streams | None = None) -> NDArray[np.float32]:
+        parts = [np.asarray(leaf_of(values, leaf.path)) for leaf in self._leaves]
+        flat = np.zeros((len(parts[0]), self._ends[-1]), np.float32)
+        start = 0
+        for leaf, part, end in zip(self._leaves, parts, self._ends, strict=True):
+            _fill(flat[:, start:end], part, leaf)
+            start = end
+        return flat
+
+
+class OneHot(Connector):
+    """Discrete and MultiDiscrete leaves as float32 vectors with a 1 in them; other leaves stay."""
+
+    _leaves: list[Leaf]
+
+    def bind(self, space: gym.Space[Any], policy: Policy | None = None) -> gym.Space[Any]:
+        from gymnasium import spaces
+
+        self._leaves = leaves_of(space)
+        made: list[gym.Space[Any]] = []
+        for leaf in self._leaves:
+            size = len(_bounds(leaf)[0]) if _is_discrete(leaf) else 0
+            made.append(spaces.Box(0.0, 1.0, (size,), np.float32) if size else leaf.space)
+        return nested_space(self._leaves, made)
+
+    def __call__(self, values: Any, streams: Streams | None = None) -> Any:
+        made: list[Any] = []
+        for leaf in self._leaves:
+            part = leaf_of(values, leaf.path)
+            if _is_discrete(leaf):
+                hot = np.zeros((len(part), len(_bounds(leaf)[0])), np.float32)
+                _fill(hot, np.asarray(part), leaf)
+                part = hot
+            made.append(part)
+        return unflatten([leaf.path for leaf in self._leaves], made)
+
+
+def _is_discrete(leaf: Leaf) -> bool:
+    from gymnasium import spaces
+
+    return isinstance(leaf.space, (spaces.Discrete, spaces.MultiDiscrete))
+
+
+def _options(leaf: Leaf) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(first, number of) the values of each of a discrete leaf's numbers, both flat."""
+    from gymnasium import spaces
+
+    space: Any = leaf.space
+    if isinstance(space, spaces.Discrete):
+        return np.array([space.start], np.int64), np.array([space.n], np.int64)
+    return space.start.ravel().astype(np.int64), space.nvec.ravel().astype(np.int64)
+
+
+def _bounds(leaf: Leaf) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Lowest and highest value of each of the numbers that ``leaf`` becomes."""
+    from gymnasium import spaces
+
+    if _is_discrete(leaf):
+        size = int(_options(leaf)[1].sum())
+        return np.zeros(size), np.ones(size)
+    if isinstance(leaf.space, spaces.Box):
+        return leaf.space.low.ravel(), leaf.space.high.ravel()
+    size = int(np.prod(leaf.shape))
+    return np.zeros(size), np.ones(size)
+
+
+def _fill(into: NDArray[np.float32], values: NDArray[Any], leaf: Leaf) -> None:
+    """Write a leaf's values, (N, ...), into zeros of shape (N, numbers)."""
+    if not _is_discrete(leaf):
+        into[:] = values.reshape(len(values), -1)
+        return
+    first, counts = _options(leaf)
+    offsets = np.cumsum(counts) - counts
+    columns = values.reshape(len(values), -1).astype(np.int64) - first + offsets
+    into[np.arange(len(values))[:, None], columns] = 1.0

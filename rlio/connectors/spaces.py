@@ -1,0 +1,82 @@
+"""Spaces of what connectors make: nested from leaves, or found out from samples.
+
+Example:
+    >>> import numpy as np
+    >>> space_like({"a": np.zeros((2, 3), np.float32)})
+    Dict('a': Box(-inf, inf, (3,), float32))
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlio.envs.leaves import Leaf
+from rlio.errors import OptionError, excerpt
+from rlio.nested import unflatten
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+__all__ = ["check_leaves", "nested_space", "samples_of", "space_like"]
+
+
+def samples_of(space: gym.Space[Any], rows: int) -> Any:
+    """``rows`` samples of ``space``, batched as a vector environment does; the same ones every time."""
+    from gymnasium.vector.utils import batch_space
+
+    # A copy: the space's own generator stays where it is.
+    batched = batch_space(copy.deepcopy(space), rows)
+    batched.seed(0)
+    return batched.sample()
+
+
+def space_like(values: Any) -> gym.Space[Any]:
+    """The widest space of what ``values``, a batch, is made of."""
+    from gymnasium import spaces
+
+    if isinstance(values, dict):
+        return spaces.Dict({key: space_like(part) for key, part in values.items()})
+    if isinstance(values, tuple):
+        return spaces.Tuple([space_like(part) for part in values])
+    dtype, shape = values.dtype, values.shape[1:]
+    if dtype.kind == "b":
+        return spaces.MultiBinary(shape)
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        return spaces.Box(limits.min, limits.max, shape, dtype)
+    return spaces.Box(-np.inf, np.inf, shape, dtype)
+
+
+def nested_space(leaves: Sequence[Leaf], leaf_spaces: Sequence[gym.Space[Any]]) -> gym.Space[Any]:
+    """The space that is nested as ``leaves`` are, and has ``leaf_spaces`` in their places."""
+    from gymnasium import spaces
+
+    def build(node: Any) -> gym.Space[Any]:
+        if isinstance(node, dict):
+            return spaces.Dict({key: build(part) for key, part in node.items()})
+        if isinstance(node, tuple):
+            return spaces.Tuple([build(part) for part in node])
+        found: gym.Space[Any] = leaf_spaces[node]
+        return found
+
+    made: gym.Space[Any] = build(unflatten([leaf.path for leaf in leaves], range(len(leaves))))
+    return made
+
+
+def check_leaves(who: str, leaves: Sequence[Leaf], kinds: tuple[type, ...]) -> None:
+    """Raise unless the spaces of all ``leaves`` are of ``kinds``.
+
+    Raises:
+        OptionError: One is not; ``who`` is the connector that says so.
+    """
+    for leaf in leaves:
+        if not isinstance(leaf.space, kinds):
+            names = ", ".join(kind.__name__ for kind in kinds)
+            raise OptionError(
+                f"{who} is for {names} spaces and what is nested of them, but there is "
+                f"{excerpt(str(leaf.space))}"
+            )
