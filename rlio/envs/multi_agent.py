@@ -1,0 +1,244 @@
+"""`MultiAgentEnv`: an environment in which several agents act, as dicts by agent id.
+
+PettingZoo's environments become one through `rlio.envs.pettingzoo`; stepping and checking one is in
+`rlio.envs.multi_agent_stepping`.
+
+Example:
+    >>> env = make_multi_agent("CartPole-v1")(num_agents=2)
+    >>> obs, infos = env.reset(seed=1)
+    >>> obs, rewards, terminateds, truncateds, infos = env.step({0: 1, 1: 0})
+    >>> rewards, terminateds
+    ({0: 1.0, 1: 1.0}, {0: False, 1: False, '__all__': False})
+    >>> env.close()
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+from rlio.errors import OptionError, excerpt
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+__all__ = [
+    "ALL_AGENTS",
+    "COMMON_INFO",
+    "AgentId",
+    "MultiAgentDict",
+    "MultiAgentEnv",
+    "as_multi_agent_env",
+    "make_multi_agent",
+]
+
+#: What names an agent.
+AgentId: TypeAlias = int | str
+#: Values by agent. Any: observations, actions and infos are what the spaces and environments say.
+MultiAgentDict: TypeAlias = dict[Any, Any]
+
+#: The key of ``terminateds`` and ``truncateds`` that says whether the episode is over for everybody.
+ALL_AGENTS = "__all__"
+#: The key of infos for what concerns no agent in particular.
+COMMON_INFO = "__common__"
+
+
+class MultiAgentEnv(ABC):
+    """An environment with agents that may join late, leave early, and act in turns.
+
+    To write one, set the three attributes and implement `reset` and `step`. Who gets an observation acts in
+    the next step; who gets none does not. An agent whose id is not among `possible_agents` may appear where
+    `get_observation_space` and `get_action_space` know its spaces.
+
+    Attributes:
+        possible_agents: Ids, int or str, of all agents that may appear. The position of an agent is its
+            ``agent_index`` in what is recorded.
+        observation_spaces: Agent id -> the space of its observations.
+        action_spaces: Agent id -> the space of its actions.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {}
+    render_mode: str | None = None
+
+    # Set by authors; class-level defaults, so that those who override the two methods below need none.
+    possible_agents: Sequence[AgentId] = ()
+    observation_spaces: Mapping[AgentId, gym.Space[Any]] = {}
+    action_spaces: Mapping[AgentId, gym.Space[Any]] = {}
+
+    @abstractmethod
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[MultiAgentDict, MultiAgentDict]:
+        """Start an episode.
+
+        Args:
+            seed: Of all that is random in the environment from now on; None goes on as it is.
+            options: For the environment.
+
+        Returns:
+            Observations of the agents that act first, and infos, by agent id.
+        """
+
+    @abstractmethod
+    def step(
+        self, actions: MultiAgentDict
+    ) -> tuple[MultiAgentDict, MultiAgentDict, MultiAgentDict, MultiAgentDict, MultiAgentDict]:
+        """Take one step.
+
+        Args:
+            actions: Agent id -> action, of every agent that got an observation last and has not ended.
+
+        Returns:
+            observations: Of the agents that act next, and final ones of agents that have ended.
+            rewards: Of any agent that has appeared: also of those without an observation.
+            terminateds: Agent id -> whether it ended by the rules; ``"__all__"``: whether the episode did,
+                for every agent that has no True of its own.
+            truncateds: The same for what was cut off.
+            infos: By agent id; ``"__common__"`` for all.
+        """
+
+    def get_observation_space(self, agent_id: AgentId) -> gym.Space[Any]:
+        """The space of the observations of ``agent_id``.
+
+        Raises:
+            OptionError: There is no such agent.
+        """
+        return _space_of(self, "observation_spaces", agent_id)
+
+    def get_action_space(self, agent_id: AgentId) -> gym.Space[Any]:
+        """The space of the actions of ``agent_id``.
+
+        Raises:
+            OptionError: There is no such agent.
+        """
+        return _space_of(self, "action_spaces", agent_id)
+
+    def render(self) -> Any:
+        """A picture, as the render mode says; None where there is none."""
+        return None
+
+    def close(self) -> None:  # noqa: B027 - optional hook
+        """Give up what the environment holds."""
+
+
+def _space_of(env: MultiAgentEnv, name: str, agent_id: AgentId) -> gym.Space[Any]:
+    spaces = getattr(env, name)
+    try:
+        return spaces[agent_id]  # type: ignore[no-any-return] # one of two attributes, each typed
+    except KeyError:
+        raise OptionError(
+            f"{type(env).__name__}.{name} has no agent {excerpt(agent_id)}: it knows "
+            f"{excerpt(list(spaces))}; put it there, or name the agent as there"
+        ) from None
+
+
+# ---- independent copies of one environment ----
+
+
+class _Copies(MultiAgentEnv):
+    """Agents 0, 1, ... in environments of their own. The episode is over when it is for each of them."""
+
+    def __init__(self, makers: Sequence[Callable[[], gym.Env[Any, Any]]]) -> None:
+        self.envs = [make() for make in makers]
+        self.possible_agents = list(range(len(self.envs)))
+        self.observation_spaces = {i: env.observation_space for i, env in enumerate(self.envs)}
+        self.action_spaces = {i: env.action_space for i, env in enumerate(self.envs)}
+        self._ended: dict[int, bool] = {}
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[MultiAgentDict, MultiAgentDict]:
+        self._ended = {}
+        # Copies seeded alike would do the same.
+        starts = [
+            env.reset(seed=None if seed is None else seed + i, options=options)
+            for i, env in enumerate(self.envs)
+        ]
+        return {i: obs for i, (obs, _) in enumerate(starts)}, {i: info for i, (_, info) in enumerate(starts)}
+
+    def step(
+        self, actions: MultiAgentDict
+    ) -> tuple[MultiAgentDict, MultiAgentDict, MultiAgentDict, MultiAgentDict, MultiAgentDict]:
+        results = {i: self.envs[i].step(action) for i, action in actions.items()}
+        obs, rewards, terminateds, truncateds, infos = (
+            {i: result[part] for i, result in results.items()} for part in range(5)
+        )
+        self._ended |= {i: bool(terminateds[i]) for i in results if terminateds[i] or truncateds[i]}
+        over = len(self._ended) == len(self.envs)
+        by_rules = over and all(self._ended.values())
+        terminateds[ALL_AGENTS] = by_rules
+        truncateds[ALL_AGENTS] = over and not by_rules
+        return obs, rewards, terminateds, truncateds, infos
+
+    def render(self) -> Any:
+        return self.envs[0].render()
+
+    def close(self) -> None:
+        for env in self.envs:
+            env.close()
+
+
+def make_multi_agent(env: str | Callable[[], gym.Env[Any, Any]]) -> Callable[..., MultiAgentEnv]:
+    """Make a maker of environments in which each agent has a copy of ``env`` of its own.
+
+    Args:
+        env: A gymnasium id, or a function that makes an environment.
+
+    Returns:
+        A function of ``num_agents`` (1 unless given), also as the key of a mapping, RLlib's way:
+        ``make_multi_agent("CartPole-v1")({"num_agents": 2})``. Agents are 0, 1, ...; an agent that has ended
+        waits for the others.
+
+    Raises:
+        OptionError: ``env`` is neither; or, when called, ``num_agents`` is below 1.
+    """
+    make: Callable[[], gym.Env[Any, Any]]
+    if isinstance(env, str):
+        env_id = env
+
+        def make() -> gym.Env[Any, Any]:
+            import gymnasium
+
+            return gymnasium.make(env_id)
+
+    elif callable(env):
+        make = env
+    else:
+        raise OptionError(f"env={excerpt(env)}: a gymnasium id, or a function that makes an environment")
+
+    def make_copies(
+        config: Mapping[str, Any] | None = None, *, num_agents: int | None = None
+    ) -> MultiAgentEnv:
+        wanted = (config or {}).get("num_agents", 1) if num_agents is None else num_agents
+        if not isinstance(wanted, int) or wanted < 1:
+            raise OptionError(f"num_agents={excerpt(wanted)}: a whole number, at least 1")
+        return _Copies([make] * wanted)
+
+    return make_copies
+
+
+# ---- what a user gave ----
+
+
+def as_multi_agent_env(made: Any) -> MultiAgentEnv:
+    """``made`` as a `MultiAgentEnv`: one of ours, of PettingZoo's (parallel or AEC), or one like RLlib's.
+
+    Raises:
+        OptionError: It is something else, such as an environment with one agent.
+    """
+    if isinstance(made, MultiAgentEnv):
+        return made
+    from rlio.envs.pettingzoo import from_pettingzoo, is_pettingzoo
+
+    if is_pettingzoo(made):
+        return from_pettingzoo(made)
+    needed = ("reset", "step", "close", "possible_agents", "get_observation_space", "get_action_space")
+    if all(hasattr(made, name) for name in needed):
+        return made  # type: ignore[no-any-return] # RLlib's MultiAgentEnv has these names and meanings
+    hint = ""
+    if hasattr(made, "action_space"):
+        hint = ": it has one agent; use EnvRunner, or make_multi_agent for independent copies"
+    raise OptionError(
+        f"env gave {excerpt(made)}, expected a MultiAgentEnv or an environment of PettingZoo{hint}"
+    )

@@ -1,0 +1,153 @@
+"""PettingZoo's environments, parallel and AEC, as `MultiAgentEnv`.
+
+PettingZoo itself (``pip install rlio[pettingzoo]``) is imported by whoever makes the environment, not here.
+
+Example:
+    >>> from gymnasium.spaces import Discrete
+    >>> class Once:
+    ...     metadata = {"name": "once"}
+    ...     possible_agents = ["a"]
+    ...     observation_space = action_space = lambda self, agent: Discrete(2)
+    ...     def reset(self, seed=None, options=None):
+    ...         self.agents = ["a"]
+    ...         return {"a": 0}, {"a": {}}
+    ...     def step(self, actions):
+    ...         self.agents = []
+    ...         return {"a": 1}, {"a": 2.0}, {"a": True}, {"a": False}, {"a": {}}
+    >>> env = from_pettingzoo(Once())
+    >>> env.reset()
+    ({'a': 0}, {'a': {}})
+    >>> env.step({"a": 1})[2]
+    {'a': True, '__all__': True}
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlio.envs.multi_agent import ALL_AGENTS, AgentId, MultiAgentDict, MultiAgentEnv
+from rlio.errors import OptionError, SchemaError, excerpt
+
+__all__ = ["PettingZooAEC", "PettingZooParallel", "from_pettingzoo", "is_pettingzoo"]
+
+_Step = tuple[MultiAgentDict, MultiAgentDict, MultiAgentDict, MultiAgentDict, MultiAgentDict]
+
+
+def _is_aec(env: Any) -> bool:
+    return all(hasattr(env, name) for name in ("agent_iter", "last", "observe"))
+
+
+def is_pettingzoo(env: Any) -> bool:
+    """Whether ``env`` has the methods of PettingZoo's AEC or parallel environments."""
+    spaces = callable(getattr(env, "observation_space", None)) and callable(
+        getattr(env, "action_space", None)
+    )
+    # Environments of others have their spaces as attributes, which nobody can call.
+    return spaces and (_is_aec(env) or (hasattr(env, "step") and hasattr(env, "possible_agents")))
+
+
+def from_pettingzoo(env: Any) -> MultiAgentEnv:
+    """``env``, parallel or AEC, as a `MultiAgentEnv`, which closes it.
+
+    Raises:
+        OptionError: It is no environment of PettingZoo's.
+    """
+    if not is_pettingzoo(env):
+        raise OptionError(
+            f"{excerpt(env)} has not the methods of PettingZoo's environments: give one that parallel_env() "
+            "or env() of a PettingZoo module made"
+        )
+    return PettingZooAEC(env) if _is_aec(env) else PettingZooParallel(env)
+
+
+class _PettingZoo(MultiAgentEnv):
+    """What both kinds have in common."""
+
+    def __init__(self, env: Any) -> None:
+        #: The environment of PettingZoo's.
+        self.env = env
+        self.render_mode = getattr(env, "render_mode", None)
+        try:
+            self.possible_agents = list(env.possible_agents)
+        except AttributeError as error:
+            raise OptionError(
+                f"{excerpt(env)} has no possible_agents: without them neither spaces nor policies are known"
+            ) from error
+        self.observation_spaces = {agent: env.observation_space(agent) for agent in self.possible_agents}
+        self.action_spaces = {agent: env.action_space(agent) for agent in self.possible_agents}
+
+    @property
+    def unwrapped(self) -> Any:
+        """The environment without any wrapper."""
+        return getattr(self.env, "unwrapped", self.env)
+
+    def render(self) -> Any:
+        return self.env.render()
+
+    def close(self) -> None:
+        close = getattr(self.env, "close", None)
+        if close is not None:
+            close()
+
+
+def _with_all(terminateds: MultiAgentDict, truncateds: MultiAgentDict, *, over: bool) -> None:
+    """PettingZoo has a flag for each agent, and nobody left when the episode is over."""
+    cut = any(truncateds.values())
+    terminateds[ALL_AGENTS] = over and not cut
+    truncateds[ALL_AGENTS] = over and cut
+
+
+class PettingZooParallel(_PettingZoo):
+    """A parallel environment: all agents act in every step."""
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[MultiAgentDict, MultiAgentDict]:
+        obs, infos = self.env.reset(seed=seed, options=options)
+        return obs, infos
+
+    def step(self, actions: MultiAgentDict) -> _Step:
+        obs, rewards, terminateds, truncateds, infos = self.env.step(actions)
+        terminateds, truncateds = dict(terminateds), dict(truncateds)
+        _with_all(terminateds, truncateds, over=not self.env.agents)
+        return obs, rewards, terminateds, truncateds, infos
+
+
+class PettingZooAEC(_PettingZoo):
+    """An AEC environment: agents act in turns, one in each step.
+
+    An agent's reward is what `last` gives at its turn: all that came since it acted. Agents that have ended
+    are taken out at once, with their final observation and reward.
+    """
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[MultiAgentDict, MultiAgentDict]:
+        self.env.reset(seed=seed, options=options)
+        obs, _, _, _, infos = self._until_a_turn()
+        return obs, infos
+
+    def step(self, actions: MultiAgentDict) -> _Step:
+        agent: AgentId = self.env.agent_selection
+        if agent not in actions:
+            raise SchemaError(
+                f"it is the turn of agent {excerpt(agent)}, but actions are of {excerpt(list(actions))}"
+            )
+        self.env.step(actions[agent])
+        return self._until_a_turn()
+
+    def _until_a_turn(self) -> _Step:
+        """Take out agents that have ended, until one is to act or nobody is left."""
+        found: _Step = ({}, {}, {}, {}, {})
+        obs, rewards, terminateds, truncateds, infos = found
+        while self.env.agents:
+            agent = self.env.agent_selection
+            seen, rewards[agent], terminateds[agent], truncateds[agent], info = self.env.last()
+            infos[agent] = dict(info)  # the environment goes on writing into its own
+            if seen is not None:
+                obs[agent] = seen
+            if not (terminateds[agent] or truncateds[agent]):
+                break
+            self.env.step(None)
+        _with_all(terminateds, truncateds, over=not self.env.agents)
+        return found
