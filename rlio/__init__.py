@@ -49,6 +49,7 @@ __all__ = [
     "Policy",
     "PublishError",
     "RandomPolicy",
+    "RecordExperience",
     "RecordingInput",
     "ReplayStore",
     "RlioError",
@@ -128,6 +129,7 @@ if TYPE_CHECKING:
     from rlio.readers.recording_input import RecordingInput
     from rlio.readers.sampler_input import SamplerInput
     from rlio.readers.shuffled_input import ShuffledInput
+    from rlio.recording import RecordExperience
     from rlio.replay.store import ReplayStore
     from rlio.resolve import read, register_input, register_output
     from rlio.rollout.config import RolloutConfig
@@ -179,6 +181,7 @@ else:
             "Policy": "rlio.policies.policy",
             "PublishError": "rlio.errors",
             "RandomPolicy": "rlio.policies.random_policy",
+            "RecordExperience": "rlio.recording",
             "RecordingInput": "rlio.readers.recording_input",
             "ReplayStore": "rlio.replay.store",
             "RlioError": "rlio.errors",

@@ -124,6 +124,10 @@ class InputReader(ABC):
     #: Whether a last batch shorter than asked for is dropped instead of served.
     drop_last: bool = False
 
+    #: Whether the rows that come next may be asked for before they are needed, as many at once as one likes:
+    #: they stay the same, nobody waits for them, and nobody is told that they were read.
+    settled: bool = False
+
     #: Units that a restored reader could not give again, as it is not `replayable`: they were read, but not
     #: served, when the state was saved.
     dropped: int = 0
@@ -436,6 +440,11 @@ class OutputWriter(ABC):
         """Release files and threads; called once, after a last `_flush`."""
 
     # ---- the contract ----
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` has been called, and has succeeded."""
+        return self._closed
 
     def write(self, batch: Batch) -> None:
         """Take a batch; thread-safe. The writer keeps no reference to it.

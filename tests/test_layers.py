@@ -37,7 +37,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("rlio.maintenance",),
     ("rlio.resolve",),
     ("rlio.connectors", "rlio.envs", "rlio.policies", "rlio.rollout", "rlio.evaluation"),
-    ("rlio.worker",),
+    ("rlio.recording", "rlio.worker"),
     ("rlio.distributed", "rlio.prefetching", "rlio.torch", "rlio.testing"),
     ("rlio.cli", "rlio.report"),
 )

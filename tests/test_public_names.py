@@ -59,6 +59,7 @@ PUBLIC = [
     "Policy",
     "PublishError",
     "RandomPolicy",
+    "RecordExperience",
     "RecordingInput",
     "ReplayStore",
     "RlioError",

@@ -1,0 +1,444 @@
+"""`RecordExperience`: records what your own loop does in a gymnasium environment.
+
+Example:
+    >>> import gymnasium as gym, rlio
+    >>> env = RecordExperience(gym.make("CartPole-v1"), "memory://recording-example")
+    >>> obs, info = env.reset(seed=0)
+    >>> for _ in range(3):
+    ...     env.record(action_logp=-0.7)
+    ...     obs, reward, terminated, truncated, info = env.step(1)
+    >>> env.close()
+    >>> batch = rlio.DatasetReader("memory://recording-example", epochs=1).sample()
+    >>> batch["t"].tolist(), batch["action_logp"].tolist(), bool((batch["new_obs"][-1] == obs).all())
+    ([0, 1, 2], [-0.699999988079071, -0.699999988079071, -0.699999988079071], True)
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+import weakref
+from typing import Any, Final, SupportsFloat
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.batch import Column, SampleBatch
+from rlio.columns import DEFAULT_POLICY_ID, Columns
+from rlio.envs.leaves import Leaf, leaf_of, leaves_of
+from rlio.errors import OptionError, SchemaError, excerpt
+from rlio.interfaces import IOContext, OutputWriter
+from rlio.nested import path_text, unflatten
+from rlio.resolve import resolve_output
+
+__all__ = ["RecordExperience"]
+
+# A write takes as long as some hundred steps, however few rows it has: few enough rows that a crash takes
+# little, and enough that writing costs a microsecond a step.
+_MOST_ROWS: Final = 256
+_MOST_SECONDS: Final = 1.0
+# Episodes of some steps end faster than they could be written one by one.
+_PAUSE_SECONDS: Final = 0.002
+# Columns that `record` may not take: they are recorded in any case.
+_OWN: Final = frozenset(
+    {
+        Columns.OBS,
+        Columns.NEXT_OBS,
+        Columns.ACTIONS,
+        Columns.REWARDS,
+        Columns.TERMINATEDS,
+        Columns.TRUNCATEDS,
+        Columns.DONES,
+        Columns.EPS_ID,
+        Columns.T,
+        Columns.INFOS,
+    }
+)
+
+
+class _Buffer:
+    """One value a step of a space, nested or not, as preallocated columns."""
+
+    def __init__(self, column: str, space: gym.Space[Any], rows: int) -> None:
+        self._column = column
+        self._leaves = leaves_of(space)
+        self._arrays = [np.zeros((rows, *leaf.shape), leaf.dtype) for leaf in self._leaves]
+        self._checked = False
+        first = self._leaves[0]
+        #: The array of a space that is a single one: assigned to without a loop.
+        self._plain = None if first.path or first.is_object else self._arrays[0]
+        self._shape = first.shape
+
+    def put(self, at: int, value: Any) -> None:
+        """Copy a value into row ``at``.
+
+        Raises:
+            SchemaError: It is not of the space's shape; its dtype is looked at in the first one.
+        """
+        plain = self._plain
+        if not self._checked or plain is None or (self._shape and getattr(value, "shape", ()) != self._shape):
+            self._check(value)
+        try:
+            if plain is not None:
+                plain[at] = value
+                return
+            for leaf, array in zip(self._leaves, self._arrays, strict=True):
+                array[at] = leaf_of(value, leaf.path)
+        except (TypeError, ValueError) as error:
+            raise SchemaError(
+                f"the space does not hold {excerpt(value)}: {error}", column=self._column
+            ) from error
+
+    def _check(self, value: Any) -> None:
+        for leaf, array in zip(self._leaves, self._arrays, strict=True):
+            if leaf.is_object:
+                continue
+            found = np.asarray(leaf_of(value, leaf.path))
+            if found.shape != array.shape[1:] or not np.can_cast(found.dtype, array.dtype, "same_kind"):
+                raise SchemaError(
+                    f"the loop gave {found.dtype} {found.shape}, and the environment's {leaf.space} holds "
+                    f"{array.dtype} {array.shape[1:]}",
+                    column="/".join(filter(None, (self._column, path_text(leaf.path)))),
+                )
+        self._checked = True
+
+    def row(self, at: int) -> list[Any]:
+        """Copies of row ``at``, leaf by leaf."""
+        return [_copy(leaf, array[at]) for leaf, array in zip(self._leaves, self._arrays, strict=True)]
+
+    def move(self, at: int, to: int) -> None:
+        """Copy row ``at`` to row ``to``."""
+        for array in self._arrays:
+            array[to] = array[at]
+
+    def columns(self, first: int, rows: int, changed: list[tuple[int, list[Any]]] | None = None) -> Column:
+        """Some rows, nested as the space: views, or copies where some rows are ``changed``."""
+        parts = [array[first : first + rows] for array in self._arrays]
+        if changed:
+            parts = [part.copy() for part in parts]
+            for at, values in changed:
+                for part, value in zip(parts, values, strict=True):
+                    part[at] = value
+        if not self._leaves[0].path:
+            return parts[0]
+        nested: Column = unflatten([leaf.path for leaf in self._leaves], parts)
+        return nested
+
+
+def _copy(leaf: Leaf, value: Any) -> Any:
+    return value if leaf.is_object else np.array(value)
+
+
+class _Rows:
+    """The steps of one environment since they were written last."""
+
+    def __init__(self, env: gym.Env[Any, Any], *, infos: bool) -> None:
+        # One more: the observation after step n is the one before step n + 1.
+        self._obs = _Buffer(Columns.OBS, env.observation_space, _MOST_ROWS + 1)
+        self._actions = _Buffer(Columns.ACTIONS, env.action_space, _MOST_ROWS)
+        # float32, as EnvRunner records them: what learners compute in.
+        self._rewards = np.zeros(_MOST_ROWS, np.float32)
+        self._terminateds = np.zeros(_MOST_ROWS, bool)
+        self._truncateds = np.zeros(_MOST_ROWS, bool)
+        self._infos: list[dict[str, Any]] | None = [] if infos else None
+        #: Columns that `RecordExperience.record` is given; known from the first step on.
+        self.extras: dict[str, NDArray[Any]] = {}
+        self._begun = False
+        #: Number of rows.
+        self.count = 0
+        #: First row, id and step of each episode; the last one is running, or has ended.
+        self._episodes: list[tuple[int, int, int]] = []
+        #: Last rows of episodes, where the next one's first observation follows, and what was seen then.
+        self._finals: list[tuple[int, list[Any]]] = []
+
+    def start(self, obs: Any, eps_id: int) -> None:
+        """Begin an episode."""
+        at = self.count
+        if self._episodes and self._episodes[-1][0] == at:
+            self._episodes.pop()  # It has no rows here.
+        elif at:
+            self._finals.append((at - 1, self._obs.row(at)))
+        self._obs.put(at, obs)
+        self._episodes.append((at, eps_id, 0))
+
+    def add(self, action: Any, result: tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]) -> None:
+        """Record a step: what was done, and what the environment gave."""
+        obs, reward, terminated, truncated, info = result
+        at = self.count
+        self._actions.put(at, action)
+        self._obs.put(at + 1, obs)
+        self._rewards[at] = reward
+        self._terminateds[at] = terminated
+        self._truncateds[at] = truncated
+        if self._infos is not None:
+            self._infos.append(dict(info))
+        self.count = at + 1
+        self._begun = True
+
+    def add_extras(self, extras: dict[str, Any]) -> None:
+        """Note further columns of the next step; the same ones at every step.
+
+        Raises:
+            SchemaError: They are others than before.
+        """
+        if not self._begun:
+            self.extras = {name: _extra_buffer(name, value) for name, value in extras.items()}
+        known = self.extras
+        if extras.keys() != known.keys():
+            raise SchemaError(
+                f"record() was given {excerpt(sorted(extras))} for this step, and {excerpt(sorted(known))} "
+                "before: every step has the same columns, from the first one on"
+            )
+        for name, value in extras.items():
+            buffer = known[name]
+            found = np.asarray(value)
+            if found.shape != buffer.shape[1:] or not np.can_cast(found.dtype, buffer.dtype, "same_kind"):
+                raise SchemaError(
+                    f"record() was given {found.dtype} {found.shape}, and {buffer.dtype} {buffer.shape[1:]} "
+                    "before",
+                    column=name,
+                )
+            buffer[self.count] = value
+
+    def batch(self) -> SampleBatch:
+        """The rows: views, but for ``eps_id`` and ``t``."""
+        rows = self.count
+        starts = np.array([first for first, _, _ in self._episodes])
+        lengths = np.diff(starts, append=rows)
+        offsets = np.array([t for _, _, t in self._episodes]) - starts
+        columns: dict[str, Any] = {
+            Columns.OBS: self._obs.columns(0, rows),
+            Columns.ACTIONS: self._actions.columns(0, rows),
+            Columns.REWARDS: self._rewards[:rows],
+            Columns.NEXT_OBS: self._obs.columns(1, rows, self._finals),
+            Columns.TERMINATEDS: self._terminateds[:rows],
+            Columns.TRUNCATEDS: self._truncateds[:rows],
+            Columns.EPS_ID: np.repeat(np.array([id_ for _, id_, _ in self._episodes], np.int64), lengths),
+            Columns.T: np.arange(rows) + np.repeat(offsets, lengths),
+        }
+        if self._infos is not None:
+            infos = np.empty(rows, object)
+            infos[:] = self._infos
+            columns[Columns.INFOS] = infos
+        for name, buffer in self.extras.items():
+            columns[name] = buffer[:rows]
+        return SampleBatch(columns)
+
+    def written(self) -> None:
+        """Forget the rows; the episode goes on."""
+        rows = self.count
+        first, eps_id, t = self._episodes[-1]
+        self._episodes = [(0, eps_id, t + rows - first)]
+        self._finals.clear()
+        self._obs.move(rows, 0)
+        if self._infos is not None:
+            self._infos.clear()
+        self.count = 0
+
+
+def _extra_buffer(name: str, value: Any) -> NDArray[Any]:
+    found = np.asarray(value)
+    if found.dtype == object:
+        raise SchemaError(f"record() was given {excerpt(value)}: a number or an array", column=name)
+    # A Python float says nothing about its precision; policies compute in float32.
+    kind = np.float32 if isinstance(value, float) and not isinstance(value, np.generic) else found.dtype
+    return np.zeros((_MOST_ROWS, *found.shape), kind)
+
+
+class _Recorder:
+    """Rows, the writer that gets them, and when."""
+
+    def __init__(self, rows: _Rows, writer: OutputWriter) -> None:
+        self.rows = rows
+        self.writer = writer
+        self._written_at = time.monotonic()
+        self._process = os.getpid()
+        _recorders.add(self)
+
+    def write_if_due(self, *, ended: bool) -> None:
+        """Write where there are enough rows, or old ones, or the last of an episode."""
+        since = time.monotonic() - self._written_at
+        if self.rows.count == _MOST_ROWS or since > (_PAUSE_SECONDS if ended else _MOST_SECONDS):
+            self.write()
+
+    def write(self) -> None:
+        """Write all rows. If it fails they are kept, and written later."""
+        # A forked child has its parent's rows, which the parent writes.
+        if self.rows.count and self._process == os.getpid():
+            self.writer.write(self.rows.batch())
+            self.rows.written()
+        self._written_at = time.monotonic()
+
+
+#: Those whose rows are written when the interpreter exits.
+_recorders: weakref.WeakSet[_Recorder] = weakref.WeakSet()
+
+
+def _write_all() -> None:
+    for recorder in list(_recorders):
+        _let_go(recorder)
+
+
+def _let_go(recorder: _Recorder) -> None:
+    if not recorder.writer.closed:
+        recorder.write()
+
+
+# As `rlio.interfaces` arranges for open writers to be closed, and therefore before: what is arranged last is
+# done first.
+getattr(threading, "_register_atexit", atexit.register)(_write_all)
+
+
+class RecordExperience(gym.Wrapper[Any, Any, Any, Any]):
+    """Steps ``env`` as it is, and writes every transition down.
+
+    A row is one transition: ``obs, actions, rewards`` (float32), ``new_obs, terminateds, truncateds, eps_id``
+    (63 random bits) and ``t``, with the dtypes of the environment's spaces, and what `record` was given.
+    ``new_obs`` is what the step gave, also the last one of an episode. Resets are no steps. An episode that
+    is left by `reset` before its end is one without an end: neither terminated nor truncated.
+
+    Rows are written 256 at a time, after a second, and at the end of an episode (unless the last write was
+    less than 2 ms ago): so many rows does a crash take. `close`, and the end of the interpreter, write the
+    rest. If writing fails, `step` raises, and the rows are kept for the next attempt; the step was taken.
+
+    Args:
+        env: The environment; wrap it last, so that what is recorded is what your policy sees and does.
+        writer: A writer, or what `resolve_output` takes: a path or URL of a data set.
+        infos: Whether to record the info of each step, in a column of dicts.
+        seed: Of the episode ids; None draws one from the OS.
+        autoreset: Whether the step after an episode's last is a reset; None: if ``env`` is wrapped in
+            gymnasium's Autoreset.
+        close_writer: Whether `close` closes the writer: not if others write with it.
+
+    Raises:
+        OptionError: ``writer`` stands for none.
+    """
+
+    def __init__(
+        self,
+        env: gym.Env[Any, Any],
+        writer: OutputWriter | str | os.PathLike[str],
+        *,
+        infos: bool = False,
+        seed: int | None = None,
+        autoreset: bool | None = None,
+        close_writer: bool = True,
+    ) -> None:
+        super().__init__(env)
+        self.writer = _writer_of(writer, env)
+        self._recorder = _Recorder(_Rows(env, infos=infos), self.writer)
+        self._autoreset = _has_autoreset(env) if autoreset is None else autoreset
+        self._close_writer = close_writer
+        self._ids = np.random.default_rng(seed)
+        self._extras: dict[str, Any] = {}
+        #: Whether there is an observation to act on.
+        self._running = False
+        # An environment that is dropped without close() has rows as well.
+        self._finalizer = weakref.finalize(self, _let_go, self._recorder)
+        self._finalizer.atexit = False
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode; see `gymnasium.Env.reset`."""
+        self._running = False
+        obs, info = self.env.reset(seed=seed, options=options)
+        self._start(obs)
+        return obs, info
+
+    def _start(self, obs: Any) -> None:
+        self._recorder.rows.start(obs, int(self._ids.integers(0, 1 << 63, dtype=np.int64)))
+        self._extras.clear()
+        self._running = True
+
+    def record(self, **columns: Any) -> None:
+        """Give columns of the next step, such as ``action_logp`` of the policy that chose its action.
+
+        Args:
+            columns: Numbers or arrays; the same names at every step, the first one included. A Python float
+                is kept as float32, anything else in its own dtype.
+
+        Raises:
+            OptionError: A name is one that is recorded anyway.
+        """
+        for name in columns:
+            if name in _OWN:
+                raise OptionError(f"record({name}=...): this column is recorded by itself; leave it out")
+        self._extras.update(columns)
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        """Take a step; see `gymnasium.Env.step`.
+
+        Raises:
+            OptionError: There is no episode to go on with.
+            SchemaError: An action or observation is not of the environment's space, or the columns given to
+                `record` are not those of the steps before.
+            PublishError: Rows could not be written, and are kept.
+        """
+        recorder = self._recorder
+        rows = recorder.rows
+        if not self._running:
+            return self._step_outside(action)
+        if rows.count == _MOST_ROWS:  # The last write failed.
+            recorder.write()
+        if self._extras or rows.extras:
+            rows.add_extras(self._extras)
+            self._extras.clear()
+        result = self.env.step(action)
+        rows.add(action, result)
+        ended = bool(result[2] or result[3])
+        if ended:
+            self._running = False
+        recorder.write_if_due(ended=ended)
+        return result
+
+    def _step_outside(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        """A step that is a reset, or none at all."""
+        if not self._autoreset:
+            raise OptionError(
+                "step() without an episode that runs: call reset() first, or say autoreset=True if the "
+                "environment resets itself in the step after an episode's last"
+            )
+        result = self.env.step(action)
+        self._start(result[0])
+        return result
+
+    def flush(self) -> None:
+        """Write the rows that wait; they are in the writer's hands then."""
+        self._recorder.write()
+
+    def close(self) -> None:
+        """Write what waits, and close the environment and the writer. May be called again."""
+        try:
+            if not self.writer.closed:
+                self._recorder.write()
+        finally:
+            super().close()
+        if self._close_writer:
+            self.writer.close()
+
+
+def _writer_of(writer: Any, env: gym.Env[Any, Any]) -> OutputWriter:
+    if isinstance(writer, OutputWriter):
+        return writer
+    spec = env.spec
+    return resolve_output(
+        writer,
+        IOContext(
+            spaces={DEFAULT_POLICY_ID: (env.observation_space, env.action_space)},
+            made_by={} if spec is None else {"env": spec.id},
+        ),
+    )
+
+
+def _has_autoreset(env: gym.Env[Any, Any]) -> bool:
+    from gymnasium.wrappers import Autoreset
+
+    while isinstance(env, gym.Wrapper):
+        if isinstance(env, Autoreset):
+            return True
+        env = env.env
+    return False

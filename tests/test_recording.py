@@ -1,0 +1,358 @@
+"""`RecordExperience`: your own loop, written down as it was."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from crash_child import fork, wait_for
+from gymnasium.wrappers import Autoreset
+from numpy.testing import assert_array_equal
+
+from rlio import (
+    DatasetReader,
+    JsonWriter,
+    OutputWriter,
+    ParquetWriter,
+    RecordExperience,
+    SampleBatch,
+    open_dataset,
+)
+from rlio.errors import OptionError, PublishError, SchemaError
+from rlio.interfaces import Batch
+from rlio.schemas import space_to_json
+
+
+class Counter(gym.Env[Any, Any]):
+    """Observations say (episode, t); episodes end after ``lengths`` steps, by turns terminated and cut."""
+
+    def __init__(self, lengths: tuple[int, ...] = (3, 5, 1), space: gym.Space[Any] | None = None) -> None:
+        self.observation_space = space or gym.spaces.Box(-1, 1e6, (2,), np.float32)
+        self.action_space = gym.spaces.Discrete(1000)
+        self.lengths = lengths
+        self.episode = -1
+        self._seen = np.zeros(2, np.float32)
+
+    def _obs(self) -> Any:
+        self._seen[:] = self.episode, self.t  # One buffer: whoever keeps it must copy.
+        return self._seen
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.episode, self.t = self.episode + 1, 0
+        return self._obs(), {"begins": True}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        ends = self.t == self.lengths[self.episode % len(self.lengths)]
+        terminated = ends and self.episode % 2 == 0
+        return self._obs(), float(action), terminated, ends and not terminated, {"t": self.t}
+
+
+class Keeping(OutputWriter):
+    """Keeps copies of batches, unless it is to fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[SampleBatch] = []
+        self.fails = False
+
+    def _write(self, batch: Batch) -> None:
+        if self.fails:
+            raise PublishError("no room")
+        assert isinstance(batch, SampleBatch)
+        self.batches.append(batch.copy())
+
+    def rows(self, column: str) -> np.ndarray:
+        return np.concatenate([batch[column] for batch in self.batches])
+
+
+def drive(env: gym.Env[Any, Any], steps: int) -> None:
+    env.reset(seed=1)
+    for number in range(steps):
+        *_, terminated, truncated, _ = env.step(number % 1000)
+        if terminated or truncated:
+            env.reset()
+
+
+def check(rows: Keeping | SampleBatch, steps: int, lengths: tuple[int, ...]) -> None:
+    """Every row is a step of the counter environment, in order."""
+    get = rows.rows if isinstance(rows, Keeping) else rows.__getitem__
+    episodes, ts = [], []
+    while len(ts) < steps:
+        number = (episodes[-1] + 1) if episodes else 0
+        length = lengths[number % len(lengths)]
+        episodes += [number] * length
+        ts += range(length)
+    episode, t = np.array(episodes[:steps]), np.array(ts[:steps])
+    ends = t + 1 == np.array([lengths[number % len(lengths)] for number in episode])
+    assert_array_equal(get("obs"), np.stack([episode, t], 1))
+    assert_array_equal(get("new_obs"), np.stack([episode, t + 1], 1))
+    assert_array_equal(get("t"), t)
+    assert_array_equal(get("actions"), np.arange(steps) % 1000)
+    assert_array_equal(get("rewards"), np.arange(steps) % 1000)
+    assert_array_equal(get("terminateds"), ends & (episode % 2 == 0))
+    assert_array_equal(get("truncateds"), ends & (episode % 2 == 1))
+    ids = get("eps_id")
+    assert_array_equal(ids[1:] == ids[:-1], episode[1:] == episode[:-1])
+    assert len(set(ids.tolist())) == len(set(episode.tolist()))
+
+
+@pytest.mark.parametrize("lengths", [(3, 5, 1), (1,), (100, 700), (256,), (10_000,)])
+def test_every_step_is_a_row_whatever_the_lengths(lengths: tuple[int, ...]) -> None:
+    writer = Keeping()
+    with RecordExperience(Counter(lengths), writer) as env:
+        drive(env, 2000)
+    check(writer, 2000, lengths)
+    assert max(map(len, writer.batches)) <= 256
+    assert writer.rows_received == 2000
+    assert writer.closed
+
+
+@pytest.mark.parametrize("kind", [ParquetWriter, JsonWriter])
+def test_it_comes_back_from_files(tmp_path: Path, kind: type[ParquetWriter] | type[JsonWriter]) -> None:
+    with RecordExperience(Counter(), kind(tmp_path)) as env:
+        drive(env, 700)
+    batch = DatasetReader(tmp_path, epochs=1, batch_size=700).sample()
+    assert isinstance(batch, SampleBatch)
+    check(batch, 700, (3, 5, 1))
+    assert batch["obs"].dtype == np.float32
+
+
+def test_a_path_is_a_parquet_data_set_that_knows_its_spaces(tmp_path: Path) -> None:
+    with RecordExperience(gym.make("CartPole-v1"), tmp_path) as env:
+        drive_cart_pole(env)
+    (schema,) = open_dataset(tmp_path).schemas.values()
+    (policy,) = schema.policies.values()
+    assert policy.spaces is not None
+    assert policy.spaces["action"] == space_to_json(gym.spaces.Discrete(2))
+
+
+def drive_cart_pole(env: gym.Env[Any, Any]) -> None:
+    env.reset(seed=0)
+    for number in range(5):
+        env.step(number % 2)
+
+
+def test_steps_are_passed_on_as_they_are() -> None:
+    bare, recorded = gym.make("CartPole-v1"), RecordExperience(gym.make("CartPole-v1"), Keeping())
+    for env in (bare, recorded):
+        env.reset(seed=3)
+    for number in range(8):
+        one, other = bare.step(number % 2), recorded.step(number % 2)
+        assert_array_equal(one[0], other[0])
+        assert one[1:] == other[1:]
+
+
+def test_an_episode_that_is_left_has_no_end() -> None:
+    writer = Keeping()
+    with RecordExperience(Counter((9,)), writer) as env:
+        env.reset()
+        env.step(0)
+        env.step(0)
+        env.reset()
+        env.reset()  # An episode without steps leaves nothing.
+        env.step(0)
+    assert_array_equal(writer.rows("obs"), [[0, 0], [0, 1], [2, 0]])
+    assert_array_equal(writer.rows("new_obs"), [[0, 1], [0, 2], [2, 1]])
+    assert not writer.rows("terminateds").any()
+    assert not writer.rows("truncateds").any()
+    first, second, third = writer.rows("eps_id").tolist()
+    assert first == second != third
+
+
+def test_columns_of_the_policy_belong_to_the_step_that_follows() -> None:
+    writer = Keeping()
+    with RecordExperience(Counter((2, 3)), writer) as env:
+        env.reset()
+        for number in range(5):
+            env.record(action_logp=-0.5 * number, logits=np.full(3, number, np.float64))
+            *_, terminated, truncated, _ = env.step(number)
+            if terminated or truncated:
+                env.reset()
+    assert_array_equal(writer.rows("action_logp"), -0.5 * np.arange(5, dtype=np.float32))
+    assert writer.rows("action_logp").dtype == np.float32
+    assert_array_equal(writer.rows("logits"), np.repeat(np.arange(5.0), 3).reshape(5, 3))
+    assert writer.rows("logits").dtype == np.float64
+
+
+def test_columns_of_the_policy_are_the_same_at_every_step() -> None:
+    env = RecordExperience(Counter((9,)), Keeping())
+    env.reset()
+    env.record(action_logp=-1.0)
+    env.step(0)
+    with pytest.raises(SchemaError, match="every step has the same columns"):
+        env.step(0)
+    env.record(action_logp=-1.0)
+    env.step(0)
+    env.record(action_logp=np.zeros(2))
+    with pytest.raises(SchemaError, match=r"float64 \(2,\), and float32 \(\) before"):
+        env.step(0)
+    with pytest.raises(OptionError, match="recorded by itself"):
+        env.record(rewards=1.0)
+    other = RecordExperience(Counter((9,)), Keeping())
+    other.reset()
+    other.step(0)
+    other.record(action_logp=-1.0)
+    with pytest.raises(SchemaError, match="from the first one on"):
+        other.step(0)
+
+
+def test_infos_are_those_of_the_steps() -> None:
+    writer = Keeping()
+    with RecordExperience(Counter((2,)), writer, infos=True) as env:
+        drive(env, 5)
+    assert writer.rows("infos").tolist() == [{"t": 1}, {"t": 2}, {"t": 1}, {"t": 2}, {"t": 1}]
+
+
+def test_a_step_that_resets_is_no_row() -> None:
+    writer = Keeping()
+    with RecordExperience(Autoreset(Counter((2, 3))), writer) as env:
+        env.reset()
+        for number in range(9):
+            env.step(number)
+    assert_array_equal(writer.rows("obs"), [[0, 0], [0, 1], [1, 0], [1, 1], [1, 2], [2, 0], [2, 1]])
+    assert_array_equal(writer.rows("new_obs")[:, 1], [1, 2, 1, 2, 3, 1, 2])
+    assert_array_equal(writer.rows("actions"), [0, 1, 3, 4, 5, 7, 8])
+
+
+def test_a_step_without_an_episode_is_refused() -> None:
+    env = RecordExperience(Counter((1,)), Keeping())
+    with pytest.raises(OptionError, match=r"call reset\(\) first"):
+        env.step(0)
+    env.reset()
+    env.step(0)
+    with pytest.raises(OptionError, match="autoreset=True"):
+        env.step(0)
+
+
+def test_nested_spaces_are_nested_columns() -> None:
+    space = gym.spaces.Dict(
+        where=gym.spaces.Box(0, 9, (2,), np.float32), gear=gym.spaces.Discrete(5), name=gym.spaces.Text(9)
+    )
+
+    class Nested(Counter):
+        def _obs(self) -> Any:
+            return {
+                "where": np.full(2, self.t, np.float32),
+                "gear": self.t,
+                "name": f"{self.episode}-{self.t}",
+            }
+
+    writer = Keeping()
+    with RecordExperience(Nested((2,), space), writer) as env:
+        drive(env, 3)
+    batch = writer.batches[0] if len(writer.batches) == 1 else None
+    assert batch is not None
+    assert_array_equal(batch["obs"]["gear"], [0, 1, 0])
+    assert batch["new_obs"]["name"].tolist() == ["0-1", "0-2", "1-1"]
+
+
+def test_what_does_not_fit_the_space_is_refused() -> None:
+    class Broken(Counter):
+        def _obs(self) -> Any:
+            return np.zeros(3 if self.t == 2 else 2, np.float32)
+
+    env = RecordExperience(Broken((9,)), Keeping())
+    env.reset()
+    env.step(0)
+    with pytest.raises(SchemaError, match=r"float32 \(3,\).*float32 \(2,\)"):
+        env.step(0)
+    other = RecordExperience(Counter((9,)), Keeping())
+    other.reset()
+    with pytest.raises(SchemaError, match="actions"):
+        other.step(0.5)
+
+
+def test_rows_that_could_not_be_written_are_kept() -> None:
+    writer = Keeping()
+    env = RecordExperience(Counter((10_000,)), writer)
+    env.reset()
+    writer.fails = True
+    for number in range(255):
+        env.step(number)
+    for number in (255, 256):
+        with pytest.raises(PublishError):
+            env.step(number)
+    writer.fails = False
+    env.step(256)
+    env.close()
+    check(writer, 257, (10_000,))
+
+
+def test_one_writer_for_several_environments(tmp_path: Path) -> None:
+    writer = ParquetWriter(tmp_path)
+    envs = [RecordExperience(Counter((4,)), writer, close_writer=False) for _ in range(3)]
+    for env in envs:
+        drive(env, 10)
+    for env in envs:
+        env.close()
+    assert not writer.closed
+    writer.close()
+    assert len(DatasetReader(tmp_path, epochs=1, batch_size=30).sample()) == 30
+
+
+def test_ids_follow_from_the_seed() -> None:
+    ids = []
+    for seed in (5, 5, 6):
+        writer = Keeping()
+        with RecordExperience(Counter(), writer, seed=seed) as env:
+            drive(env, 20)
+        ids.append(writer.rows("eps_id").tolist())
+    assert ids[0] == ids[1] != ids[2]
+
+
+def test_an_environment_that_is_dropped_leaves_its_rows() -> None:
+    writer = Keeping()
+    env = RecordExperience(Counter((9,)), writer)
+    drive(env, 4)
+    del env
+    assert len(writer.rows("t")) == 4
+
+
+def test_the_end_of_the_interpreter_writes_the_rest(tmp_path: Path) -> None:
+    script = """
+        import sys, gymnasium as gym, rlio
+        env = rlio.RecordExperience(gym.make("CartPole-v1"), sys.argv[1])
+        env.reset(seed=0)
+        for number in range(7):
+            env.step(number % 2)
+        sys.exit(3)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script), tmp_path], check=False)
+    assert done.returncode == 3
+    assert len(DatasetReader(tmp_path, epochs=1, batch_size=7).sample()) == 7
+
+
+def test_a_forked_child_does_not_write_its_parents_rows(tmp_path: Path) -> None:
+    env = RecordExperience(Counter((9,)), ParquetWriter(tmp_path))
+    drive(env, 4)
+    assert wait_for(fork(env.flush)) == 0
+    env.close()
+    assert len(DatasetReader(tmp_path, epochs=1, batch_size=7).sample()) == 4
+
+
+def test_a_crash_takes_no_more_than_the_last_rows(tmp_path: Path) -> None:
+    """256 rows: so many may be in no log yet."""
+    env_rows = 1000
+
+    def act() -> None:
+        env = RecordExperience(Counter((10_000,)), ParquetWriter(tmp_path))
+        drive(env, env_rows)
+        import os
+
+        os._exit(9)
+
+    assert wait_for(fork(act)) == 9
+    with ParquetWriter(tmp_path):
+        pass
+    found = DatasetReader(tmp_path, epochs=1, batch_size=env_rows).sample()
+    assert isinstance(found, SampleBatch)
+    assert env_rows - 256 < len(found) <= env_rows
+    check(found, len(found), (10_000,))
