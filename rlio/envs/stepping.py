@@ -133,7 +133,21 @@ class VectorStepper:
         Raises:
             SchemaError: An episode ended without the final observation that SAME_STEP promises.
         """
-        obs, rewards, terminateds, truncateds, infos = self.envs.step(actions)
+        step = self.read(self.envs.step(actions))
+        if step.finals and not self._same_step:
+            obs, _ = self.envs.reset(options={"reset_mask": step.starts})
+            step = step._replace(obs=obs)
+        return step
+
+    def read(self, result: tuple[Any, Any, Any, Any, dict[str, Any]]) -> VectorStep:
+        """What ``result``, which the environments' ``step`` gave, says of transitions and episodes.
+
+        With autoreset DISABLED, ``obs`` are the final ones still: whoever steps resets.
+
+        Raises:
+            SchemaError: An episode ended without the final observation that SAME_STEP promises.
+        """
+        obs, rewards, terminateds, truncateds, infos = result
         ended = np.asarray(terminateds | truncateds)
         starts, valid = ended, None
         finals: list[tuple[int, list[Any]]] = []
@@ -146,7 +160,6 @@ class VectorStepper:
                 finals = [(env, self._final(infos, env)) for env in which]
             else:
                 finals = [(env, self._row(obs, env)) for env in which]
-                obs, _ = self.envs.reset(options={"reset_mask": ended})
         return VectorStep(obs, rewards, terminateds, truncateds, valid, starts, finals, infos)
 
     def _row(self, obs: Any, env: int) -> list[Any]:
