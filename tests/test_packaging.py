@@ -26,6 +26,7 @@ pytestmark = pytest.mark.xdist_group("packaging")
 PLUGIN_FOLDERS = ("readers", "schemas", "writers")
 EXTRAS = (
     "atari", "azure", "dev", "gcs", "hdf5", "minari", "mujoco", "pettingzoo", "plot", "ray", "s3", "sftp",
+    "tensorboard",
 )  # fmt: skip
 NOT_SOURCE = shutil.ignore_patterns(
     ".git", ".venv", "__pycache__", "*.egg-info", "build", "dist", ".*_cache", ".hypothesis", "runs", "out"
