@@ -69,6 +69,8 @@ class Episode:
         terminated: Whether the last step ended the episode.
         truncated: Whether the episode was cut after the last step.
         t_started: Step number of the first action.
+        lookback: The steps before this chunk, some of them at least, for whoever needs a little history; they
+            are no part of it. None: not at hand, or there are none.
 
     Raises:
         SchemaError: A column's rows do not fit the number of actions.
@@ -80,6 +82,7 @@ class Episode:
         "extra_outputs",
         "id_",
         "infos",
+        "lookback",
         "observations",
         "rewards",
         "t_started",
@@ -100,6 +103,7 @@ class Episode:
         terminated: bool = False,
         truncated: bool = False,
         t_started: int = 0,
+        lookback: Episode | None = None,
     ) -> None:
         self.id_: int | str = id_.item() if isinstance(id_, np.generic) else id_
         self.agent_id: int | str | None = agent_id.item() if isinstance(agent_id, np.generic) else agent_id
@@ -110,6 +114,7 @@ class Episode:
         self.extra_outputs = {name: as_column(name, value) for name, value in (extra_outputs or {}).items()}
         self.terminated, self.truncated = bool(terminated), bool(truncated)
         self.t_started = int(t_started)
+        self.lookback = lookback
         self._check()
 
     def _check(self) -> None:
@@ -165,6 +170,10 @@ class Episode:
 
     # ---- parts ----
 
+    def with_lookback(self) -> Episode:
+        """This chunk behind its `lookback`, joined in fresh memory; itself if there is none."""
+        return self if self.lookback is None else self.lookback.concat(self)
+
     def slice(self, start: int = 0, stop: int | None = None) -> Self:
         """The steps ``start`` to ``stop``, counted from the first step here (as in a Python slice), as views.
 
@@ -189,6 +198,7 @@ class Episode:
             terminated=self.terminated and last,
             truncated=self.truncated and last,
             t_started=self.t_started + first,
+            lookback=None if first else self.lookback,
         )
 
     def concat(self, next_chunk: Episode) -> Self:
@@ -220,6 +230,7 @@ class Episode:
             terminated=next_chunk.terminated,
             truncated=next_chunk.truncated,
             t_started=self.t_started,
+            lookback=self.lookback,
         )
 
     def _check_next(self, other: Episode) -> None:

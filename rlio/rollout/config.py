@@ -7,11 +7,14 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from rlio.errors import OptionError, excerpt
+
+if TYPE_CHECKING:
+    from rlio.connectors.connector import ConnectorLike
 
 __all__ = ["RolloutConfig", "VectorizeMode"]
 
@@ -21,15 +24,18 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "batch_mode": ("truncate_episodes", "complete_episodes"),
     "vectorize_mode": ("sync", "async", "native"),
     "compress_observations": (False, True, "bulk"),
+    "count_steps_by": ("env_steps", "agent_steps"),
 }
 _LEAST = (
-    ("rollout_fragment_length", 1),
     ("num_envs", 1),
+    ("episode_lookback_horizon", 0),
     ("shuffle_buffer_size", 0),
     ("max_env_restarts", 1),
 )
 _FLAGS = (
     "explore",
+    "soft_horizon",
+    "no_done_at_end",
     "clip_actions",
     "normalize_actions",
     "actions_in_input_normalized",
@@ -48,15 +54,35 @@ class RolloutConfig:
 
     Attributes:
         rollout_fragment_length: Steps of each environment in a fragment; with complete episodes, the least
-            number of rows of a batch.
+            number of rows of a batch. ``"auto"``: such that one fragment of each worker makes a batch of
+            `train_batch_size` rows, see `resolved`.
+        train_batch_size: Rows of a batch, for ``rollout_fragment_length="auto"``.
         num_envs: Environments that are stepped together.
         batch_mode: ``"truncate_episodes"``: fragments of exactly num_envs x rollout_fragment_length rows,
             which begin and end in the middle of episodes. ``"complete_episodes"``: whole episodes, never
             cut, until they have rollout_fragment_length rows in all.
+        count_steps_by: With several agents: what a fragment's steps are, ``"env_steps"`` or
+            ``"agent_steps"``. With one they are the same.
+        episode_lookback_horizon: Steps before a chunk of an episode that it comes with in its ``lookback``,
+            where `EnvRunner.sample` cuts episodes.
+        horizon: Steps after which an episode is truncated, if the environment has not ended it before; None:
+            whenever the environment says so.
+        soft_horizon: At the `horizon` a new episode begins without a reset: the environment goes on, and no
+            row says that anything ended.
+        no_done_at_end: No row says that its episode ended, by termination or truncation: for environments
+            whose ends are artificial. The next row has another ``eps_id`` all the same.
         vectorize_mode: How `num_envs` environments become one: in this process one after the other
             (``"sync"``), each in a process of its own (``"async"``), or by the environment's own vector form
             (``"native"``).
         explore: Whether the policy explores.
+        observation_connectors: What happens to observations before the policy sees them, and before they are
+            recorded: `Connector`s and functions of a batch, in their order. Each runner has copies.
+        action_connectors: What happens to the policy's actions before the environment gets them: as above.
+            Recorded is what the policy gave.
+        clip_rewards: Rewards in batches: their signs (True), or within this distance from 0 (a number).
+            Metrics have them as they are. None leaves them, unless environments bring a setting with them, as
+            Atari's do; False leaves them.
+        sampler_perf_stats_ema_coef: See `PerfCounters`.
         clip_actions: Bring the actions sent to an environment, and those read from files, within its bounds.
         normalize_actions: The policy's actions are in [-1, 1], and scaled to the bounds before they are sent.
         actions_in_input_normalized: Whether actions read from files are in [-1, 1] already; with
@@ -94,12 +120,23 @@ class RolloutConfig:
     """
 
     # RLlib's default; of a 1-step return it wastes nothing, and of an advantage estimate little.
-    rollout_fragment_length: int = 200
+    rollout_fragment_length: int | Literal["auto"] = 200
+    train_batch_size: int | None = None
     num_envs: int = 1
     batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes"
+    count_steps_by: Literal["env_steps", "agent_steps"] = "env_steps"
+    # RLlib's default: enough for a previous action and reward.
+    episode_lookback_horizon: int = 1
+    horizon: int | None = None
+    soft_horizon: bool = False
+    no_done_at_end: bool = False
     # Processes pay from about a millisecond a step; most environments take less.
     vectorize_mode: VectorizeMode = "sync"
     explore: bool = True
+    observation_connectors: Sequence[ConnectorLike] = ()
+    action_connectors: Sequence[ConnectorLike] = ()
+    clip_rewards: bool | float | None = None
+    sampler_perf_stats_ema_coef: float | None = None
     # Nothing that is sent, recorded or read is changed unless asked for. RLlib's policies give actions in
     # [-1, 1] unless told otherwise; a policy here is told the environment's own action space.
     clip_actions: bool = False
@@ -136,11 +173,48 @@ class RolloutConfig:
                 raise OptionError(f"{name}={excerpt(getattr(self, name))}: True or False")
         for name in ("env_step_timeout", "remote_env_batch_wait_ms"):
             self._check_seconds(name)
+        for name in ("observation_connectors", "action_connectors"):
+            self._check_connectors(name)
+        self._check_sizes()
+        clip: Any = self.clip_rewards
+        if not isinstance(clip, bool | None) and not (
+            isinstance(clip, int | float) and 0 < clip < float("inf")
+        ):
+            raise OptionError(f"clip_rewards={excerpt(clip)}: True, False, None, or a number above 0")
         if self.actions_in_input_normalized and not self.normalize_actions:
             raise OptionError(
                 "actions_in_input_normalized=True says that actions in files are in [-1, 1], but with "
                 "normalize_actions=False the policy's are not: set both, or neither"
             )
+
+    def _check_sizes(self) -> None:
+        """Fragments and horizons: numbers that may be left open, and what needs them."""
+        if self.rollout_fragment_length == "auto":
+            if self.train_batch_size is None:
+                raise OptionError(
+                    "rollout_fragment_length='auto' is found out from train_batch_size: give that too"
+                )
+        elif self.train_batch_size is not None:
+            raise OptionError(
+                f"train_batch_size={self.train_batch_size} is for rollout_fragment_length='auto', but it is "
+                f"{self.rollout_fragment_length}"
+            )
+        for name in ("rollout_fragment_length", "train_batch_size", "horizon"):
+            value = getattr(self, name)
+            if value not in (None, "auto") and (
+                not isinstance(value, int) or isinstance(value, bool) or value < 1
+            ):
+                raise OptionError(f"{name}={excerpt(value)}: a whole number, at least 1")
+        if self.soft_horizon and self.horizon is None:
+            raise OptionError("soft_horizon=True says what happens at the horizon: give horizon too")
+
+    def _check_connectors(self, name: str) -> None:
+        given = getattr(self, name)
+        if isinstance(given, str) or not isinstance(given, Sequence) or not all(map(callable, given)):
+            raise OptionError(
+                f"{name}={excerpt(given)}: a list of connectors, such as [FrameStack(4)], and functions"
+            )
+        object.__setattr__(self, name, tuple(given))
 
     def _check_seconds(self, name: str) -> None:
         value = getattr(self, name)
@@ -154,7 +228,40 @@ class RolloutConfig:
                 "processes of their own, vectorize_mode='async'"
             )
 
+    def resolved(
+        self, *, num_envs: int | None = None, num_workers: int = 0, worker_index: int = 0
+    ) -> RolloutConfig:
+        """This config with a number in place of ``rollout_fragment_length="auto"``.
+
+        ``train_batch_size`` is shared out among the workers' environments; what is left over is a step more
+        of each environment of the first workers. One fragment of each worker has at least
+        ``train_batch_size`` rows in all, and fewer than ``num_envs`` too many.
+
+        Args:
+            num_envs: Of a worker, where a vector environment brings its own number.
+            num_workers: Workers in all, as for `IOContext`: 0 for a single one.
+            worker_index: 0 for a local worker, 1 to ``num_workers`` for others.
+        """
+        if self.train_batch_size is None:
+            return self
+        envs = self.num_envs if num_envs is None else num_envs
+        workers = max(num_workers, 1)
+        steps, rest = divmod(self.train_batch_size, envs * workers)
+        takes_more = max(worker_index - 1, 0) * envs < rest
+        return replace(self, rollout_fragment_length=max(steps + takes_more, 1), train_batch_size=None)
+
+    @property
+    def fragment_steps(self) -> int:
+        """``rollout_fragment_length`` as a number.
+
+        Raises:
+            OptionError: It is ``"auto"``: `resolved` says what that is.
+        """
+        if self.rollout_fragment_length == "auto":
+            raise OptionError("rollout_fragment_length='auto' is a number for each worker: see resolved()")
+        return self.rollout_fragment_length
+
     @property
     def rows_per_fragment(self) -> int:
         """Rows of a fragment in truncate mode."""
-        return self.num_envs * self.rollout_fragment_length
+        return self.num_envs * self.fragment_steps

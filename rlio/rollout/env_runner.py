@@ -144,7 +144,7 @@ class EnvRunner:
         return self._stepper.action_space
 
     def _new_recorder(self) -> StepRecorder:
-        steps = self.config.rollout_fragment_length
+        steps = self.config.fragment_steps
         # A reset is followed by a transition: at most every other step of an environment is none.
         capacity = 2 * steps + 2 if self._stepper.has_reset_steps else steps
         return StepRecorder(
@@ -172,7 +172,7 @@ class EnvRunner:
             OptionError: ``steps`` is below 1.
             ClosedError: After `stop`.
         """
-        steps = self.config.rollout_fragment_length if steps is None else steps
+        steps = self.config.fragment_steps if steps is None else steps
         if steps < 1:
             raise OptionError(f"steps={steps}: a number of steps, at least 1")
         if self.config.batch_mode == "complete_episodes":
