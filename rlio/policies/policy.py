@@ -38,6 +38,8 @@ from rlio.policies.weights import GlobalVars, Gradients, Weights
 if TYPE_CHECKING:
     import gymnasium as gym
 
+    from rlio.policies.policy_spec import PolicySpec
+
 __all__ = ["Gradients", "Policy", "PolicyOutput", "PolicyState", "Stats", "Weights", "state_part"]
 
 logger = logging.getLogger("rlio")
@@ -69,6 +71,8 @@ class Policy(ABC):
     max_seq_len: int = 20
     #: What all workers share, as of the last `on_global_var_update`.
     global_vars: GlobalVars = GlobalVars()
+    #: How it was made, where it was made from a spec.
+    spec: PolicySpec | None = None
 
     # Class-level defaults, so that authors need not call super().__init__().
     _spaces: tuple[gym.Space[Any], gym.Space[Any]] | None = None
@@ -143,6 +147,11 @@ class Policy(ABC):
     def action_space(self) -> gym.Space[Any]:
         """Of one environment."""
         return self._bound()[1]
+
+    @property
+    def spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
+        """Observation and action space of one environment."""
+        return self._bound()
 
     def _bound(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
         if self._spaces is None:
@@ -337,7 +346,11 @@ class Policy(ABC):
 
     def get_state(self) -> PolicyState:
         """All that decides what the policy does next; see `rlio.policies.checkpoint` for storing it."""
-        return {"weights": self.get_weights(), "weights_seq_no": self.weights_seq_no}
+        return {
+            "weights": self.get_weights(),
+            "weights_seq_no": self.weights_seq_no,
+            "global_vars": self.global_vars.to_json(),
+        }
 
     def set_state(self, state: PolicyState) -> None:
         """Continue from a state of `get_state`.
@@ -347,6 +360,8 @@ class Policy(ABC):
         """
         self.set_weights(state_part(state, "weights", dict))
         self.weights_seq_no = state_part(state, "weights_seq_no", int)
+        if "global_vars" in state:  # earlier states have none
+            self.on_global_var_update(GlobalVars.from_json(state_part(state, "global_vars", dict)))
 
     def save(
         self,

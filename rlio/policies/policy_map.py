@@ -1,0 +1,383 @@
+"""`PolicyMap`: policies by id, of which only those used last are in memory.
+
+Example:
+    >>> from rlio.policies.policy_spec import PolicySpec
+    >>> from gymnasium.spaces import Box, Discrete
+    >>> spec = PolicySpec("rlio.policies.random_policy:RandomPolicy", Box(-1.0, 1.0, (3,)), Discrete(2))
+    >>> with PolicyMap({"a": spec, "b": spec, "c": spec}, capacity=2) as policies:
+    ...     _ = policies["a"]
+    ...     list(policies), policies.loaded
+    (['a', 'b', 'c'], ('c', 'a'))
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import tempfile
+import threading
+import weakref
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, ItemsView, Iterator, Mapping, MutableMapping, ValuesView
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from rlio.errors import ClosedError, OptionError, StateError, excerpt
+from rlio.policies.checkpoint import read_scratch, write_scratch
+from rlio.policies.policy import Policy, state_part
+from rlio.policies.policy_spec import PolicySpec
+
+__all__ = ["PolicyMap"]
+
+
+class PolicyMap(MutableMapping[str, Policy]):
+    """Policies by id. The ``capacity`` ones used last are in memory, the states of the others in a folder.
+
+    A policy is made from its spec again when it is next asked for, and goes on from its state. One that
+    somebody still holds is not made again: there is one object for each id. But what it learns after it was
+    put away is lost once nobody holds it any more: learn inside `held`.
+
+    Iteration is over all ids, in the order in which they came. Every method may be called from any thread.
+
+    Args:
+        policies: Policies, or specs that are made here.
+        capacity: Policies in memory.
+        policy_states_are_swappable: Policies are alike but for their states: instead of making a policy
+            again, one that is in memory is given its state. Faster, and policies need no spec; but an object
+            that was got from the map may become another policy as soon as others are asked for.
+        folder: Where states are put, a local path; None: a temporary folder, which `close` removes.
+        seed: Of the policies that are made here.
+
+    Raises:
+        OptionError: ``capacity`` is below 1, or a policy cannot be made or put away.
+    """
+
+    def __init__(
+        self,
+        policies: Mapping[str, Policy | PolicySpec] | None = None,
+        *,
+        # RLlib's default; of policies with small networks, these are some 10 MB.
+        capacity: int = 100,
+        policy_states_are_swappable: bool = False,
+        folder: str | os.PathLike[str] | None = None,
+        seed: int | None = None,
+    ) -> None:
+        if capacity < 1:
+            raise OptionError(f"capacity={capacity}: at least one policy is in memory")
+        self.capacity = capacity
+        self.policy_states_are_swappable = policy_states_are_swappable
+        self._seed = seed
+        self._lock = threading.RLock()
+        self._ids: dict[str, int] = {}
+        self._numbers = itertools.count()
+        #: In memory, least recently used first.
+        self._cache: OrderedDict[str, Policy] = OrderedDict()
+        #: How to make what is not in memory.
+        self._specs: dict[str, PolicySpec] = {}
+        self._put_away: set[str] = set()
+        self._elsewhere: weakref.WeakValueDictionary[str, Policy] = weakref.WeakValueDictionary()
+        self._held: Counter[str] = Counter()
+        self._spare: Policy | None = None
+        self._parent = None if folder is None else Path(folder)
+        self._folder: Path | None = None
+        self._remove_folder: Callable[[], Any] | None = None
+        self._closed = False
+        for policy_id, policy in (policies or {}).items():
+            self[policy_id] = policy
+
+    # ---- the mapping ----
+
+    def __getitem__(self, policy_id: str) -> Policy:
+        with self._lock:
+            if policy_id not in self._ids:
+                raise KeyError(policy_id)
+            policy = self._cache.get(policy_id)
+            if policy is None:
+                policy = self._fetched(policy_id)
+            self._cache.move_to_end(policy_id)
+            return policy
+
+    def __setitem__(self, policy_id: str, policy: Policy | PolicySpec) -> None:
+        if not isinstance(policy_id, str) or not policy_id:
+            raise OptionError(f"{excerpt(policy_id)} is no policy id: any text but ''")
+        if isinstance(policy, PolicySpec):
+            policy = policy.make(seed=self._seed_of(policy_id))
+        if not isinstance(policy, Policy):
+            raise OptionError(
+                f"the policy {policy_id!r} is {excerpt(policy)}: expected a Policy or a PolicySpec"
+            )
+        with self._lock:
+            self._check_alike(policy_id, policy)
+            if policy_id not in self._cache:
+                self._make_room()
+            self._forget_stored(policy_id)
+            if policy_id not in self._ids:
+                self._ids[policy_id] = next(self._numbers)
+            self._cache[policy_id] = policy
+            self._cache.move_to_end(policy_id)
+
+    def __delitem__(self, policy_id: str) -> None:
+        with self._lock:
+            if policy_id not in self._ids:
+                raise KeyError(policy_id)
+            self._forget_stored(policy_id)
+            policy = self._cache.pop(policy_id, None)
+            if self.policy_states_are_swappable and self._spare is None:
+                self._spare = policy
+            del self._ids[policy_id]
+
+    def __iter__(self) -> Iterator[str]:
+        with self._lock:
+            return iter(list(self._ids))
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __contains__(self, policy_id: object) -> bool:
+        return policy_id in self._ids
+
+    def values(self) -> ValuesView[Policy]:
+        """All policies, brought to memory one after the other."""
+        return _Values(self)
+
+    def items(self) -> ItemsView[str, Policy]:
+        """All ids and policies, brought to memory one after the other; ids removed meanwhile are left out."""
+        return _Items(self)
+
+    def __repr__(self) -> str:
+        return f"PolicyMap({len(self)} policies, {len(self._cache)} of {self.capacity} in memory)"
+
+    @property
+    def loaded(self) -> tuple[str, ...]:
+        """Ids of the policies in memory, those used last at the end."""
+        with self._lock:
+            return tuple(self._cache)
+
+    @contextmanager
+    def held(self, policy_id: str) -> Iterator[Policy]:
+        """Keep a policy in memory while it is used: ``with policies.held("a") as policy: ...``.
+
+        More than ``capacity`` held ones are all in memory.
+
+        Raises:
+            KeyError: There is no such policy.
+        """
+        with self._lock:
+            policy = self[policy_id]
+            self._held[policy_id] += 1
+        try:
+            yield policy
+        finally:
+            with self._lock:
+                self._held[policy_id] -= 1
+                if not self._held[policy_id]:
+                    del self._held[policy_id]
+                if not self._closed:
+                    self._shrink(self.capacity)
+
+    # ---- states ----
+
+    def get_state(self, policies: Collection[str] | None = None) -> dict[str, Any]:
+        """Specs and states by policy id, for `save_state`; nothing is brought to memory for it.
+
+        Args:
+            policies: Ids, such as those of the policies that are trained; None: all.
+
+        Raises:
+            KeyError: An id is unknown.
+            OptionError: A spec cannot be stored; see `PolicySpec.to_state`.
+        """
+        with self._lock:
+            return {policy_id: self._state_of(policy_id) for policy_id in self._chosen(policies)}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `get_state` gave: policies that are missing are made, others stay as they are.
+
+        Raises:
+            StateError: It is no such state, or of a policy that is not here and was made without a spec.
+        """
+        for policy_id, part in state.items():
+            if not isinstance(part, Mapping):
+                raise StateError(f"the state of policy {policy_id!r} is {excerpt(part)}: expected a dict")
+            if policy_id not in self:
+                self[policy_id] = _stored_spec(policy_id, part)
+            if part.get("state") is not None:
+                with self.held(policy_id) as policy:
+                    policy.set_state(state_part(dict(part), "state", dict))
+
+    def _chosen(self, policies: Collection[str] | None) -> list[str]:
+        if policies is None:
+            return list(self._ids)
+        for policy_id in policies:
+            if policy_id not in self._ids:
+                raise KeyError(policy_id)
+        return [policy_id for policy_id in self._ids if policy_id in policies]
+
+    def _state_of(self, policy_id: str) -> dict[str, Any]:
+        policy = self._cache.get(policy_id, self._elsewhere.get(policy_id))
+        spec = self._specs.get(policy_id) if policy is None else _spec_of(policy)
+        state: dict[str, Any] | None = None
+        if policy is not None:
+            state = policy.get_state() if policy.is_bound else None
+        elif policy_id in self._put_away:
+            state = read_scratch(self._place(policy_id))
+        return {"spec": None if spec is None else spec.to_state(), "state": state}
+
+    # ---- memory and folder ----
+
+    def close(self) -> None:
+        """Remove the states of what is not in memory; such policies are not to be had any more."""
+        with self._lock:
+            self._closed = True
+            if self._remove_folder is not None:
+                self._remove_folder()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _seed_of(self, policy_id: str) -> int | None:
+        """A seed for each id, the same whatever other policies there are."""
+        if self._seed is None:
+            return None
+        sequence = np.random.SeedSequence(self._seed, spawn_key=tuple(policy_id.encode()))
+        return int(sequence.generate_state(1)[0])
+
+    def _check_alike(self, policy_id: str, policy: Policy) -> None:
+        if not self.policy_states_are_swappable:
+            return
+        for other_id, other in self._cache.items():
+            if type(policy) is not type(other) or not (policy.is_bound and policy.spaces == other.spaces):
+                raise OptionError(
+                    f"policy_states_are_swappable=True asks for policies of one class with the same spaces, "
+                    f"but {other_id!r} is a {type(other).__name__} and {policy_id!r} a "
+                    f"{type(policy).__name__}, or in other spaces or none yet"
+                )
+
+    def _make_room(self) -> None:
+        """Put policies away until there is room for one more."""
+        self._shrink(self.capacity - 1)
+        if len(self._cache) >= self.capacity and not self._held:
+            raise OptionError(
+                f"the PolicyMap has {len(self._cache)} policies in memory and capacity={self.capacity}, and "
+                "none can be put away: they were made without a PolicySpec, by which they could be made "
+                "again; add specs, or give a larger capacity or policy_states_are_swappable=True"
+            )
+
+    def _shrink(self, policies: int) -> None:
+        """Put away those not used for longest until so many are left, or none that can be."""
+        for policy_id in list(self._cache):
+            if len(self._cache) <= policies:
+                return
+            if not self._held[policy_id] and self._can_be_put_away(self._cache[policy_id]):
+                self._put(policy_id)
+
+    def _can_be_put_away(self, policy: Policy) -> bool:
+        return policy.is_bound if self.policy_states_are_swappable else policy.spec is not None
+
+    def _put(self, policy_id: str) -> None:
+        self._check_open()
+        policy = self._cache[policy_id]
+        if policy.is_bound:  # else there is nothing that its spec does not say
+            write_scratch(self._place(policy_id), policy.get_state())
+            self._put_away.add(policy_id)
+        spec = _spec_of(policy)
+        if spec is not None:
+            self._specs[policy_id] = spec
+        if self.policy_states_are_swappable:
+            self._spare = policy
+        else:
+            self._elsewhere[policy_id] = policy
+        del self._cache[policy_id]
+
+    def _fetched(self, policy_id: str) -> Policy:
+        """Bring a policy back to memory."""
+        self._check_open()
+        self._make_room()
+        policy = self._elsewhere.pop(policy_id, None)
+        if policy is None:
+            policy, self._spare = self._spare or self._made_again(policy_id), None
+            if policy_id in self._put_away:
+                policy.set_state(read_scratch(self._place(policy_id)))
+        self._put_away.discard(policy_id)
+        self._cache[policy_id] = policy
+        return policy
+
+    def _made_again(self, policy_id: str) -> Policy:
+        if policy_id not in self._specs:
+            raise OptionError(
+                f"policy {policy_id!r} has no place in memory: all {self.capacity} others are held, and it "
+                "was made without a PolicySpec; hold fewer at a time, or give a larger capacity"
+            )
+        return self._specs[policy_id].make(seed=self._seed_of(policy_id))
+
+    def _forget_stored(self, policy_id: str) -> None:
+        """Drop all that is known of an id that is not in memory."""
+        if policy_id in self._put_away:
+            shutil.rmtree(self._place(policy_id))
+        self._put_away.discard(policy_id)
+        self._specs.pop(policy_id, None)
+        self._elsewhere.pop(policy_id, None)
+
+    def _place(self, policy_id: str) -> Path:
+        """The folder of a policy's state. Named by number: an id may hold any letters."""
+        if self._folder is None:
+            if self._parent is not None:
+                self._parent.mkdir(parents=True, exist_ok=True)
+            self._folder = Path(tempfile.mkdtemp(prefix="rlio-policies-", dir=self._parent))
+            self._remove_folder = weakref.finalize(self, _remove, self._folder, os.getpid())
+        return self._folder / str(self._ids[policy_id])
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the PolicyMap is closed: only the policies in memory can still be used")
+
+
+class _Values(ValuesView[Policy]):
+    def __init__(self, policies: PolicyMap) -> None:
+        super().__init__(policies)
+        self._policies = policies
+
+    def __iter__(self) -> Iterator[Policy]:
+        for _, policy in self._policies.items():
+            yield policy
+
+
+class _Items(ItemsView[str, Policy]):
+    def __init__(self, policies: PolicyMap) -> None:
+        super().__init__(policies)
+        self._policies = policies
+
+    def __iter__(self) -> Iterator[tuple[str, Policy]]:
+        for policy_id in self._policies:
+            policy = self._policies.get(policy_id)
+            if policy is not None:
+                yield policy_id, policy
+
+
+def _spec_of(policy: Policy) -> PolicySpec | None:
+    """How to make ``policy`` again, in the spaces that it was bound to since."""
+    if policy.spec is None or not policy.is_bound:
+        return policy.spec
+    return policy.spec.with_spaces(*policy.spaces)
+
+
+def _stored_spec(policy_id: str, state: Mapping[str, Any]) -> PolicySpec:
+    if not isinstance(state.get("spec"), Mapping):
+        raise StateError(
+            f"there is no policy {policy_id!r} to take over this state, and it says not how to make one: "
+            "add the policy first"
+        )
+    return PolicySpec.from_state(state["spec"])
+
+
+def _remove(folder: Path, owner: int) -> None:
+    # A forked child has the map too, and its states are its parent's.
+    if os.getpid() == owner and folder.exists():
+        shutil.rmtree(folder)
