@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from rlio.limits import DEFAULT_LIMITS
 from rlio.schemas.arrow import empty_array
+from rlio.schemas.list_chunks import level_bytes
 from rlio.schemas.parquet_metadata import (
     BOOLEAN,
     DATA_PAGE,
@@ -74,10 +75,14 @@ def decode_fixed(
     for page in totals.pages:
         body = _body(data[page.start : page.start + page.packed], page, chunk)
         if chunk.leaf.repeated:
-            levels = list_levels(page.values // per_row, per_row)
-            if not np.array_equal(body[: len(levels)], levels):
+            rows_of_page = page.values // per_row
+            for levels_of in (level_bytes, list_levels):
+                levels = levels_of(rows_of_page, per_row)
+                if np.array_equal(body[: len(levels)], levels):
+                    body = body[len(levels) :]
+                    break
+            else:
                 return None
-            body = body[len(levels) :]
         is_bits = chunk.leaf.element.physical == BOOLEAN
         if not _take_up(body, found[start : start + page.values], page, is_bits=is_bits):
             return None

@@ -9,18 +9,37 @@ Source: the Thrift project's "Thrift Compact protocol encoding".
 
 Example:
     >>> fields = {1: Field("rows", I32), 2: Field("name", TEXT)}
-    >>> CompactReader(b"\x15\x06\x18\x03obs\x00", max_values=100).struct(fields)
+    >>> written = encode_struct({1: (I32, encode_int(3)), 2: (TEXT, encode_text(b"obs"))})
+    >>> CompactReader(written, max_values=100).struct(fields)
     {'rows': 3, 'name': b'obs'}
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from rlio.errors import CorruptData, UnsafeData
 
-__all__ = ["BOOL", "I8", "I16", "I32", "I64", "LIST", "STRUCT", "TEXT", "CompactReader", "Field", "Fields"]
+__all__ = [
+    "BOOL",
+    "I8",
+    "I16",
+    "I32",
+    "I64",
+    "LIST",
+    "STRUCT",
+    "TEXT",
+    "CompactReader",
+    "Field",
+    "Fields",
+    "RawFields",
+    "encode_int",
+    "encode_list",
+    "encode_struct",
+    "encode_text",
+    "encode_varint",
+]
 
 # Types, as they are written. A bool field is written as 1 or 2, which is its value.
 BOOL: Final = 1
@@ -59,6 +78,8 @@ class Field(NamedTuple):
 
 #: Number of a field -> what it is.
 Fields: TypeAlias = Mapping[int, Field]
+#: Number of a field, ascending -> its type, and its value as it is written.
+RawFields: TypeAlias = Mapping[int, tuple[int, bytes]]
 
 # No type: any is passed over.
 _UNKNOWN: Final = Field("", 0)
@@ -91,6 +112,34 @@ class CompactReader:
             return self._struct(fields, 0)
         except IndexError:
             raise CorruptData(f"a Thrift struct ends at byte {len(self._data)}, within a value") from None
+
+    def raw_struct(self) -> dict[int, tuple[int, bytes]]:
+        """The struct here, its values as they are written: what `encode_struct` puts together again."""
+        found: dict[int, tuple[int, bytes]] = {}
+        number = 0
+        while head := self._data[self.at]:
+            self.at += 1
+            kind, step = head & 15, head >> 4
+            number = number + step if step else self._zigzag(I16)
+            start = self.at
+            self._skip(kind, 0, is_item=False)
+            found[number] = kind, bytes(self._data[start : self.at])
+        self.at += 1
+        return found
+
+    def raw_list(self) -> list[bytes]:
+        """The items of the list here, as they are written."""
+        kind, size = self._list_head()
+        found = []
+        for _ in range(size):
+            start = self.at
+            self._skip(kind, 0, is_item=True)
+            found.append(bytes(self._data[start : self.at]))
+        return found
+
+    def integer(self) -> int:
+        """The integer here."""
+        return self._zigzag(I64)
 
     def _struct(self, fields: Fields, depth: int) -> dict[str, Any]:
         # The place is kept in a variable, and integers of one byte, which are most, are read here: calls and
@@ -275,3 +324,43 @@ class CompactReader:
         self._left -= values
         if self._left < 0:
             raise UnsafeData(f"more than {self._max} values in a Parquet footer or page header")
+
+
+def encode_struct(fields: RawFields) -> bytes:
+    """A struct of values that are encoded already."""
+    parts, last = [], 0
+    for number, (kind, value) in fields.items():
+        # Fields of Parquet are never more than 15 apart, which is what one byte can say.
+        parts += [bytes([number - last << 4 | kind]), value]
+        last = number
+    return b"".join(parts) + b"\0"
+
+
+def encode_list(kind: int, items: Sequence[bytes]) -> bytes:
+    """A list of items that are encoded already."""
+    head = (
+        bytes([len(items) << 4 | kind])
+        if len(items) < 15
+        else bytes([0xF0 | kind]) + encode_varint(len(items))
+    )
+    return head + b"".join(items)
+
+
+def encode_text(text: bytes) -> bytes:
+    """Bytes of any length."""
+    return encode_varint(len(text)) + text
+
+
+def encode_int(value: int) -> bytes:
+    """An integer of two, four or eight bytes, as small ones take fewer."""
+    return encode_varint(value << 1 if value >= 0 else ~(value << 1))
+
+
+def encode_varint(value: int) -> bytes:
+    """An unsigned integer, seven bits a byte."""
+    found = bytearray()
+    while value > 127:
+        found.append(value & 127 | 128)
+        value >>= 7
+    found.append(value)
+    return bytes(found)
