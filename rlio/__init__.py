@@ -50,6 +50,7 @@ __all__ = [
     "PublishError",
     "RandomPolicy",
     "RecordExperience",
+    "RecordVectorExperience",
     "RecordingInput",
     "ReplayStore",
     "RlioError",
@@ -129,7 +130,7 @@ if TYPE_CHECKING:
     from rlio.readers.recording_input import RecordingInput
     from rlio.readers.sampler_input import SamplerInput
     from rlio.readers.shuffled_input import ShuffledInput
-    from rlio.recording import RecordExperience
+    from rlio.recording import RecordExperience, RecordVectorExperience
     from rlio.replay.store import ReplayStore
     from rlio.resolve import read, register_input, register_output
     from rlio.rollout.config import RolloutConfig
@@ -182,6 +183,7 @@ else:
             "PublishError": "rlio.errors",
             "RandomPolicy": "rlio.policies.random_policy",
             "RecordExperience": "rlio.recording",
+            "RecordVectorExperience": "rlio.recording",
             "RecordingInput": "rlio.readers.recording_input",
             "ReplayStore": "rlio.replay.store",
             "RlioError": "rlio.errors",

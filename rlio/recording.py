@@ -1,4 +1,4 @@
-"""`RecordExperience`: records what your own loop does in a gymnasium environment.
+"""`RecordExperience`, `RecordVectorExperience`: record what your own loop does in gymnasium environments.
 
 Example:
     >>> import gymnasium as gym, rlio
@@ -16,6 +16,7 @@ Example:
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import threading
 import time
@@ -24,17 +25,22 @@ from typing import Any, Final, SupportsFloat
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.vector import VectorEnv, VectorWrapper
 from numpy.typing import NDArray
 
 from rlio.batch import Column, SampleBatch
 from rlio.columns import DEFAULT_POLICY_ID, Columns
 from rlio.envs.leaves import Leaf, leaf_of, leaves_of
+from rlio.envs.stepping import VectorStep, VectorStepper
 from rlio.errors import OptionError, SchemaError, excerpt
 from rlio.interfaces import IOContext, OutputWriter
 from rlio.nested import path_text, unflatten
 from rlio.resolve import resolve_output
+from rlio.rollout.recorder import StepRecorder
 
-__all__ = ["RecordExperience"]
+__all__ = ["RecordExperience", "RecordVectorExperience"]
+
+logger = logging.getLogger("rlio")
 
 # A write takes as long as some hundred steps, however few rows it has: few enough rows that a crash takes
 # little, and enough that writing costs a microsecond a step.
@@ -55,6 +61,7 @@ _OWN: Final = frozenset(
         Columns.EPS_ID,
         Columns.T,
         Columns.INFOS,
+        Columns.ENV_ID,
     }
 )
 
@@ -154,6 +161,11 @@ class _Rows:
         #: Last rows of episodes, where the next one's first observation follows, and what was seen then.
         self._finals: list[tuple[int, list[Any]]] = []
 
+    @property
+    def full(self) -> bool:
+        """Whether there is no room for another step."""
+        return self.count == _MOST_ROWS
+
     def start(self, obs: Any, eps_id: int) -> None:
         """Begin an episode."""
         at = self.count
@@ -239,6 +251,69 @@ class _Rows:
         self.count = 0
 
 
+class _VectorRows:
+    """The steps of a vector environment since they were written last."""
+
+    def __init__(self, envs: VectorEnv[Any, Any, Any], *, infos: bool, seed: int | None) -> None:
+        self._envs = envs.num_envs
+        self._steps = StepRecorder(
+            envs.single_observation_space,
+            envs.single_action_space,
+            num_envs=self._envs,
+            capacity=-(-_MOST_ROWS // self._envs),
+            infos=infos,
+        )
+        self._ids = np.random.default_rng(seed)
+        self._eps_id = np.zeros(self._envs, np.int64)
+        self._t = np.zeros(self._envs, np.int64)
+        #: Rows that are taken but not written.
+        self._taken: SampleBatch | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return self._steps.rows + (0 if self._taken is None else len(self._taken))
+
+    @property
+    def full(self) -> bool:
+        """Whether there is no room for another step."""
+        return self._steps.is_full
+
+    def start(self, obs: Any, which: NDArray[np.bool_]) -> None:
+        """Begin episodes in some environments."""
+        self._steps.restart(obs, which)
+        self._begin(which)
+
+    def _begin(self, which: NDArray[np.bool_]) -> None:
+        self._t[which] = 0
+        self._eps_id[which] = self._ids.integers(0, 1 << 63, int(which.sum()), dtype=np.int64)
+
+    def add(self, step: VectorStep, actions: Any, extras: dict[str, Any], infos: Any) -> None:
+        """Record a step of all environments."""
+        scalars = {Columns.EPS_ID: self._eps_id, Columns.T: self._t}
+        self._steps.add(step, actions=actions, extras=extras, scalars=scalars, infos=infos)
+        ended = step.terminateds | step.truncateds
+        if step.valid is None:
+            self._t += 1
+        else:
+            self._t += step.valid
+            ended &= step.valid
+        if ended.any():
+            self._begin(ended)
+
+    def batch(self) -> SampleBatch:
+        """The rows, environment by environment; until they are `written` they stay here."""
+        if self._taken is None:
+            columns, counts = self._steps.take()
+            columns[Columns.ENV_ID] = np.repeat(np.arange(self._envs), counts)
+            self._taken = SampleBatch(columns)
+        return self._taken
+
+    def written(self) -> None:
+        """Forget the rows of the last `batch`."""
+        self._taken = None
+
+
 def _extra_buffer(name: str, value: Any) -> NDArray[Any]:
     found = np.asarray(value)
     if found.dtype == object:
@@ -251,8 +326,8 @@ def _extra_buffer(name: str, value: Any) -> NDArray[Any]:
 class _Recorder:
     """Rows, the writer that gets them, and when."""
 
-    def __init__(self, rows: _Rows, writer: OutputWriter) -> None:
-        self.rows = rows
+    def __init__(self, rows: _Rows | _VectorRows, writer: OutputWriter) -> None:
+        self._rows = rows
         self.writer = writer
         self._written_at = time.monotonic()
         self._process = os.getpid()
@@ -261,15 +336,25 @@ class _Recorder:
     def write_if_due(self, *, ended: bool) -> None:
         """Write where there are enough rows, or old ones, or the last of an episode."""
         since = time.monotonic() - self._written_at
-        if self.rows.count == _MOST_ROWS or since > (_PAUSE_SECONDS if ended else _MOST_SECONDS):
+        if self._rows.full or since > (_PAUSE_SECONDS if ended else _MOST_SECONDS):
+            self.write()
+
+    @property
+    def waiting(self) -> int:
+        """Rows that are not written yet."""
+        return self._rows.count
+
+    def finish(self) -> None:
+        """Write all rows, unless the writer was closed before."""
+        if not self.writer.closed:
             self.write()
 
     def write(self) -> None:
         """Write all rows. If it fails they are kept, and written later."""
         # A forked child has its parent's rows, which the parent writes.
-        if self.rows.count and self._process == os.getpid():
-            self.writer.write(self.rows.batch())
-            self.rows.written()
+        while self._rows.count and self._process == os.getpid():
+            self.writer.write(self._rows.batch())
+            self._rows.written()
         self._written_at = time.monotonic()
 
 
@@ -283,8 +368,11 @@ def _write_all() -> None:
 
 
 def _let_go(recorder: _Recorder) -> None:
-    if not recorder.writer.closed:
-        recorder.write()
+    """Write what waits, where there is nobody to raise to."""
+    try:
+        recorder.finish()
+    except Exception as error:
+        logger.error("%d recorded rows are lost: they could not be written: %s", recorder.waiting, error)
 
 
 # As `rlio.interfaces` arranges for open writers to be closed, and therefore before: what is arranged last is
@@ -329,7 +417,8 @@ class RecordExperience(gym.Wrapper[Any, Any, Any, Any]):
     ) -> None:
         super().__init__(env)
         self.writer = _writer_of(writer, env)
-        self._recorder = _Recorder(_Rows(env, infos=infos), self.writer)
+        self._rows = _Rows(env, infos=infos)
+        self._recorder = _Recorder(self._rows, self.writer)
         self._autoreset = _has_autoreset(env) if autoreset is None else autoreset
         self._close_writer = close_writer
         self._ids = np.random.default_rng(seed)
@@ -350,7 +439,7 @@ class RecordExperience(gym.Wrapper[Any, Any, Any, Any]):
         return obs, info
 
     def _start(self, obs: Any) -> None:
-        self._recorder.rows.start(obs, int(self._ids.integers(0, 1 << 63, dtype=np.int64)))
+        self._rows.start(obs, int(self._ids.integers(0, 1 << 63, dtype=np.int64)))
         self._extras.clear()
         self._running = True
 
@@ -364,9 +453,7 @@ class RecordExperience(gym.Wrapper[Any, Any, Any, Any]):
         Raises:
             OptionError: A name is one that is recorded anyway.
         """
-        for name in columns:
-            if name in _OWN:
-                raise OptionError(f"record({name}=...): this column is recorded by itself; leave it out")
+        _check_names(columns)
         self._extras.update(columns)
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
@@ -378,12 +465,11 @@ class RecordExperience(gym.Wrapper[Any, Any, Any, Any]):
                 `record` are not those of the steps before.
             PublishError: Rows could not be written, and are kept.
         """
-        recorder = self._recorder
-        rows = recorder.rows
+        rows = self._rows
         if not self._running:
             return self._step_outside(action)
-        if rows.count == _MOST_ROWS:  # The last write failed.
-            recorder.write()
+        if rows.full:  # The last write failed.
+            self._recorder.write()
         if self._extras or rows.extras:
             rows.add_extras(self._extras)
             self._extras.clear()
@@ -392,7 +478,7 @@ class RecordExperience(gym.Wrapper[Any, Any, Any, Any]):
         ended = bool(result[2] or result[3])
         if ended:
             self._running = False
-        recorder.write_if_due(ended=ended)
+        self._recorder.write_if_due(ended=ended)
         return result
 
     def _step_outside(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
@@ -413,25 +499,138 @@ class RecordExperience(gym.Wrapper[Any, Any, Any, Any]):
     def close(self) -> None:
         """Write what waits, and close the environment and the writer. May be called again."""
         try:
-            if not self.writer.closed:
-                self._recorder.write()
+            self._recorder.finish()
         finally:
             super().close()
         if self._close_writer:
             self.writer.close()
 
 
-def _writer_of(writer: Any, env: gym.Env[Any, Any]) -> OutputWriter:
+class RecordVectorExperience(VectorWrapper[Any, Any, Any]):
+    """Steps the vector environment ``envs`` as it is, and writes every transition down.
+
+    Rows are as those of `RecordExperience`, with ``env_id``, and are written when there are as many of all
+    environments together. The three autoreset modes of gymnasium are told apart by the environment's
+    metadata: a step that is a reset is no row, and ``new_obs`` at the end of an episode is the final
+    observation, wherever the mode has put it. With DISABLED, `reset` takes ``options={"reset_mask": ...}``.
+
+    Args:
+        envs: The vector environment.
+        writer: A writer, or what `resolve_output` takes.
+        infos: Whether to record the info of each step.
+        seed: Of the episode ids; None draws one from the OS.
+        close_writer: Whether `close` closes the writer.
+
+    Raises:
+        OptionError: ``writer`` stands for none, or the metadata do not say the autoreset mode.
+    """
+
+    def __init__(
+        self,
+        envs: VectorEnv[Any, Any, Any],
+        writer: OutputWriter | str | os.PathLike[str],
+        *,
+        infos: bool = False,
+        seed: int | None = None,
+        close_writer: bool = True,
+    ) -> None:
+        super().__init__(envs)
+        self._stepper = VectorStepper(envs)
+        self.writer = _writer_of(writer, envs)
+        self._rows = _VectorRows(envs, infos=infos, seed=seed)
+        self._recorder = _Recorder(self._rows, self.writer)
+        self._infos = infos
+        self._close_writer = close_writer
+        self._extras: dict[str, Any] = {}
+        #: Which environments have an observation to act on.
+        self._running = np.zeros(envs.num_envs, bool)
+        self._finalizer = weakref.finalize(self, _let_go, self._recorder)
+        self._finalizer.atexit = False
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin episodes: everywhere, or where ``options["reset_mask"]`` says; see `VectorEnv.reset`."""
+        mask = (options or {}).get("reset_mask")  # Which environments take out of the options.
+        which = np.ones(self.num_envs, bool) if mask is None else np.array(mask, bool)
+        # A list is what gymnasium's own vector environments take as well.
+        given: Any = seed
+        obs, infos = self.env.reset(seed=given, options=options)
+        if mask is None:
+            self._stepper.forget()
+        self._rows.start(obs, which)
+        self._running[which] = True
+        self._extras.clear()
+        return obs, infos
+
+    def record(self, **columns: Any) -> None:
+        """Give columns of the next step, such as ``action_logp``: arrays of shape (num_envs, ...).
+
+        Args:
+            columns: The same names, dtypes and shapes at every step.
+
+        Raises:
+            OptionError: A name is one that is recorded anyway.
+        """
+        _check_names(columns)
+        self._extras.update(columns)
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Take a step in every environment; see `VectorEnv.step`.
+
+        Raises:
+            OptionError: An environment has no episode to go on with.
+            SchemaError: What is to be recorded is not of the environment's spaces, or not as before.
+            PublishError: Rows could not be written, and are kept.
+        """
+        if not self._running.all():
+            raise OptionError(
+                f"step() but environments {excerpt(np.flatnonzero(~self._running).tolist())} have no episode "
+                "that runs: call reset() first, with options={'reset_mask': ...} for those that ended"
+            )
+        if self._rows.full:  # The last write failed.
+            self._recorder.write()
+        result = self.env.step(actions)
+        step = self._stepper.read(result)
+        infos = self._stepper.env_infos(step) if self._infos else None
+        self._rows.add(step, actions, dict(self._extras), infos)
+        self._extras.clear()
+        if self._stepper.is_reset_by_caller:
+            self._running[step.starts] = False
+        self._recorder.write_if_due(ended=bool(step.starts.any()))
+        return result
+
+    def flush(self) -> None:
+        """Write the rows that wait; they are in the writer's hands then."""
+        self._recorder.write()
+
+    def close(self, **kwargs: Any) -> None:
+        """Write what waits, and close the environments and the writer. May be called again."""
+        try:
+            self._recorder.finish()
+        finally:
+            super().close(**kwargs)
+        if self._close_writer:
+            self.writer.close()
+
+
+def _check_names(columns: dict[str, Any]) -> None:
+    for name in columns:
+        if name in _OWN:
+            raise OptionError(f"record({name}=...): this column is recorded by itself; leave it out")
+
+
+def _writer_of(writer: Any, env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> OutputWriter:
     if isinstance(writer, OutputWriter):
         return writer
     spec = env.spec
-    return resolve_output(
-        writer,
-        IOContext(
-            spaces={DEFAULT_POLICY_ID: (env.observation_space, env.action_space)},
-            made_by={} if spec is None else {"env": spec.id},
-        ),
+    spaces = (
+        (env.single_observation_space, env.single_action_space)
+        if isinstance(env, VectorEnv)
+        else (env.observation_space, env.action_space)
     )
+    made_by = {} if spec is None else {"env": spec.id}
+    return resolve_output(writer, IOContext(spaces={DEFAULT_POLICY_ID: spaces}, made_by=made_by))
 
 
 def _has_autoreset(env: gym.Env[Any, Any]) -> bool:

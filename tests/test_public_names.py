@@ -60,6 +60,7 @@ PUBLIC = [
     "PublishError",
     "RandomPolicy",
     "RecordExperience",
+    "RecordVectorExperience",
     "RecordingInput",
     "ReplayStore",
     "RlioError",

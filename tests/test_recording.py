@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from crash_child import fork, wait_for
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import Autoreset
 from numpy.testing import assert_array_equal
 
@@ -21,6 +23,7 @@ from rlio import (
     OutputWriter,
     ParquetWriter,
     RecordExperience,
+    RecordVectorExperience,
     SampleBatch,
     open_dataset,
 )
@@ -356,3 +359,121 @@ def test_a_crash_takes_no_more_than_the_last_rows(tmp_path: Path) -> None:
     assert isinstance(found, SampleBatch)
     assert env_rows - 256 < len(found) <= env_rows
     check(found, len(found), (10_000,))
+
+
+# ---- vector environments ----
+
+
+class Fresh(Counter):
+    """Gymnasium's vector environments keep final observations as they got them, and reset at once."""
+
+    def _obs(self) -> Any:
+        return super()._obs().copy()
+
+
+MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED]
+
+
+def vector(
+    mode: AutoresetMode, lengths: list[tuple[int, ...]], **options: Any
+) -> gym.vector.VectorEnv[Any, Any, Any]:
+    return SyncVectorEnv([partial(Fresh, length) for length in lengths], autoreset_mode=mode, **options)
+
+
+def drive_all(envs: RecordVectorExperience, steps: int, *, also: bool = False) -> None:
+    envs.reset(seed=1)
+    for number in range(steps):
+        if also:
+            envs.record(action_logp=np.full(envs.num_envs, number, np.float32))
+        _, _, terminated, truncated, _ = envs.step(np.full(envs.num_envs, number % 1000))
+        ended = terminated | truncated
+        if envs.metadata["autoreset_mode"] is AutoresetMode.DISABLED and ended.any():
+            envs.reset(options={"reset_mask": ended})
+
+
+@pytest.mark.parametrize("copy", [True, False])
+@pytest.mark.parametrize("mode", MODES)
+def test_vector_environments_in_all_modes(mode: AutoresetMode, copy: bool) -> None:
+    lengths = [(3, 5, 1), (1,), (40, 2)]
+    writer = Keeping()
+    envs = RecordVectorExperience(vector(mode, lengths, copy=copy), writer, infos=True)
+    drive_all(envs, 500, also=True)
+    envs.close()
+    rows = {name: writer.rows(name) for name in writer.batches[0]}
+    assert len(rows["t"]) == writer.rows_received
+    for env, own in enumerate(lengths):
+        mine = {name: values[rows["env_id"] == env] for name, values in rows.items()}
+        obs, new_obs = mine["obs"], mine["new_obs"]
+        assert_array_equal(new_obs[:, 0], obs[:, 0])
+        assert_array_equal(new_obs[:, 1], obs[:, 1] + 1)
+        assert_array_equal(mine["t"], obs[:, 1])
+        ends = new_obs[:, 1] == np.array(own)[obs[:, 0].astype(int) % len(own)]
+        assert_array_equal(mine["terminateds"], ends & (obs[:, 0] % 2 == 0))
+        assert_array_equal(mine["truncateds"], ends & (obs[:, 0] % 2 == 1))
+        # One after the other, from the first step on; NEXT_STEP spends one on each reset.
+        resets = int(ends[:-1].sum()) + int(ends[-1]) * (mine["actions"][-1] < 499)
+        assert len(obs) == 500 - (resets if mode is AutoresetMode.NEXT_STEP else 0)
+        assert_array_equal(np.diff(obs[:, 0]), ends[:-1])
+        assert_array_equal(obs[0], [0, 0])
+        assert_array_equal(mine["rewards"], mine["actions"])
+        assert_array_equal(mine["action_logp"], mine["actions"])
+        assert [info["t"] for info in mine["infos"]] == new_obs[:, 1].tolist()
+        assert_array_equal(np.diff(mine["eps_id"]) != 0, np.diff(obs[:, 0]) != 0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_vector_environments_come_back_from_files(tmp_path: Path, mode: AutoresetMode) -> None:
+    envs = RecordVectorExperience(vector(mode, [(3,), (4,)]), tmp_path, seed=0)
+    drive_all(envs, 300)
+    envs.close()
+    batch = DatasetReader(tmp_path, epochs=1, batch_size=600).sample()
+    assert isinstance(batch, SampleBatch)
+    assert_array_equal(batch["new_obs"][:, 1], batch["obs"][:, 1] + 1)
+    assert_array_equal(batch["new_obs"][:, 0], batch["obs"][:, 0])
+    assert len(batch) == (600 if mode is not AutoresetMode.NEXT_STEP else 225 + 240)
+
+
+def test_environments_that_are_left_have_no_end() -> None:
+    writer = Keeping()
+    envs = RecordVectorExperience(vector(AutoresetMode.DISABLED, [(9,), (9,)]), writer)
+    envs.reset()
+    envs.step(np.zeros(2, np.int64))
+    envs.reset(options={"reset_mask": np.array([True, False])})
+    envs.step(np.zeros(2, np.int64))
+    envs.reset()
+    envs.step(np.zeros(2, np.int64))
+    envs.close()
+    assert_array_equal(writer.rows("obs"), [[0, 0], [1, 0], [2, 0], [0, 0], [0, 1], [1, 0]])
+    assert_array_equal(writer.rows("new_obs"), [[0, 1], [1, 1], [2, 1], [0, 1], [0, 2], [1, 1]])
+    assert not writer.rows("truncateds").any()
+
+
+def test_a_vector_step_without_an_episode_is_refused() -> None:
+    envs = RecordVectorExperience(vector(AutoresetMode.DISABLED, [(1,), (2,)]), Keeping())
+    with pytest.raises(OptionError, match=r"environments \[0, 1\]"):
+        envs.step(np.zeros(2, np.int64))
+    envs.reset()
+    envs.step(np.zeros(2, np.int64))
+    with pytest.raises(OptionError, match=r"environments \[0\].*reset_mask"):
+        envs.step(np.zeros(2, np.int64))
+
+
+def test_vector_rows_that_could_not_be_written_are_kept() -> None:
+    writer = Keeping()
+    envs = RecordVectorExperience(vector(AutoresetMode.SAME_STEP, [(9000,)] * 2), writer)
+    envs.reset()
+    writer.fails = True
+    for number in range(127):
+        envs.step(np.full(2, number))
+    with pytest.raises(PublishError):
+        envs.step(np.full(2, 127))  # Which was taken: 128 steps of two wait in vain, and there is room again.
+    for number in range(128, 255):
+        envs.step(np.full(2, number))
+    for _ in range(2):
+        with pytest.raises(PublishError):
+            envs.step(np.full(2, 255))
+    writer.fails = False
+    envs.step(np.full(2, 256))
+    envs.close()
+    for env in range(2):
+        assert_array_equal(writer.rows("t")[writer.rows("env_id") == env], np.arange(257))

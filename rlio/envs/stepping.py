@@ -116,6 +116,15 @@ class VectorStepper:
         """Whether some steps of some environments are resets, and no transitions."""
         return self._next_step
 
+    @property
+    def is_reset_by_caller(self) -> bool:
+        """Whether nothing begins an episode but `reset` (DISABLED)."""
+        return not self._next_step and not self._same_step
+
+    def forget(self) -> None:
+        """All environments were reset by somebody else."""
+        self._ended = np.zeros(self.num_envs, bool)
+
     def reset(self, *, seed: int | None = None) -> Any:
         """Start a new episode in every environment and return the first observations.
 
@@ -134,7 +143,7 @@ class VectorStepper:
             SchemaError: An episode ended without the final observation that SAME_STEP promises.
         """
         step = self.read(self.envs.step(actions))
-        if step.finals and not self._same_step:
+        if step.finals and self.is_reset_by_caller:
             obs, _ = self.envs.reset(options={"reset_mask": step.starts})
             step = step._replace(obs=obs)
         return step

@@ -87,6 +87,7 @@ class StepRecorder:
         self._rewards = np.zeros((capacity, num_envs), np.float32)
         self._terminateds = np.zeros((capacity, num_envs), bool)
         self._truncateds = np.zeros((capacity, num_envs), bool)
+        self._ends = np.zeros((capacity, num_envs), bool)
         self._valid = np.ones((capacity, num_envs), bool)
         self._all_valid = True
         self._rows = 0
@@ -121,6 +122,27 @@ class StepRecorder:
         self._rows = 0
         self._write_obs(obs)
 
+    def restart(self, obs: Any, which: NDArray[np.bool_]) -> None:
+        """Begin episodes in some environments; what those showed before is the `new_obs` of their last row.
+
+        Args:
+            obs: The observations of all environments, of which only those ``which`` began are looked at.
+            which: Shape (N,), bool.
+        """
+        at = self.steps
+        known = {env for step, env, _ in self._finals if step == at - 1}
+        began = np.flatnonzero(which).tolist()
+        if at:
+            self._finals += [
+                (at - 1, env, [_copied(buffer[at, env]) for buffer in self._obs])
+                for env in began
+                if env not in known
+            ]
+        for leaf, buffer in zip(self._observation_leaves, self._obs, strict=True):
+            values = leaf_of(obs, leaf.path)
+            for env in began:
+                buffer[at, env] = values[env]
+
     def _write_obs(self, obs: Any) -> None:
         at = self.steps
         if len(self._obs) == 1 and self._observation_leaves[0].path == ():
@@ -138,6 +160,7 @@ class StepRecorder:
         extras: Mapping[str, Any],
         scalars: Mapping[str, Any],
         infos: list[dict[str, Any]] | None = None,
+        ends: NDArray[np.bool_] | None = None,
     ) -> None:
         """Record one step of every environment.
 
@@ -147,6 +170,7 @@ class StepRecorder:
             extras: The policy's further columns, (N, ...): the same ones every time.
             scalars: Integer columns, (N,) or one number for all.
             infos: N infos, if they are recorded.
+            ends: Which rows are the last of an episode, (N,); None: those with a flag that says so.
 
         Raises:
             SchemaError: Actions or extras do not fit; nothing is recorded.
@@ -161,6 +185,7 @@ class StepRecorder:
         self._rewards[at] = step.rewards
         self._terminateds[at] = step.terminateds
         self._truncateds[at] = step.truncateds
+        self._ends[at] = step.terminateds | step.truncateds if ends is None else ends
         if step.valid is None:
             self._rows += self.num_envs
         else:
@@ -213,6 +238,29 @@ class StepRecorder:
                 )
             buffer[at] = array
 
+    def discard(self, env: int, eps_id: int) -> int:
+        """Forget the rows of an episode that were not handed out, and say how many there were.
+
+        Args:
+            env: Its environment.
+            eps_id: Its id: the scalar column ``eps_id``.
+        """
+        if Columns.EPS_ID not in self._scalars:
+            return 0
+        valid = self._valid[: self.steps, env]
+        rows = valid & (self._scalars[Columns.EPS_ID][: self.steps, env] == eps_id)
+        dropped = int(np.count_nonzero(rows))
+        if dropped:
+            valid[rows] = False
+            self._all_valid = False
+            self._rows -= dropped
+        return dropped
+
+    def forget_extras(self) -> None:
+        """Let the next step have other extra columns than those before, of which no row may be left."""
+        assert not self._rows, "rows with the present columns are not handed out yet"
+        self._extras = None
+
     # ---- handing out ----
 
     @property
@@ -228,8 +276,7 @@ class StepRecorder:
     @property
     def ended(self) -> NDArray[np.bool_]:
         """Which of the `valid` rows are the last of an episode, shape (steps, N)."""
-        steps = self.steps
-        return (self._terminateds[:steps] | self._truncateds[:steps]) & self._valid[:steps]
+        return self._ends[: self.steps] & self._valid[: self.steps]
 
     def take(self, chosen: NDArray[np.bool_] | None = None) -> Rows:
         """Hand out rows, and keep the others for the next `take`.
@@ -294,7 +341,7 @@ class StepRecorder:
         """The columns with one entry a step, `_valid` and observations excepted."""
         infos = [] if self._infos is None else [self._infos]
         extras = (self._extras or {}).values()
-        flags = [self._terminateds, self._truncateds]
+        flags = [self._terminateds, self._truncateds, self._ends]
         return [self._rewards, *flags, *infos, *self._actions, *self._scalars.values(), *extras]
 
     def reserve(self, capacity: int) -> None:
@@ -312,6 +359,7 @@ class StepRecorder:
         self._rewards = longer(self._rewards, capacity)
         self._terminateds = longer(self._terminateds, capacity)
         self._truncateds = longer(self._truncateds, capacity)
+        self._ends = longer(self._ends, capacity)
         self._valid = longer(self._valid, capacity)
         self._valid[self.capacity :] = True
         if self._infos is not None:
@@ -325,6 +373,10 @@ class StepRecorder:
     def _look(self) -> None:
         """Point `obs` at the current observations."""
         self._view = _structured(self._observation_leaves, [buffer[self.steps] for buffer in self._obs])
+
+
+def _copied(value: Any) -> Any:
+    return np.array(value) if isinstance(value, np.ndarray) else value
 
 
 def _structured(specs: list[Leaf], values: list[Any]) -> Any:
