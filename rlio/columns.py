@@ -35,6 +35,8 @@ class Columns:
     VF_PREDS: Final = "vf_preds"
     ADVANTAGES: Final = "advantages"
     VALUE_TARGETS: Final = "value_targets"
+    #: Value of the observation after each row; 0 where nothing is bootstrapped.
+    VALUES_BOOTSTRAPPED: Final = "values_bootstrapped"
     WEIGHTS: Final = "weights"
     #: Version number of the policy weights that chose the action.
     WEIGHTS_SEQ_NO: Final = "weights_seq_no"
