@@ -16,6 +16,7 @@ from rlio._lazy import lazy_exports
 
 __all__ = [
     "DQN",
+    "BatchBuilder",
     "BehaviourCloning",
     "CacheError",
     "ClosedError",
@@ -42,6 +43,7 @@ __all__ = [
     "MissingExtra",
     "MixedInput",
     "MultiAgentBatch",
+    "MultiAgentBatchBuilder",
     "NoopOutput",
     "OptionError",
     "OutputWriter",
@@ -86,6 +88,7 @@ __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
     from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
+    from rlio.batch_builder import BatchBuilder, MultiAgentBatchBuilder
     from rlio.columns import Columns
     from rlio.dataset import Dataset, open_dataset
     from rlio.episode import Episode
@@ -148,6 +151,7 @@ else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
+            "BatchBuilder": "rlio.batch_builder",
             "BehaviourCloning": "rlio.policies.behaviour_cloning",
             "CacheError": "rlio.errors",
             "ClosedError": "rlio.errors",
@@ -175,6 +179,7 @@ else:
             "MissingExtra": "rlio.errors",
             "MixedInput": "rlio.readers.mixed_input",
             "MultiAgentBatch": "rlio.batch",
+            "MultiAgentBatchBuilder": "rlio.batch_builder",
             "NoopOutput": "rlio.writers.noop_output",
             "OptionError": "rlio.errors",
             "OutputWriter": "rlio.interfaces",

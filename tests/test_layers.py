@@ -14,6 +14,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (  # the data model
         "rlio.arrays",
         "rlio.batch",
+        "rlio.batch_builder",
         "rlio.column_mapping",
         "rlio.compressed_rows",
         "rlio.episode",

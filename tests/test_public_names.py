@@ -25,6 +25,7 @@ INITS = {
 
 # A name that leaves this list breaks somebody's program: the changelog says so, and what to do.
 PUBLIC = [
+    "BatchBuilder",
     "BehaviourCloning",
     "CacheError",
     "ClosedError",
@@ -52,6 +53,7 @@ PUBLIC = [
     "MissingExtra",
     "MixedInput",
     "MultiAgentBatch",
+    "MultiAgentBatchBuilder",
     "NoopOutput",
     "OptionError",
     "OutputWriter",
