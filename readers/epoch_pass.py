@@ -11,11 +11,11 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any, Literal
 
-from rlio.batch import concat_samples
 from rlio.dataset import Dataset
 from rlio.errors import CorruptData, DataNotFound, EndOfData, HoleError, LedgerError, excerpt
 from rlio.interfaces import Batch, JsonState, ReadLedger, ReadOptions, Unit
 from rlio.readers.group_source import Dealt, GroupSource, WindowedOrder, open_groups
+from rlio.replay.buffers import Buffers
 from rlio.replay.filter_pushdown import matches
 from rlio.replay.filters import RowFilter
 from rlio.replay.order import ORDER_VERSION
@@ -27,6 +27,7 @@ from rlio.replay.positions import (
     spans_of,
 )
 from rlio.replay.segment_reader import ShardGone, group_options, own_size
+from rlio.schemas.folded import Folded, unfold
 from rlio.storage import listing
 
 __all__ = ["EpochPass"]
@@ -63,6 +64,8 @@ class EpochPass:
         self.seed = choose_seed(options, dataset.uri)
         # Paths of shards that are listed and not there, again and again.
         self._given_up: set[str] = set()
+        # Of frame stacks.
+        self._buffers = Buffers()
         self._source = self._open_first()
         #: Units of a batch, where no number is asked for.
         self.batch_size = options.batch_size or own_size(self.dataset)
@@ -127,7 +130,7 @@ class EpochPass:
         while True:
             try:
                 parts = self._gather(n or self.batch_size)
-                batch = parts[0] if len(parts) == 1 else concat_samples(parts)
+                batch = unfold(parts, self._buffers.empty)
                 self._tally = self._tally.plus(served=batch.agent_steps())
                 self._tally.check(self.dataset.uri)
                 return batch
@@ -205,7 +208,7 @@ class EpochPass:
         self.epoch, self._offset, self._tally = before
         self._source.rewind()
 
-    def _gather(self, n: int) -> list[Batch]:
+    def _gather(self, n: int) -> list[Folded]:
         """Batches of ``n`` units in all; at least one.
 
         Raises:
@@ -226,7 +229,7 @@ class EpochPass:
             raise EndOfData(f"all {self.options.epochs} epochs of {self.total} {self.unit} have been read")
         return parts
 
-    def _gather_what_is_there(self, n: int) -> list[Batch]:
+    def _gather_what_is_there(self, n: int) -> list[Folded]:
         """`_gather` where damage is passed over: rows after it move up, and the next step begins later.
 
         What a rank has of a step, and where it ends, then depends on all that is damaged in it: every rank
@@ -245,7 +248,7 @@ class EpochPass:
             parts, _ = self._step(world * n, range(found * rank // world, found * (rank + 1) // world))
         return parts
 
-    def _step(self, units: int, wanted: range) -> tuple[list[Batch], int]:
+    def _step(self, units: int, wanted: range) -> tuple[list[Folded], int]:
         """Step over ``units`` that are not lost, or all that are left.
 
         Args:
@@ -255,7 +258,7 @@ class EpochPass:
         Returns:
             Batches of those, and how many units there were.
         """
-        parts: list[Batch] = []
+        parts: list[Folded] = []
         found, began = 0, self.epoch
         while found < units and not (found and self._is_over()):
             covered = self._deal(units - found, parts)
@@ -270,7 +273,7 @@ class EpochPass:
                 raise CorruptData("every row of an epoch is damaged", uri=self.dataset.uri)
         return parts, found
 
-    def _put(self, dealt: Dealt, parts: list[Batch]) -> None:
+    def _put(self, dealt: Dealt, parts: list[Folded]) -> None:
         """Count what was dealt, and take what is this rank's."""
         rank, world = self.options.shard
         lost = dealt.lost * (rank + 1) // world - dealt.lost * rank // world
@@ -278,7 +281,7 @@ class EpochPass:
         if dealt.batch is not None:
             parts.append(dealt.batch)
 
-    def _deal(self, units: int, parts: list[Batch]) -> int:
+    def _deal(self, units: int, parts: list[Folded]) -> int:
         """How many of the next ``units`` of all ranks there are; ``parts`` wait for them.
 
         Raises:
@@ -294,8 +297,8 @@ class EpochPass:
             raise EndOfData(f"all {epochs} epochs of {self.total} {self.unit} have been read")
         return min(units, left)
 
-    def _drop(self, parts: list[Batch]) -> None:
-        self._tally = self._tally.plus(dropped=sum(part.agent_steps() for part in parts))
+    def _drop(self, parts: list[Folded]) -> None:
+        self._tally = self._tally.plus(dropped=sum(part.batch.agent_steps() for part in parts))
 
     def _drop_rest(self, left: int) -> None:
         """Count, once, the rows of the last ``left`` units, which are not read any more.

@@ -12,7 +12,7 @@ import logging
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
+from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.columns import Columns
 from rlio.dataset import Dataset
 from rlio.errors import CorruptData
@@ -37,6 +37,7 @@ from rlio.replay.segment_reader import (
     counting_of,
     split_batch,
 )
+from rlio.schemas.folded import Folded, join_folded
 from rlio.storage.listing import Segment
 
 __all__ = ["Dealt", "GroupSource", "RecordedOrder", "WindowedOrder", "open_groups"]
@@ -48,13 +49,14 @@ class Dealt(NamedTuple):
     """What stands at some positions in a row.
 
     Attributes:
-        batch: Of the units that are not lost, those that are wanted; None if there are none.
+        batch: Of the units that are not lost, those that are wanted, frame stacks not looked up yet; None if
+            there are none.
         rows: Rows that belong to those, as the shards tell it.
         found: Units that are not lost, whether they are wanted or not.
         lost: Rows that were lost to damage.
     """
 
-    batch: Batch | None
+    batch: Folded | None
     rows: int
     found: int
     lost: int
@@ -163,15 +165,14 @@ class GroupSource(ABC):
             return segment.rows if span is None else len(span.rows)
         return self._chosen[segment].count if span is None else len(self._passing(segment, span))
 
-    def _decode(self, segment: Segment, span: Span) -> Batch | None:
+    def _decode(self, segment: Segment, span: Span) -> Folded | None:
         """The units of a group that are given; None if they are lost."""
-        batch = self._reader.read(segment, span)
-        if batch is None or self._matches is None:
-            return batch
+        folded = self._reader.read_folded(segment, span)
+        if folded is None or self._matches is None:
+            return folded
         rows = self._passing(segment, span)
-        assert isinstance(batch, SampleBatch)
-        chosen: SampleBatch = batch if len(rows) == len(span.rows) else batch[rows]
-        return chosen
+        assert isinstance(folded.batch, SampleBatch)
+        return folded if len(rows) == len(span.rows) else replace(folded, batch=folded.batch[rows])
 
     @property
     @abstractmethod
@@ -257,19 +258,20 @@ class RecordedOrder(GroupSource):
                 yield Dealt(batch, rows, end - start, 0)
             start = end
 
-    def _cut(self, group: _Group, start: int, stop: int) -> tuple[Batch | None, int]:
+    def _cut(self, group: _Group, start: int, stop: int) -> tuple[Folded | None, int]:
         """The units at some positions of a group, and their rows; those behind are kept."""
         self._group = group
         if start >= stop:
             return None, 0
         assert group.batch is not None
+        batch, frames = group.batch.batch, group.batch.frames
         if start > group.start:  # What is between is another rank's.
-            group = group.after(start, split_batch(group.batch, 0, start - group.start, self.unit)[1])
-        assert group.batch is not None
-        head, rest = split_batch(group.batch, 0, stop - start, self.unit)
-        self._group = group.after(stop, rest)
+            batch = split_batch(batch, 0, start - group.start, self.unit)[1]
+            group = group.after(start, Folded(batch, frames))
+        head, rest = split_batch(batch, 0, stop - start, self.unit)
+        self._group = group.after(stop, Folded(rest, frames))
         # What the split left over tells what it should have given.
-        return head, stop - start if self.by_row else group.rows - self._group.rows
+        return Folded(head, frames), stop - start if self.by_row else group.rows - self._group.rows
 
     def rewind(self) -> None:
         self._group = None
@@ -314,13 +316,13 @@ class _Group:
 
     start: int
     stop: int
-    batch: Batch | None
+    batch: Folded | None
     rows: int
     origin: tuple[int, int]
 
-    def after(self, position: int, rest: Batch | None) -> _Group:
+    def after(self, position: int, rest: Folded | None) -> _Group:
         """What is left from ``position`` on."""
-        rows = self.rows if rest is None else rest.agent_steps()
+        rows = self.rows if rest is None else rest.batch.agent_steps()
         return _Group(position, self.stop, rest, rows, self.origin)
 
     def share(self, start: int, stop: int) -> int:
@@ -346,7 +348,7 @@ class _Window:
         rows: Rows of each unit of the window, the lost ones included; None where each has one.
     """
 
-    batch: Batch | None
+    batch: Folded | None
     place: NDArray[np.int64] | None
     steps: dict[str, NDArray[np.int64]] | None
     rows: NDArray[np.int64] | None
@@ -413,7 +415,8 @@ class WindowedOrder(GroupSource):
             batch = None
             if window.batch is not None and len(places):
                 units = places if window.place is None else window.place[places]
-                batch = _take(window.batch, units, self.unit, window.steps)
+                taken = _take(window.batch.batch, units, self.unit, window.steps)
+                batch = Folded(taken, window.batch.frames)
             yield Dealt(batch, rows, found, lost)
             start = end
 
@@ -434,27 +437,28 @@ class WindowedOrder(GroupSource):
             self._ahead.announce(following.index)
 
     def _load(self, index: int) -> _Window:
-        parts: list[Batch] = []
+        parts: list[Folded] = []
         place: list[NDArray[np.int64]] = []
         rows: list[NDArray[np.int64]] = []
         steps: dict[str, list[NDArray[np.int64]]] = {}
         found = 0
         for number in self._order.groups_of(index):
             segment, span, units = self._groups[number]
-            batch = self._decode(segment, span)
+            folded = self._decode(segment, span)
+            batch = None if folded is None else folded.batch
             if not self.by_row:
                 rows.append(_rows_of_units(batch, span))
-            if batch is None:
+            if folded is None:
                 place.append(np.full(units, -1, np.int64))
                 continue
             if isinstance(batch, MultiAgentBatch):
                 for pid, own in step_numbers(batch)[0].items():
                     steps.setdefault(pid, []).append(own + found)
-            parts.append(batch)
+            parts.append(folded)
             place.append(np.arange(found, found + units))
             found += units
         whole = found == sum(len(numbers) for numbers in place)
-        joined = concat_samples(parts) if len(parts) > 1 else parts[0] if parts else None
+        joined = join_folded(parts) if parts else None
         numbers = {pid: np.concatenate(own) for pid, own in steps.items()}
         return _Window(
             joined,

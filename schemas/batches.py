@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.errors import CorruptData, SchemaError
+from rlio.nested import Path
+from rlio.schemas.folded import Folded, Frames, unfold
 from rlio.schemas.schema import PolicySchema, rebuild
 from rlio.schemas.shard_file import DecodedGroup
 
-__all__ = ["to_batch"]
+__all__ = ["to_batch", "to_folded"]
 
 
 def to_batch(group: DecodedGroup, *, columns: Collection[str] | None = None) -> SampleBatch | MultiAgentBatch:
@@ -24,12 +26,19 @@ def to_batch(group: DecodedGroup, *, columns: Collection[str] | None = None) -> 
         group: Its arrays become the batch's.
         columns: Logical columns, in any order; None: all. The batch has them in the order of the schema.
     """
+    return unfold([to_folded(group, columns=columns)])
+
+
+def to_folded(group: DecodedGroup, *, columns: Collection[str] | None = None) -> Folded:
+    """`to_batch`, but that frame stacks are not looked up yet."""
     parts = {
         pid: _policy_batch(group, group.schema.policies[pid], rows, columns)
         for pid, rows in group.policies().items()
     }
     if group.schema.multi_agent:
-        return MultiAgentBatch(parts, group.info.env_steps)
+        whole = [(pid, unfold([part])) for pid, part in parts.items()]
+        found = {pid: batch for pid, batch in whole if isinstance(batch, SampleBatch)}
+        return Folded(MultiAgentBatch(found, group.info.env_steps))
     if len(parts) != 1:
         raise CorruptData(f"rows of {len(parts)} policies in a shard of one")
     return next(iter(parts.values()))
@@ -40,12 +49,18 @@ def _policy_batch(
     policy: PolicySchema,
     rows: NDArray[np.int64] | None,
     columns: Collection[str] | None,
-) -> SampleBatch:
+) -> Folded:
     """The rows of one policy."""
     made: dict[str, Any] = {}
+    frames: dict[tuple[str, Path], Frames] = {}
     for column, leaves in policy.columns.items():
         if columns is None or column in columns:
             made[column] = rebuild([(leaf.path, group.values(leaf, rows)) for leaf in leaves])
+            frames |= {
+                (column, leaf.path): group.frames[leaf.physical]
+                for leaf in leaves
+                if leaf.physical in group.frames
+            }
     attributes = _attributes(group) if not group.schema.multi_agent else {}
     # The constructor checks lengths, at about 10 us a group: only a stranger's file can fail here.
     try:
@@ -54,7 +69,7 @@ def _policy_batch(
         # A batch that began in the group before may have left longer sequences here.
         if longest is not None and attributes.get("max_seq_len", 0) < longest:
             attributes.pop("max_seq_len", None)
-        return SampleBatch(made, **attributes) if attributes else batch
+        return Folded(SampleBatch(made, **attributes) if attributes else batch, frames)
     except SchemaError as error:
         raise CorruptData(f"the columns of a row group do not fit each other: {error}") from error
 

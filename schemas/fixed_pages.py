@@ -70,6 +70,10 @@ def decode_fixed(
     )
     if not is_usual or totals.dictionary is not None:
         return None
+    if _lies_ready(chunk, totals):
+        (page,) = totals.pages
+        body = _body(data[page.start : page.start + page.packed], page, chunk)
+        return body.view(dtype) if len(body) == count * dtype.itemsize else None
     found = empty_array((count,), dtype)
     start = 0
     for page in totals.pages:
@@ -88,6 +92,17 @@ def decode_fixed(
             return None
         start += page.values
     return found
+
+
+def _lies_ready(chunk: Chunk, totals: PageTotals) -> bool:
+    """Whether what is unpacked is already what is wanted, in memory of its own: one page of plain values."""
+    return (
+        len(totals.pages) == 1
+        and chunk.codec != _UNCOMPRESSED
+        and totals.pages[0].encoding == _PLAIN
+        and not chunk.leaf.repeated
+        and chunk.leaf.element.physical != BOOLEAN
+    )
 
 
 def _stored_size(chunk: Chunk) -> int:

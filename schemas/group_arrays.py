@@ -29,6 +29,7 @@ __all__ = [
     "OLDER",
     "STREAM",
     "ReadyGroup",
+    "check_stacks",
     "file_fields",
     "linked_columns",
     "ready_group",
@@ -153,10 +154,7 @@ def _split_stacks(
     group: RowGroup, schema: Schema, following: NDArray[np.int64], distance: NDArray[np.int32]
 ) -> dict[str, tuple[NDArray[Any], NDArray[np.bool_] | None, ColumnSpec]]:
     """Newest and older frames of the stacked columns, by field name."""
-    if any(spec.stack for spec in schema.columns.values()) and not group.stacks:
-        raise CorruptData(
-            "its schema has frame stacks in columns that not every row has, or that are not linked"
-        )
+    check_stacks(schema)
     found: dict[str, tuple[NDArray[Any], NDArray[np.bool_] | None, ColumnSpec]] = {}
     previous = previous_rows(following)
     stored = np.flatnonzero(distance == STORED)
@@ -172,6 +170,21 @@ def _split_stacks(
         found[new_name] = (split.newest, distance == STORED, newest)
         found[new_name + OLDER] = (split.older, full, older)
     return found
+
+
+def check_stacks(schema: Schema) -> None:
+    """Refuse a schema of frame stacks where there can be none.
+
+    Raises:
+        CorruptData: They are in columns that not every row has, or that are not linked.
+    """
+    pairs = [(obs, new_obs) for obs, (new_obs, _) in schema.stacked.items()]
+    paired = {name for pair in pairs for name in pair}
+    stacked = {name for name, spec in schema.columns.items() if spec.stack is not None}
+    if stacked != paired or any(schema.columns[a].stack != schema.columns[b].stack for a, b in pairs):
+        raise CorruptData(
+            "its schema has frame stacks in columns that not every row has, or that are not linked"
+        )
 
 
 def stack_specs(spec: ColumnSpec) -> tuple[ColumnSpec, ColumnSpec]:

@@ -26,9 +26,9 @@ __all__ = [
     "as_unsigned",
     "as_words",
     "detect_stack",
-    "join_stack",
     "link",
     "resolve_links",
+    "stack_places",
     "successors",
 ]
 
@@ -36,6 +36,7 @@ STORED = 0
 MISSING = -1
 
 Rows = NDArray[np.int64]
+Places = NDArray[np.int32]
 
 
 def successors(stream: NDArray[np.int32]) -> Rows:
@@ -85,13 +86,16 @@ def link(
     return distance
 
 
-def resolve_links(distance: NDArray[np.int32], obs: NDArray[Any], stored: NDArray[Any]) -> NDArray[Any]:
-    """Rebuild ``new_obs`` of a group; zeros where it is missing.
+def resolve_links(
+    distance: NDArray[np.int32], obs: NDArray[Any], stored: NDArray[Any], *, blank: int = 0
+) -> NDArray[Any]:
+    """Rebuild ``new_obs`` of a group.
 
     Args:
         distance: The ``_next`` column.
         obs: Shape (rows, *shape).
         stored: The stored rows in order, shape (number of zeros in ``distance``, *shape).
+        blank: What stands where it is missing.
 
     Raises:
         CorruptData: A link leaves the group, or the stored rows do not fit.
@@ -103,15 +107,11 @@ def resolve_links(distance: NDArray[np.int32], obs: NDArray[Any], stored: NDArra
         raise CorruptData("a link in _next leaves its row group")
     if len(own) != len(stored):
         raise CorruptData(f"{len(stored)} observations are stored where _next says {len(own)}")
-    # Frame stacks may lie with their frames first, whatever their shape: rows are taken as they lie.
-    axes = (0, *sorted(range(1, obs.ndim), key=lambda axis: -obs.strides[axis]))
-    lying = obs.transpose(axes)
-    taken = np.take(lying, target, axis=0, out=empty_array(lying.shape, obs.dtype), mode="clip")
-    new_obs = taken.transpose(np.argsort(axes))
+    new_obs = np.take(obs, target, axis=0, out=empty_array(obs.shape, obs.dtype), mode="clip")
     new_obs[own] = stored
     missing = distance == MISSING
     if missing.any():
-        new_obs[missing] = 0
+        new_obs[missing] = blank
     return new_obs
 
 
@@ -138,41 +138,41 @@ class SplitStack:
     full: NDArray[np.bool_]
 
 
-def join_stack(split: SplitStack, stack: FrameStack, following: Rows) -> NDArray[Any]:
-    """Rebuild the stacks of a group's rows along the streams.
+def stack_places(full: NDArray[np.bool_], following: Rows, depth: int) -> Places:
+    """The frames of a group's stacks, found along the streams.
+
+    Args:
+        full: Rows that store all of their frames, shape (rows,).
+        following: From `successors`.
+        depth: Frames of a stack.
 
     Returns:
-        Shape (rows, *shape); in memory, the frames of a row lie one after the other.
+        Shape (rows, depth), the oldest first: row i for the newest frame of row i, from ``rows`` on the older
+        ones of the rows in ``full``.
 
     Raises:
         CorruptData: A row overlaps with a row before it, but there is none.
     """
-    rows, depth = len(split.newest), stack.depth
-    frame_shape = split.newest.shape[1:]
+    rows = len(following)
     previous = np.full(rows, -1, np.int64)
     linked = np.flatnonzero(following >= 0)
     previous[following[linked]] = linked
-    if ((previous < 0) & ~split.full).any() or len(split.older) != split.full.sum():
+    if ((previous < 0) & ~full).any():
         raise CorruptData("a frame stack refers to a row before its row group")
-    # Every row's frames as indices into [newest of every row, older ones]: the chain is walked depth times,
-    # each step moving all rows to the row before, until the row that stores its own older frames.
-    index = np.empty((rows, depth), np.int64)
+    # The chain is walked depth times, each step moving all rows to the row before, until the row that stores
+    # its own older frames.
+    places = np.empty((rows, depth), np.int32)
     older_start = np.full(rows, -1, np.int64)
-    older_start[split.full] = rows + np.arange(len(split.older)) * (depth - 1)
+    older_start[full] = rows + np.arange(int(full.sum())) * (depth - 1)
     row = np.arange(rows)
     taken = np.zeros(rows, np.int64)  # Older frames already taken from a row that stores them.
     for position in range(depth - 1, -1, -1):
         at_end = taken > 0
-        index[:, position] = np.where(at_end, older_start[row] + (depth - 1) - taken, row)
-        moves = ~at_end & ~split.full[row]
+        places[:, position] = np.where(at_end, older_start[row] + (depth - 1) - taken, row)
+        moves = ~at_end & ~full[row]
         taken = np.where(moves, 0, taken + 1)
         row = np.where(moves, previous[row], row)
-    older = split.older.reshape(-1, *frame_shape)
-    frames = np.concatenate([split.newest, older], dtype=split.newest.dtype)  # In its byte order.
-    stacked = empty_array((rows, depth, *frame_shape), frames.dtype)
-    np.take(frames, index, axis=0, out=stacked, mode="clip")
-    # A view: to weave the frames of the last axis into each other would take three times as long as all else.
-    return np.moveaxis(stacked, 1, stack.axis + 1)
+    return places
 
 
 def _overlaps(before: NDArray[Any], after: NDArray[Any], axis: int) -> NDArray[np.bool_]:

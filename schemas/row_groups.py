@@ -38,6 +38,13 @@ __all__ = [
 #: `Schema.group_rows` can only guess how long texts will be.
 _GROUP_TEXT = 8 << 20
 
+#: Frames of one row group, in bytes: `Schema.group_rows` counts one a row, and stacks that share none have
+#: eight.
+_GROUP_FRAMES = 16 << 20
+
+#: Stacks of one piece, in bytes: none of its frames may be shared.
+_PIECE_STACKS = 16 << 20
+
 #: Attributes of a batch that come back with it.
 ATTRIBUTES = ("max_seq_len", "num_grad_updates")
 
@@ -134,10 +141,11 @@ def pieces_of(
     text = json.dumps(attributes_of(batch))  # Padding goes, and the length that it gave stays.
     policy = schema.policies[DEFAULT_POLICY_ID]
     arrays = policy.flatten(plain, policy=DEFAULT_POLICY_ID)
+    most = max(_PIECE_STACKS // max(schema.row_bytes, 1) if schema.stacked else len(plain), 1)
     cuts = (
-        _cut_sequences(arrays, policy, limit)
+        _cut_sequences(arrays, policy, min(limit, most))
         if policy.has_sequences
-        else _cut_rows(arrays, len(plain), rooms, text_ends=_text_ends(arrays, policy))
+        else _cut_rows(arrays, len(plain), rooms, most=most, text_ends=_text_ends(arrays, policy))
     )
     return [
         [Piece(DEFAULT_POLICY_ID, part, stop - start, text if start == 0 else None, stop - start)]
@@ -201,9 +209,11 @@ class GroupBuffer:
 
     @property
     def is_full(self) -> bool:
-        """Whether the group has the rows that the schema wants, or all the text that a group may have."""
+        """Whether the group has the rows that the schema wants, or all the text or frames that it may."""
         # Half: the next piece may have as much as a whole group.
-        return self.rows >= self.schema.group_rows or 2 * self._text >= _GROUP_TEXT
+        if self.rows >= self.schema.group_rows or 2 * self._text >= _GROUP_TEXT:
+            return True
+        return sum(pool.size(self._counts[name]) for name, pool in self._pools.items()) >= _GROUP_FRAMES
 
     @property
     def room(self) -> int:
@@ -383,6 +393,10 @@ class _PoolBuffer:
         np.take(places, pool.new_obs, out=self._new_obs[row:stop], mode="clip")
         return end
 
+    def size(self, count: int) -> int:
+        """Bytes of so many frames."""
+        return count * self._frames[:1].nbytes
+
     def _ends_with(self, row: int, stack: NDArray[Any]) -> bool:
         """Whether the stack is the new_obs of the row before ``row``, byte for byte."""
         before = self._frames[self._new_obs[row - 1]]
@@ -435,18 +449,19 @@ def _cut_rows(
     rows: int,
     rooms: Iterator[int],
     *,
+    most: int,
     text_ends: NDArray[np.int64] | None,
 ) -> Iterator[_Cut]:
-    """Parts of as many rows as there is room for, and text for, as (first row, last row, views)."""
+    """Parts of as many rows as there is room for, and text for, or ``most``: (first row, last row, views)."""
     start = 0
     while start < rows:
         room = min(start + next(rooms), rows)
         while start < room:
-            stop = room
+            stop = min(start + most, room)
             if text_ends is not None:
                 before = text_ends[start - 1] if start else 0
                 fits = int(np.searchsorted(text_ends, before + _GROUP_TEXT, side="right"))
-                stop = min(max(fits, start + 1), room)
+                stop = min(max(fits, start + 1), stop)
             yield start, stop, {name: values[start:stop] for name, values in arrays.items()}
             start = stop
 

@@ -233,9 +233,8 @@ class Schema:
             )
             for pid in sorted(named)
         }
-        row_bytes = max(sum(leaf.spec.row_bytes for leaf in policy.leaves) for policy in policies.values())
-        rows = min(_MAX_GROUP_ROWS, max(1, _GROUP_BYTES // max(row_bytes, 1)))
-        made = replace(self, policies=policies, group_rows=1 << (rows.bit_length() - 1))
+        made = replace(self, policies=policies)
+        made = replace(made, group_rows=_rows_of(_GROUP_BYTES, made.folded_row_bytes))
         made._check_storable()
         return made
 
@@ -292,6 +291,25 @@ class Schema:
             for obs, new_obs in policy.linked
             if obs.spec.stack is not None
         }
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """What a row takes in a batch, of the policy whose rows take most; texts are guessed."""
+        return max(sum(leaf.spec.row_bytes for leaf in p.leaves) for p in self.policies.values())
+
+    @property
+    def folded_row_bytes(self) -> int:
+        """What a row takes where each frame is kept once: of stacks, one frame in all."""
+        shared = [
+            2 * self.columns[name].row_bytes - self.columns[name].row_bytes // stack.depth
+            for name, (_, stack) in self.stacked.items()
+        ]
+        return self.row_bytes - sum(shared)
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows of a batch as large as a row group may be: no more than a group has, and fewer of stacks."""
+        return min(self.group_rows, _rows_of(_GROUP_BYTES, self.row_bytes))
 
     @cached_property
     def text(self) -> str:
@@ -431,6 +449,12 @@ def _check_nesting(value: Any, column: str) -> None:
             )
         for part in value.values() if isinstance(value, dict) else value:
             _check_nesting(part, column)
+
+
+def _rows_of(size: int, row_bytes: int) -> int:
+    """The power of two of rows that take at most so many bytes, and are not too many."""
+    rows = min(_MAX_GROUP_ROWS, max(1, size // max(row_bytes, 1)))
+    return 1 << (rows.bit_length() - 1)
 
 
 def _with_stacks(found: tuple[Leaf, ...], batch: SampleBatch) -> tuple[Leaf, ...]:

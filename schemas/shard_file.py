@@ -11,7 +11,7 @@ import base64
 import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -27,16 +27,18 @@ from rlio.schemas.arrow import expanded_bytes, from_arrow, from_flat
 from rlio.schemas.beside import beside
 from rlio.schemas.column import TEXTS, ColumnSpec, Nullable
 from rlio.schemas.fixed_pages import decode_fixed
+from rlio.schemas.folded import Frames, fold
 from rlio.schemas.group_arrays import (
     BATCH,
     NEXT,
     OLDER,
     STREAM,
+    check_stacks,
     file_fields,
     linked_columns,
     stack_specs,
 )
-from rlio.schemas.observations import MISSING, STORED, SplitStack, join_stack, resolve_links, successors
+from rlio.schemas.observations import MISSING, STORED, SplitStack, resolve_links, successors
 from rlio.schemas.parquet import MAGIC, GroupInfo
 from rlio.schemas.parquet_metadata import parse_metadata
 from rlio.schemas.parquet_statistics import Bounds, read_bounds
@@ -84,6 +86,8 @@ class DecodedGroup:
         distance: The ``_next`` column.
         batches: JSON texts of the written batches that begin here; empty if not asked for.
         begins: The row that each of them begins at.
+        frames: Physical column of stacks -> their frames; `columns` has places of these, see
+            `rlio.schemas.folded`.
     """
 
     schema: Schema
@@ -94,6 +98,7 @@ class DecodedGroup:
     distance: NDArray[np.int32]
     batches: list[str]
     begins: NDArray[np.int64]
+    frames: dict[str, Frames] = field(default_factory=dict)
 
     def policies(self) -> dict[str, NDArray[np.int64] | None]:
         """The policies with rows here, and the rows of each (None: all)."""
@@ -106,7 +111,10 @@ class DecodedGroup:
         return {pid: np.flatnonzero(number == known[pid]) for pid in known if (number == known[pid]).any()}
 
     def values(self, leaf: Leaf, rows: NDArray[np.int64] | None) -> NDArray[Any]:
-        """The values of one leaf for a policy's rows (all of its sequences, for a column of those)."""
+        """The values of one leaf for a policy's rows (all of its sequences, for a column of those).
+
+        Of stacks, the places in `frames`.
+        """
         if leaf.column == Columns.NEXT_OBS_VALID:
             present = self.distance != MISSING
             return np.asarray(present if rows is None else present[rows], leaf.spec.numpy)
@@ -178,6 +186,7 @@ class ShardFile:
         written = entries_of(self._layout)
         limits.check_json(written[b"rlio.schema"], "a schema")
         self.schema = Schema.from_text(written[b"rlio.schema"])
+        check_stacks(self.schema)
         self._fields = file_fields(self.schema)
         self.groups = _group_infos(written[b"rlio.groups"], len(self._layout.groups))
         limits.check_json(written[b"rlio.provenance"], "a provenance")
@@ -376,13 +385,12 @@ class ShardFile:
         if len(stream) and not 0 <= int(stream.min()) <= int(stream.max()) < len(self.streams):
             raise CorruptData("a row belongs to no stream")
         columns: dict[str, Nullable] = {}
-        following = successors(stream) if any(s.stack for s in self.schema.columns.values()) else None
-        # Observations first: the stacks of new_obs are rebuilt from them.
-        for name, spec in sorted(self.schema.columns.items(), key=lambda item: item[0] < Columns.OBS):
-            if name in decoded and spec.stack is None:
+        frames: dict[str, Frames] = {}
+        if self.schema.stacked:
+            columns, frames = _read_stacks(decoded, self.schema, successors(stream))
+        for name, spec in self.schema.columns.items():
+            if name in decoded and name not in columns:
                 columns[name] = _column(decoded[name], spec)
-            elif name in decoded and spec.stack is not None and following is not None:
-                columns[name] = _read_stack(decoded, name, spec, following, columns)
         group = DecodedGroup(
             self.schema,
             info,
@@ -391,6 +399,7 @@ class ShardFile:
             self.streams.policy,
             distance,
             *_batches(decoded.get(BATCH)),
+            frames,
         )
         linked = set(linked_columns(self.schema)) & {leaf.physical for leaf in wanted}
         return _with_next_observations(group, linked) if linked else group
@@ -457,36 +466,43 @@ def _numbers(decoded: Decoded) -> NDArray[np.int32]:
     return decoded if isinstance(decoded, np.ndarray) else np.asarray(decoded.to_numpy())
 
 
-def _read_stack(
-    decoded: dict[str, Decoded],
-    name: str,
-    spec: ColumnSpec,
-    following: NDArray[np.int64],
-    columns: dict[str, Nullable],
-) -> Nullable:
-    """Stacks of every row (obs), or of the rows that store one (new_obs, overlapping with its own obs)."""
-    assert spec.stack is not None
-    newest_spec, older_spec = stack_specs(spec)
+def _read_stacks(
+    decoded: dict[str, Decoded], schema: Schema, following: NDArray[np.int64]
+) -> tuple[dict[str, Nullable], dict[str, Frames]]:
+    """The places of stacks, of every row (obs) and of those that store one (new_obs), and their frames."""
+    columns: dict[str, Nullable] = {}
+    frames: dict[str, Frames] = {}
+    for name, (new_name, stack) in schema.stacked.items():
+        if name not in decoded:
+            continue
+        split, _ = _split(decoded, schema, name)
+        following_split, valid = _split(decoded, schema, new_name) if new_name in decoded else (None, None)
+        stored = np.arange(len(following)) if valid is None else np.flatnonzero(valid)
+        if following_split is not None and valid is not None:
+            following_split = replace(following_split, full=following_split.full[stored])
+        frames[name], places, own = fold(
+            split, following_split, stack=stack, following=following, stored=stored
+        )
+        columns[name] = places, None
+        if own is not None:
+            columns[new_name], frames[new_name] = (own, valid), frames[name]
+    return columns, frames
+
+
+def _split(
+    decoded: dict[str, Decoded], schema: Schema, name: str
+) -> tuple[SplitStack, NDArray[np.bool_] | None]:
+    """A stacked column as it is stored, ``full`` of all rows; and the rows that have a value, or None."""
+    newest_spec, older_spec = stack_specs(schema.columns[name])
     newest, valid = _column(decoded[name], newest_spec)
     older, full = _column(decoded[name + OLDER], older_spec)
-    full = np.ones(len(following), bool) if full is None else full
-    if name == Columns.OBS or name.startswith(f"{Columns.OBS}/"):
-        return join_stack(SplitStack(newest, older, full), spec.stack, following), None
-    obs = columns[Columns.OBS + name.removeprefix(Columns.NEXT_OBS)][0]
-    rows = np.arange(len(following)) if valid is None else np.flatnonzero(valid)
-    own_full = full[rows]
-    axis, depth = spec.stack.axis + 1, spec.stack.depth
-    stacks = np.empty((len(rows), *spec.shape), spec.numpy)
-    frames = np.moveaxis(stacks, axis, 1)
-    frames[:, -1] = newest
-    frames[:, :-1] = np.moveaxis(obs[rows], axis, 1)[:, 1:]
-    frames[own_full, : depth - 1] = older
-    return stacks, valid
+    rows = len(newest) if valid is None else len(valid)
+    return SplitStack(newest, older, np.ones(rows, bool) if full is None else full), valid
 
 
 def _with_next_observations(group: DecodedGroup, linked: set[str]) -> DecodedGroup:
     """Replace the stored rows of new_obs by every row's, following the links."""
-    columns = dict(group.columns)
+    columns, frames = dict(group.columns), dict(group.frames)
     rows_of = group.policies()
     for pid, rows in rows_of.items():
         for obs, new_obs in group.schema.policies[pid].linked:
@@ -495,14 +511,16 @@ def _with_next_observations(group: DecodedGroup, linked: set[str]) -> DecodedGro
                 own = group.distance == STORED
                 if not (own.all() if valid is None else np.array_equal(own, valid)):
                     raise CorruptData("an observation is stored where _next says it is not, or the reverse")
-                columns[new_obs.physical] = (
-                    resolve_links(group.distance, group.columns[obs.physical][0], values),
-                    None,
-                )
+                blank = 0
+                if new_obs.physical in frames and (group.distance == MISSING).any():
+                    blank = len(frames[new_obs.physical])
+                    frames[new_obs.physical] = frames[new_obs.physical].with_blank()
+                following = resolve_links(group.distance, group.columns[obs.physical][0], values, blank=blank)
+                columns[new_obs.physical] = following, None
     if len(group.schema.policies) > 1:
         for name in linked:
             columns[name] = _joint_next(group, name, rows_of)
-    return replace(group, columns=columns)
+    return replace(group, columns=columns, frames=frames)
 
 
 def _joint_next(group: DecodedGroup, name: str, rows_of: dict[str, NDArray[np.int64] | None]) -> Nullable:

@@ -9,15 +9,16 @@ from hypothesis import strategies as st
 
 from rlio.errors import CorruptData
 from rlio.schemas.column import FrameStack
+from rlio.schemas.folded import fold
 from rlio.schemas.frame_pools import pool_stacks, previous_rows
 from rlio.schemas.observations import (
     MISSING,
     STORED,
     SplitStack,
     detect_stack,
-    join_stack,
     link,
     resolve_links,
+    stack_places,
     successors,
 )
 
@@ -102,11 +103,16 @@ def test_stacks_come_back_from_frames(
         for row, before in enumerate(previous_rows(following).tolist())
     ]
     assert split.full.tolist() == [not lean for lean in leans]
-    back = join_stack(split, FrameStack(axis, depth), following)
-    assert back.dtype == obs.dtype
-    assert back.tobytes() == obs.tobytes()
     chosen = np.flatnonzero(rng.random(rows) < 0.5)
-    split = pool.split_new_obs(chosen)
+    newer = pool.split_new_obs(chosen)
+    stored, *tables = fold(split, newer, stack=FrameStack(axis, depth), following=following, stored=chosen)
+    for values, places in zip((obs, new_obs[chosen]), tables, strict=True):
+        back = np.empty((*places.shape, *stored.shape), stored.dtype)
+        stored.look_up(places, back)
+        back = np.moveaxis(back, 1, axis + 1)
+        assert back.dtype == obs.dtype
+        assert back.tobytes() == values.tobytes()
+    split = newer
     theirs = np.moveaxis(new_obs, axis + 1, 1)[chosen]
     assert split.newest.tobytes() == theirs[:, -1].tobytes()
     assert split.older.tobytes() == theirs[split.full, :-1].tobytes()
@@ -129,10 +135,10 @@ def test_frames_of_rows_that_follow_each_other_are_kept_once() -> None:
 def test_a_stack_that_leans_on_no_row_is_damage() -> None:
     split = SplitStack(np.zeros((2, 3, 3), np.uint8), np.zeros((0, 1, 3, 3), np.uint8), np.zeros(2, bool))
     with pytest.raises(CorruptData, match="stack"):
-        join_stack(split, FrameStack(0, 2), np.array([1, -1]))
+        stack_places(split.full, np.array([1, -1]), 2)
     split = SplitStack(split.newest, split.older, np.array([True, False]))
     with pytest.raises(CorruptData, match="stack"):
-        join_stack(split, FrameStack(0, 2), np.array([1, -1]))
+        fold(split, None, stack=FrameStack(0, 2), following=np.array([1, -1]), stored=np.arange(2))
 
 
 def test_stacks_are_found_by_their_overlap_and_nothing_else_is() -> None:

@@ -17,6 +17,7 @@ from rlio.interfaces import ReadLedger
 from rlio.readers import group_source
 from rlio.replay.segment_reader import split_batch
 from rlio.schemas import batches
+from rlio.schemas.folded import Folded
 from rlio.storage import listing
 from rlio.storage.listing import Patience
 
@@ -193,7 +194,11 @@ def test_groups_that_an_epoch_leaves_out_are_found_out_at_its_end(
 def test_a_group_that_decodes_to_fewer_rows_is_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
     root = store(numbered(10), writer_id=A)
     decode = batches._policy_batch
-    monkeypatch.setattr(batches, "_policy_batch", lambda *args: decode(*args)[1:])
+
+    def shorter(*args: Any) -> Folded:
+        return Folded(decode(*args).batch[1:])
+
+    monkeypatch.setattr(batches, "_policy_batch", shorter)
     with (
         DatasetReader(root, epochs=1) as reader,
         pytest.raises(ValueError, match=r"9 steps and its shard says 10"),

@@ -9,7 +9,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
@@ -19,6 +19,7 @@ from rlio.dataset import Dataset, common_columns
 from rlio.errors import CorruptData, DataNotFound, OptionError
 from rlio.interfaces import Batch, ReadOptions, Unit
 from rlio.schemas.filling import Filling
+from rlio.schemas.folded import Folded, unfold
 from rlio.storage.listing import Segment
 from rlio.storage.names import SCHEMA_DIR
 from rlio.storage.shards import OpenShard
@@ -220,21 +221,26 @@ class SegmentReader:
         Raises:
             ShardGone: The shard is not there.
         """
+        folded = self.read_folded(segment, span)
+        return None if folded is None else unfold([folded])
+
+    def read_folded(self, segment: Segment, span: Span) -> Folded | None:
+        """`read`, but that frame stacks are not looked up yet."""
         shard = self.open(segment)
         if shard is None or span.group < 0:
             return None
         try:
-            batch = shard.read(
+            folded = shard.read_folded(
                 span.group, columns=self._columns(shard), rows=None if span.whole else span.rows
             )
-            self._check(batch, span, segment)
+            self._check(folded.batch, span, segment)
         except CorruptData as error:
             self._lose((segment.ref.path, span.group), self._weigh(segment, span), error)
             return None
         except DataNotFound as error:
             self._miss(segment, span.group, self._weigh(segment, span), error)
             return None
-        return self.filled(batch)
+        return replace(folded, batch=self.filled(folded.batch))
 
     def filled(self, batch: Batch) -> Batch:
         """The batch with every column that is known by now, if columns are filled."""
@@ -380,7 +386,7 @@ def group_options(
 
 def own_size(dataset: Dataset) -> int:
     """Units of a batch where the user asks for none in particular."""
-    return min([OWN_SIZE, *(schema.group_rows for schema in dataset.schemas.values())])
+    return min([OWN_SIZE, *(schema.batch_rows for schema in dataset.schemas.values())])
 
 
 def split_batch(batch: Batch, start: int, stop: int, unit: Unit) -> tuple[Batch, Batch]:

@@ -22,6 +22,7 @@ import zstandard
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.columns import DEFAULT_POLICY_ID
 from rlio.errors import CorruptData, DataNotFound, UnsafeData
+from rlio.schemas.folded import Folded
 from rlio.schemas.json_lines import (
     MAX_LINE_BYTES,
     LineHead,
@@ -158,6 +159,12 @@ class JsonShard:
             self._line_bytes(line), self._schema_of, columns=columns, uri=self.uri, record=line.number
         )
         return batch if rows is None else cut_rows(batch, rows, None, uri=self.uri)
+
+    def read_folded(
+        self, index: int, *, columns: Sequence[str] | None = None, rows: range | None = None
+    ) -> Folded:
+        """See `OpenShard`: there are no stacks in lines."""
+        return Folded(self.read(index, columns=columns, rows=rows))
 
     def stored_lines(self) -> Iterator[tuple[bytes, bytes, int]]:
         """Each line of rows: its bytes, those in the shard with its end or frame, and its rows.

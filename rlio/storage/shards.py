@@ -8,11 +8,13 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.errors import CorruptData
-from rlio.schemas.batches import to_batch
+from rlio.schemas.batches import to_folded
+from rlio.schemas.folded import Folded, unfold
 from rlio.schemas.json_lines import SchemaLookup
 from rlio.schemas.parquet_statistics import Bounds
 from rlio.schemas.schema import Schema
@@ -50,6 +52,11 @@ class OpenShard(Protocol):
             CorruptData: The group is damaged; ``uri`` and ``record`` say where.
         """
 
+    def read_folded(
+        self, index: int, *, columns: Sequence[str] | None = None, rows: range | None = None
+    ) -> Folded:
+        """`read`, but that frame stacks are not looked up yet."""
+
     def bounds(self, index: int) -> Mapping[str, Bounds]:
         """The least and greatest values of a group, by physical column, as far as they are known unread."""
 
@@ -86,9 +93,17 @@ class ParquetShard:
         self, index: int, *, columns: Sequence[str] | None = None, rows: range | None = None
     ) -> SampleBatch | MultiAgentBatch:
         """See `OpenShard`."""
+        return unfold([self.read_folded(index, columns=columns, rows=rows)])
+
+    def read_folded(
+        self, index: int, *, columns: Sequence[str] | None = None, rows: range | None = None
+    ) -> Folded:
+        """See `OpenShard`."""
         group = self._file.read_group(index, columns=columns, batches=True)
-        batch = to_batch(group, columns=columns)
-        return batch if rows is None else cut_rows(batch, rows, group.policies(), uri=self._file.uri)
+        folded = to_folded(group, columns=columns)
+        if rows is None:
+            return folded
+        return replace(folded, batch=cut_rows(folded.batch, rows, group.policies(), uri=self._file.uri))
 
     def bounds(self, index: int) -> Mapping[str, Bounds]:
         """See `OpenShard`."""
