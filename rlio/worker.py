@@ -12,44 +12,59 @@ Example:
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, Literal
-
-from numpy.typing import NDArray
+from inspect import signature
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from rlio.columns import DEFAULT_POLICY_ID
 from rlio.envs.making import EnvLike
-from rlio.errors import OptionError, excerpt
+from rlio.errors import OptionError, StateError, excerpt
 from rlio.interfaces import Batch, InputReader, IOContext, JsonState
-from rlio.policies.policy import Policy, Stats, Weights
+from rlio.policies.checkpoint import load_state, save_state, select_components
+from rlio.policies.policy import Policy, PolicyState
+from rlio.policies.policy_spec import Spaces, as_specs
+from rlio.policies.weights import GlobalVars
 from rlio.readers.mapped_input import MappedInput
 from rlio.readers.recording_input import RecordingInput
 from rlio.readers.sampler_input import SamplerInput
 from rlio.readers.shuffled_input import ShuffledInput
 from rlio.resolve import resolve_input, resolve_output
+from rlio.rollout.callbacks import CallbacksLike, combine, overridden
 from rlio.rollout.config import RolloutConfig
 from rlio.rollout.env_runner import EnvRunner
+from rlio.rollout.network import find_free_port, get_host, get_node_ip
 from rlio.rollout.offline import offline_functions, refuse_same_root
+from rlio.rollout.policy_group import MappingFn, PoliciesToTrain, PolicyGroup
+from rlio.rollout.policy_setup import PolicySetup
+from rlio.rollout.stand_ins import FirstBatchForever, NoInput, Simulated
 
 __all__ = ["RolloutWorker"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_STATE_VERSION = 1
 
 
 class RolloutWorker(InputReader):
     """Gives batches of live experience, logged experience or both, and writes down what it samples.
 
-    It puts together what works alone: an `EnvRunner` and its `SamplerInput`, readers, a writer, a policy.
-    What it reads from files is adapted first, as ``rollout`` says (`offline_functions`), and shuffled by
-    batches if ``rollout.shuffle_buffer_size`` says so.
+    It puts together what works alone: an `EnvRunner` and its `SamplerInput`, readers, a writer, a
+    `PolicyGroup`. What it reads from files is adapted first, as ``rollout`` says (`offline_functions`), and
+    shuffled by batches if ``rollout.shuffle_buffer_size`` says so.
 
     Args:
-        env: What `make_vector_env` takes. None for reading only: the policy must be bound to its spaces then.
-        policy: Acts and learns; bound to the environment's spaces, if it was not before.
+        env: What `make_vector_env` takes. None for reading or learning only: policies need spaces then.
+        policy: Acts and learns; bound to the environment's spaces, if it was not before. A `Policy`, a
+            `PolicySpec`, a class of policies, or a ``"module:name"`` of one; or several, by id.
         input: What `resolve_input` takes. ``"sampler"`` is the worker's own; it may be part of a mixture.
+            None: nothing, of a worker that only learns.
         output: What `resolve_output` takes: where rows go. None keeps none.
         rollout: How to step the environments; None: the defaults.
-        seed: Of the environments, the policy (if it is not yet bound) and the order of the input.
+        seed: Of the environments, the policies (if they are not yet bound) and the order of the input.
         worker_index: 0 for a local worker, 1 to ``num_workers`` for others, which share the files of an
             input.
         num_workers: Workers in all.
@@ -59,25 +74,30 @@ class RolloutWorker(InputReader):
         record: ``"live"``: only rows of the sampler are written; what is read from files is there already.
             A mixture takes whole fragments from it, which are written when they are sampled, even if rows of
             the last one are never served. ``"all"``: every batch that is served is written.
+        policy_mapping_fn: Agent id and episode -> policy id, asked once an agent and episode.
+        policies_to_train: Ids of the policies that learn, or a function of policy id and batch; None: all.
+        callbacks: A `RolloutCallbacks`, a class of it, or several.
+        policy_setup: How policies are made and kept; None: the defaults.
 
     The worker closes all of them, also those that were given as objects.
 
     Attributes:
-        policy: The policy.
+        group: The policies, and what is done to all of them.
         runner: The EnvRunner; None without an environment.
         reader: Where batches come from.
         writer: Where rows go.
+        creation_args: What the worker was made with, by name.
 
     Raises:
-        OptionError: The environment cannot be made; its spaces do not fit the policy; a value stands for no
-            reader or writer; or options contradict each other.
+        OptionError: The environment or a policy cannot be made; its spaces do not fit the policy; a value
+            stands for no reader or writer; or options contradict each other.
         DataNotFound: Nothing is stored where ``input`` says.
     """
 
     def __init__(
         self,
         env: EnvLike | None,
-        policy: Policy,
+        policy: Any,
         *,
         input: Any = "sampler",
         output: Any = None,
@@ -89,21 +109,35 @@ class RolloutWorker(InputReader):
         input_options: Mapping[str, Any] | None = None,
         output_options: Mapping[str, Any] | None = None,
         record: Literal["live", "all"] = "live",
+        policy_mapping_fn: MappingFn | None = None,
+        policies_to_train: PoliciesToTrain = None,
+        callbacks: CallbacksLike = None,
+        policy_setup: PolicySetup | None = None,
     ) -> None:
+        self.creation_args = {name: value for name, value in locals().items() if name in _ARGUMENTS}
         if record not in ("live", "all"):
             raise OptionError(f"record={excerpt(record)}: 'live' or 'all'")
-        if not isinstance(policy, Policy):
-            raise OptionError(f"policy={excerpt(policy)}: expected a Policy, such as rlio.RandomPolicy()")
-        self.policy = policy
         self.rollout = rollout if rollout is not None else RolloutConfig()
+        self.callbacks = combine(callbacks)
         self.runner: EnvRunner | None = None
+        self._setup = policy_setup if policy_setup is not None else PolicySetup()
+        self._lock = threading.RLock()
         self._records_live = output is not None and record == "live"
         self._has_sampler = False
         # Whatever was opened is closed again where a later part fails.
         with ExitStack() as opened:
+            given = policy if isinstance(policy, Mapping) else {DEFAULT_POLICY_ID: policy}
+            policies = self._setup.make(given, seed=seed)
+            opened.callback(policies.close)
+            self.group = PolicyGroup(
+                policies,
+                policy_mapping_fn=policy_mapping_fn,
+                policies_to_train=policies_to_train,
+                callbacks=self.callbacks,
+            )
             if env is not None:
                 self.runner = EnvRunner(
-                    env, policy, config=self.rollout, seed=seed, worker_index=worker_index
+                    env, self.policy, config=self.rollout, seed=seed, worker_index=worker_index
                 )
                 opened.callback(self.runner.stop)
             context = IOContext(
@@ -111,10 +145,11 @@ class RolloutWorker(InputReader):
                 num_workers=num_workers,
                 log_dir=None if log_dir is None else os.fspath(log_dir),
                 seed=seed,
-                spaces={DEFAULT_POLICY_ID: (policy.observation_space, policy.action_space)},
+                spaces=dict(self.group.foreach_policy(_spaces_of)),
                 made_by=self._made_by(),
                 default_sampler_input=None if self.runner is None else self._sampler,
             )
+            self.group.announce()
             self.writer = resolve_output(output, replace(context, options=dict(output_options or {})))
             opened.callback(self.writer.close)
             self.reader = self._open(input, replace(context, options=dict(input_options or {})))
@@ -127,13 +162,12 @@ class RolloutWorker(InputReader):
 
     def _made_by(self) -> dict[str, Any]:
         """What a data set's provenance says of this worker."""
+        kinds = self.group.foreach_policy(lambda policy, policy_id: (policy_id, type(policy).__name__))
+        single = self.group.is_single
+        made_by = {"policy": kinds[0][1] if single else ", ".join(f"{i}: {kind}" for i, kind in kinds)}
         if self.runner is None:
-            return {"policy": type(self.policy).__name__}
-        return {
-            "env": self.runner.env_id,
-            "policy": type(self.policy).__name__,
-            "seed": self.runner.seeds["seed"],
-        }
+            return made_by
+        return made_by | {"env": self.runner.env_id, "seed": self.runner.seeds["seed"]}
 
     def _sampler(self) -> InputReader:
         """The input ``"sampler"``: what it gives is recorded before it can be mixed with anything."""
@@ -143,23 +177,55 @@ class RolloutWorker(InputReader):
                 "the input has the worker's sampler twice: it is one stream; add up its weights"
             )
         self._has_sampler = True
-        sampler = SamplerInput(self.runner)
-        return RecordingInput(sampler, self.writer) if self._records_live else sampler
+        sampler: InputReader = SamplerInput(self.runner)
+        if self._hears_samples:
+            sampler = MappedInput(sampler, self._sampled)
+        if self._records_live:
+            sampler = RecordingInput(sampler, self.writer)
+        return FirstBatchForever(sampler) if self.rollout.fake_sampler else sampler
 
     def _open(self, source: Any, context: IOContext) -> InputReader:
         functions = offline_functions(self.rollout, self.policy)
+        if self._hears_samples:
+            functions.append(self._sampled)
         wrap = (lambda reader: MappedInput(reader, *functions)) if functions else None
-        reader = resolve_input(source, context, wrap=wrap)
-        if self._records_live and not self._has_sampler:
+        reader = NoInput() if source is None else resolve_input(source, context, wrap=wrap)
+        try:
+            self._check_input(source)
+        except OptionError:
             reader.close()
+            raise
+        if self.rollout.input_evaluation is not None:
+            assert self.runner is not None
+            reader = Simulated(reader, self.runner)
+        size = self.rollout.shuffle_buffer_size
+        return ShuffledInput(reader, size, seed=context.seed) if size else reader
+
+    def _check_input(self, source: Any) -> None:
+        """Refuse options that the input ``source``, which was opened, leaves without effect."""
+        if self._records_live and not self._has_sampler:
             raise OptionError(
                 "the output would stay empty: record='live' writes rows of the sampler, and the input "
                 f"{excerpt(source)} has none; leave output out, or set record='all'"
             )
-        size = self.rollout.shuffle_buffer_size
-        return ShuffledInput(reader, size, seed=context.seed) if size else reader
+        if self.rollout.fake_sampler and not self._has_sampler:
+            raise OptionError(f"fake_sampler=True, but the input {excerpt(source)} has no sampler")
+        if self.rollout.input_evaluation is not None and (self._has_sampler or self.runner is None):
+            raise OptionError(
+                "input_evaluation='simulation' samples beside what is read from files: it needs an "
+                "environment, and an input without the sampler"
+            )
 
     # ---- sampling ----
+
+    @property
+    def _hears_samples(self) -> bool:
+        return "on_sample_end" in overridden(self.callbacks)
+
+    def _sampled(self, batch: Batch) -> Batch:
+        """``batch``, of the sampler or from files, after callbacks had it."""
+        self.callbacks.on_sample_end(runner=self, samples=batch)
+        return batch
 
     def _next(self) -> Batch:
         return self._served(self.reader.sample())
@@ -172,30 +238,216 @@ class RolloutWorker(InputReader):
         how = self.rollout.compress_observations
         return batch.compress(bulk=how == "bulk") if how else batch
 
+    def sample_with_count(self) -> tuple[Batch, int]:
+        """Return the next batch, and how many environment steps it has."""
+        batch = self.sample()
+        return batch, batch.count
+
+    # ---- policies ----
+
+    @property
+    def policy(self) -> Policy:
+        """The policy ``default_policy``.
+
+        Raises:
+            OptionError: There is none: the policies have other ids.
+        """
+        return self.group.get()
+
+    def get_policy(self, policy_id: str = DEFAULT_POLICY_ID) -> Policy | None:
+        """The policy ``policy_id``; None if there is none."""
+        return self.group.policies.get(policy_id)
+
+    def add_policy(
+        self,
+        policy_id: str,
+        policy: Any,
+        *,
+        state: PolicyState | None = None,
+        policy_mapping_fn: MappingFn | None = None,
+        policies_to_train: PoliciesToTrain = None,
+    ) -> Policy:
+        """Add a policy, and return it.
+
+        Args:
+            policy_id: A new id.
+            policy: As for the worker. Without spaces, it takes those of the environment.
+            state: As `Policy.get_state` gave it.
+            policy_mapping_fn: In place of the one before; None: it stays.
+            policies_to_train: In place of those before; None: they stay.
+
+        Raises:
+            OptionError: There is such a policy already, or it cannot be made.
+            StateError: ``state`` does not fit.
+        """
+        (given,) = as_specs({policy_id: policy}).values()
+        made = self._setup.complete(policy_id, given)
+        added = self.group.add(policy_id, made, spaces=self._spaces_for(policy_id), state=state)
+        self._remap(policy_mapping_fn, policies_to_train)
+        return added
+
+    def remove_policy(
+        self,
+        policy_id: str = DEFAULT_POLICY_ID,
+        *,
+        policy_mapping_fn: MappingFn | None = None,
+        policies_to_train: PoliciesToTrain = None,
+    ) -> None:
+        """Remove a policy: nothing in the worker knows its id any longer.
+
+        Args:
+            policy_id: Which.
+            policy_mapping_fn: As in `add_policy`.
+            policies_to_train: As in `add_policy`.
+
+        Raises:
+            OptionError: There is none, it is the last one, or the only one that acts.
+        """
+        if policy_id == DEFAULT_POLICY_ID and isinstance(self.runner, EnvRunner):
+            raise OptionError(f"{policy_id!r} acts in the worker's environment: it cannot be removed")
+        self.group.remove(policy_id)
+        self._remap(policy_mapping_fn, policies_to_train)
+
+    def _remap(self, policy_mapping_fn: MappingFn | None, policies_to_train: PoliciesToTrain) -> None:
+        if policy_mapping_fn is not None:
+            self.set_policy_mapping_fn(policy_mapping_fn)
+        if policies_to_train is not None:
+            self.set_is_policy_to_train(policies_to_train)
+
+    def _spaces_for(self, policy_id: str) -> Spaces | None:
+        """Spaces of a new policy that has none: those of the environment."""
+        if self.runner is None:
+            return None
+        return self.runner.observation_space, self.runner.action_space
+
+    def set_policy_mapping_fn(self, policy_mapping_fn: MappingFn) -> None:
+        """See `PolicyGroup.set_policy_mapping_fn`."""
+        self.group.set_policy_mapping_fn(policy_mapping_fn)
+
+    def set_is_policy_to_train(self, is_policy_to_train: PoliciesToTrain) -> None:
+        """See `PolicyGroup.set_policies_to_train`."""
+        self.group.set_policies_to_train(is_policy_to_train)
+
+    def get_policies_to_train(self, batch: Batch | None = None) -> set[str]:
+        """See `PolicyGroup.get_policies_to_train`."""
+        return self.group.get_policies_to_train(batch)
+
+    def for_policy(self, func: Callable[..., T], policy_id: str = DEFAULT_POLICY_ID, **kwargs: Any) -> T:
+        """See `PolicyGroup.for_policy`."""
+        return self.group.for_policy(func, policy_id, **kwargs)
+
+    def foreach_policy(self, func: Callable[..., T], **kwargs: Any) -> list[T]:
+        """See `PolicyGroup.foreach_policy`."""
+        return self.group.foreach_policy(func, **kwargs)
+
+    def foreach_policy_to_train(self, func: Callable[..., T], **kwargs: Any) -> list[T]:
+        """See `PolicyGroup.foreach_policy_to_train`."""
+        return self.group.foreach_policy_to_train(func, **kwargs)
+
     # ---- learning ----
 
-    def learn_on_batch(self, batch: Batch) -> Stats:
-        """Let the policy learn on ``batch``; see `Policy.learn_on_batch`."""
-        return self.policy.learn_on_batch(batch)
+    def learn_on_batch(self, batch: Batch) -> dict[str, Any]:
+        """Let the policies learn on ``batch``; see `PolicyGroup.learn_on_batch`."""
+        return self.group.learn_on_batch(batch)
 
-    def get_weights(self) -> Weights:
-        """Copies of the policy's weights, by name."""
-        return self.policy.get_weights()
+    def compute_gradients(self, batch: Batch) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Gradients, and what was measured; see `PolicyGroup.compute_gradients`."""
+        return self.group.compute_gradients(batch)
 
-    def set_weights(self, weights: Mapping[str, NDArray[Any]], weights_seq_no: int | None = None) -> None:
-        """Give the policy other weights.
+    def apply_gradients(self, gradients: Mapping[str, Any]) -> None:
+        """Improve by gradients; see `PolicyGroup.apply_gradients`."""
+        self.group.apply_gradients(gradients)
+
+    def get_weights(
+        self, policies: Collection[str] | None = None, *, inference_only: bool = False
+    ) -> dict[str, Any]:
+        """Copies of weights: name -> array of the only policy, else by policy; see `PolicyGroup`."""
+        return self.group.get_weights(policies, inference_only=inference_only)
+
+    def set_weights(
+        self,
+        weights: Mapping[str, Any],
+        weights_seq_no: int | None = None,
+        *,
+        global_vars: GlobalVars | None = None,
+    ) -> None:
+        """Give the policies other weights.
 
         Args:
             weights: As `get_weights` gave them.
-            weights_seq_no: Their version, recorded with every step from now on; if the policy has that
-                version already, nothing is done. None: the version stays, and the weights are set in any
-                case.
+            weights_seq_no: Their version, recorded with every step from now on; a policy that has that
+                version already, or a newer one, keeps its weights. 0 and None: they are set in any case, and
+                the version stays.
+            global_vars: See `set_global_vars`.
         """
-        if weights_seq_no is not None and weights_seq_no == self.policy.weights_seq_no:
-            return
-        self.policy.set_weights(weights)
-        if weights_seq_no is not None:
-            self.policy.weights_seq_no = weights_seq_no
+        self.group.set_weights(weights, weights_seq_no)
+        if global_vars is not None:
+            self.group.set_global_vars(global_vars)
+
+    def get_global_vars(self) -> GlobalVars:
+        """What all workers share, as known here."""
+        return self.group.get_global_vars()
+
+    def set_global_vars(self, global_vars: GlobalVars, policy_ids: Collection[str] | None = None) -> None:
+        """See `PolicyGroup.set_global_vars`."""
+        self.group.set_global_vars(global_vars, policy_ids)
+
+    def export_policy_model(
+        self,
+        path: str | os.PathLike[str],
+        policy_id: str = DEFAULT_POLICY_ID,
+        *,
+        format: Literal["npz", "torchscript"] = "npz",
+    ) -> None:
+        """Write a policy's weights to a file; see `Policy.export_model`."""
+        self.group.for_policy(lambda policy: policy.export_model(path, format=format), policy_id)
+
+    def import_policy_model(self, path: str | os.PathLike[str], policy_id: str = DEFAULT_POLICY_ID) -> None:
+        """Take over weights from a file of `export_policy_model`; see `Policy.import_model`."""
+        self.group.for_policy(lambda policy: policy.import_model(path), policy_id)
+
+    def export_policy_checkpoint(
+        self, folder: str | os.PathLike[str], policy_id: str = DEFAULT_POLICY_ID
+    ) -> None:
+        """Store a policy's state in a folder, for `Policy.load`; see `Policy.save`."""
+        self.group.for_policy(lambda policy: policy.save(folder), policy_id)
+
+    # ---- this worker, and this machine ----
+
+    def apply(self, func: Callable[Concatenate[RolloutWorker, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """``func(worker, *args, **kwargs)``: for those who reach the worker by its methods only."""
+        return func(self, *args, **kwargs)
+
+    def get_spaces(self) -> dict[str, Spaces]:
+        """Policy id -> its spaces; and, under ``"__env__"``, those of the environment."""
+        spaces = dict(self.group.foreach_policy(_spaces_of))
+        if self.runner is not None:
+            spaces["__env__"] = (self.runner.observation_space, self.runner.action_space)
+        return spaces
+
+    def lock(self) -> None:
+        """Wait until no other thread has this lock, and take it. Nothing here takes it by itself."""
+        self._lock.acquire()
+
+    def unlock(self) -> None:
+        """Give back what `lock` took.
+
+        Raises:
+            RuntimeError: This thread has not taken it.
+        """
+        self._lock.release()
+
+    def get_host(self) -> str:
+        """The machine's host name."""
+        return get_host()
+
+    def get_node_ip(self) -> str:
+        """The machine's address; see `rlio.rollout.network.get_node_ip`."""
+        return get_node_ip()
+
+    def find_free_port(self) -> int:
+        """A TCP port that nobody listens on now."""
+        return find_free_port()
 
     # ---- state and end ----
 
@@ -205,9 +457,98 @@ class RolloutWorker(InputReader):
     def _seek(self, position: JsonState) -> None:
         self.reader.load_state_dict(position["reader"])
 
+    def get_state(
+        self,
+        components: Collection[str] | None = None,
+        not_components: Collection[str] = (),
+        *,
+        trainable_only: bool = False,
+    ) -> dict[str, Any]:
+        """All that decides what the worker does next, as arrays and what JSON takes.
+
+        Its components are ``policies`` (how to make them, and their states), ``policy_mapping_fn``,
+        ``policies_to_train``, ``global_vars`` and ``position`` (`state_dict`: of readers, and of the runner
+        with its filters). Functions and classes travel by name; see `PolicyGroup.get_state`.
+
+        Args:
+            components: Those that are asked for; None: all.
+            not_components: Those to leave out.
+            trainable_only: Leave out the policies that do not learn.
+
+        Raises:
+            OptionError: There is no such component.
+        """
+        state = self.group.get_state(trainable_only=trainable_only) | {"position": self.state_dict()}
+        return select_components(state, components, not_components)
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state of `get_state`, or from some of its components.
+
+        Policies that are not here are made. Names are imported: load states only from where you would run
+        code from.
+
+        Raises:
+            StateError: It does not fit.
+            OptionError: A name cannot be imported.
+        """
+        self.group.set_state(state)
+        if "position" in state:
+            self.load_state_dict(state["position"])
+
+    def save(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        components: Collection[str] | None = None,
+        not_components: Collection[str] = (),
+        trainable_only: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Store the state in ``folder``, a path or any fsspec URL: JSON, and arrays as .npz.
+
+        Args:
+            folder: What is there is replaced.
+            components: As in `get_state`.
+            not_components: As in `get_state`.
+            trainable_only: As in `get_state`.
+            storage_options: For fsspec.
+
+        Raises:
+            OptionError: There is no such component.
+            PublishError: It could not be stored.
+        """
+        state = self.get_state(components, not_components, trainable_only=trainable_only)
+        save_state(folder, {"version": _STATE_VERSION, "components": state}, storage_options=storage_options)
+
+    def restore(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        components: Collection[str] | None = None,
+        not_components: Collection[str] = (),
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Continue from what `save` stored, or from some components of it; see `set_state`.
+
+        Raises:
+            DataNotFound: Nothing is stored there.
+            CorruptData: What is stored is damaged.
+            OptionError: What is stored has no such component.
+            StateError: It does not fit.
+        """
+        stored = load_state(folder, storage_options=storage_options)
+        if stored.get("version") != _STATE_VERSION or not isinstance(stored.get("components"), dict):
+            raise StateError(
+                f"this is no state of a RolloutWorker of this version: it has {excerpt(sorted(stored))}",
+                uri=os.fspath(folder),
+            )
+        self.set_state(select_components(stored["components"], components, not_components))
+        self.callbacks.on_checkpoint_loaded(worker=self, path=folder)
+
     def _close(self) -> None:
         with ExitStack() as stack:
             # Last in, first out: the reader may still write, and the writer publishes what it was given.
+            stack.callback(self.group.policies.close)
             if self.runner is not None:
                 stack.callback(self.runner.stop)
             stack.callback(self.writer.close)
@@ -216,3 +557,10 @@ class RolloutWorker(InputReader):
     def stop(self) -> None:
         """Same as `close`: the name that RLlib's users know."""
         self.close()
+
+
+def _spaces_of(policy: Policy, policy_id: str) -> tuple[str, Spaces]:
+    return policy_id, (policy.observation_space, policy.action_space)
+
+
+_ARGUMENTS = frozenset(signature(RolloutWorker.__init__).parameters) - {"self"}

@@ -32,13 +32,13 @@ class Keeps(OutputWriter):
     def __init__(self) -> None:
         super().__init__()
         self.batches: list[Batch] = []
-        self.closed = 0
+        self.closings = 0
 
     def _write(self, batch: Batch) -> None:
         self.batches.append(batch.copy())
 
     def _close(self) -> None:
-        self.closed += 1
+        self.closings += 1
 
     @property
     def rows(self) -> SampleBatch:
@@ -94,7 +94,7 @@ def test_exactly_what_is_served_is_written_whatever_sizes_are_asked_for() -> Non
     with worker_of(output=writer) as worker:
         served = [worker.sample(n) for n in (None, 7, 1, None, 33)]
     assert_same(writer.rows, concat_samples(served))
-    assert writer.closed == 1
+    assert writer.closings == 1
 
 
 def test_a_recorded_data_set_reads_back_as_it_was_served(tmp_path: Path) -> None:
@@ -410,7 +410,7 @@ def test_stopping_closes_all_parts_once() -> None:
     worker.sample()
     worker.stop()
     worker.stop()
-    assert (len(closed), writer.closed, logged.closed) == (1, 1, 1)
+    assert (len(closed), writer.closings, logged.closed) == (1, 1, 1)
     with pytest.raises(ClosedError):
         worker.sample()
 
@@ -446,7 +446,8 @@ def test_what_cannot_be_opened_is_an_error_and_leaves_nothing_open(
     [
         ("NoSuchEnv-v0", RandomPolicy(), "NoSuchEnv"),
         (Pushes, DQN(), "Discrete spaces"),
-        ("CartPole-v1", "dqn", "expected a Policy"),
+        ("CartPole-v1", "dqn", "expected 'module:name'"),
+        ("CartPole-v1", 3, "expected a Policy or a PolicySpec"),
     ],
 )
 def test_an_environment_or_policy_that_does_not_fit_is_an_option_error(

@@ -24,6 +24,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "batch_mode": ("truncate_episodes", "complete_episodes"),
     "vectorize_mode": ("sync", "async", "native"),
     "compress_observations": (False, True, "bulk"),
+    "input_evaluation": (None, "simulation"),
     "count_steps_by": ("env_steps", "agent_steps"),
 }
 _LEAST = (
@@ -45,6 +46,7 @@ _FLAGS = (
     "check_env",
     "restart_failed_sub_environments",
     "render_env",
+    "fake_sampler",
 )
 
 
@@ -92,6 +94,10 @@ class RolloutConfig:
         compress_observations: Compress obs and new_obs of the batches that `RolloutWorker.sample` returns,
             row by row (True) or as blocks (``"bulk"``). What is written to files is compressed by its
             writer.
+        input_evaluation: ``"simulation"``: with each batch that a `RolloutWorker` reads from files, its
+            policies sample a fragment too, which is counted in the metrics and served to nobody.
+        fake_sampler: The sampler of a `RolloutWorker` gives its first batch again and again: to time what
+            learns from it.
         record_infos: Whether batches have an ``infos`` column.
         record_env_seeds: Whether batches have a column ``env_seed``, int64: what the reset of the row's
             episode was seeded with; -1 where the environment has gone on with a generator of its own.
@@ -145,6 +151,8 @@ class RolloutConfig:
     postprocess_inputs: bool = False
     shuffle_buffer_size: int = 0
     compress_observations: bool | Literal["bulk"] = False
+    input_evaluation: Literal["simulation"] | None = None
+    fake_sampler: bool = False
     # A dict a row costs more than all of CartPole's other columns together, in time and in memory.
     record_infos: bool = False
     record_env_seeds: bool = False

@@ -1,0 +1,120 @@
+"""Readers that stand in for a worker's sampler, or run one beside what is read.
+
+Example:
+    >>> from rlio.batch import SampleBatch
+    >>> from rlio.interfaces import InputReader
+    >>> class Counts(InputReader):
+    ...     number = 0
+    ...     def _next(self):
+    ...         self.number += 1
+    ...         return SampleBatch(t=[self.number])
+    >>> reader = FirstBatchForever(Counts())
+    >>> [reader.sample()["t"].item() for _ in range(3)]
+    [1, 1, 1]
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from rlio.errors import OptionError
+from rlio.interfaces import Batch, InputReader, JsonState, ReadLedger
+
+__all__ = ["FirstBatchForever", "NoInput", "Simulated", "SimulatedRunner"]
+
+
+class FirstBatchForever(InputReader):
+    """Gives copies of the first batch of ``child``: to time what learns from it without what samples it.
+
+    Args:
+        child: The reader; closed with this one.
+    """
+
+    replayable = False
+
+    def __init__(self, child: InputReader) -> None:
+        self.child = child
+        self.unit = child.unit
+        self._first: Batch | None = None
+
+    def _next(self) -> Batch:
+        if self._first is None:
+            self._first = self.child.sample()
+        return self._first.copy()
+
+    def _position(self) -> JsonState:
+        return {"child": self.child.state_dict()}
+
+    def _seek(self, position: JsonState) -> None:
+        self.child.load_state_dict(position["child"])
+        self._first = None
+
+    def _close(self) -> None:
+        self.child.close()
+
+
+class NoInput(InputReader):
+    """Gives nothing: of a worker that only learns, or hands out weights."""
+
+    replayable = False
+
+    def _next(self) -> Batch:
+        raise OptionError(
+            "this worker has input=None, and so nothing to sample: learn on the batches of other workers, "
+            "or make it with an environment or an input"
+        )
+
+
+class SimulatedRunner(Protocol):
+    """What `Simulated` needs of a runner."""
+
+    def run(self) -> Batch:
+        """Sample a batch."""
+
+    def state_dict(self) -> JsonState:
+        """Seeds and counters."""
+
+    def load_state_dict(self, state: JsonState) -> None:
+        """Continue counting."""
+
+
+class Simulated(InputReader):
+    """Gives what ``child`` gives, and lets ``runner`` sample a fragment with each batch, for its metrics.
+
+    So a policy that learns from logged experience is watched in an environment. What the runner samples is
+    served to nobody.
+
+    Args:
+        child: The reader; closed with this one.
+        runner: Samples; not closed here.
+    """
+
+    def __init__(self, child: InputReader, runner: SimulatedRunner) -> None:
+        self.child = child
+        self.runner = runner
+        self.replayable = child.replayable
+        self.unit = child.unit
+
+    @property
+    def ledger(self) -> ReadLedger:
+        """With what the child left out. See `InputReader`."""
+        return super().ledger.over(self.child.ledger)
+
+    def _next(self) -> Batch:
+        self.runner.run()
+        return self.child.sample()
+
+    def _take(self, n: int) -> Batch:
+        # The child cuts to size and keeps what is left over: its rows, and nothing else, are the state.
+        self.runner.run()
+        return self.child.sample(n)
+
+    def _position(self) -> JsonState:
+        return {"child": self.child.state_dict(), "runner": self.runner.state_dict()}
+
+    def _seek(self, position: JsonState) -> None:
+        self.child.load_state_dict(position["child"])
+        self.runner.load_state_dict(position["runner"])
+
+    def _close(self) -> None:
+        self.child.close()
