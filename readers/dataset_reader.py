@@ -141,6 +141,10 @@ class DatasetReader(InputReader):
             return
         if idle_timeout is not None or poll_seconds != 1.0:
             raise OptionError("idle_timeout and poll_seconds are for follow=True: nothing else waits")
+        # Ranks share batches out, how many rows are dropped is a matter of their size, and of what a subclass
+        # does to them nothing is known.
+        alone = self.options.shard[1] == 1 and type(self) is DatasetReader
+        self.settled = alone and not (grow or self.drop_last)
         dataset = _open(root, at, self.options, storage_options, limits)
         opened = partial(_open_pass, draw=draw, cache=cache, missing=missing, prefetch=prefetch)
         if grow:

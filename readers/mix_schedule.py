@@ -23,6 +23,9 @@ __all__ = ["Schedule", "Weight", "whole_weights"]
 #: A relative weight; a float counts as the decimal number that it prints as.
 Weight: TypeAlias = float | Fraction | Decimal
 
+# Places of a cycle that are remembered, at most.
+_PLACES = 1024
+
 
 class Schedule:
     """Deals steps to sources by integer weights, each within one step of its share at any time.
@@ -63,14 +66,50 @@ class Schedule:
         # Deadlines are compared as whole numbers: those of source i are multiples of common / weight_i.
         common = math.lcm(*(weight for weight in self.weights if weight))
         self._spacing = [common // weight if weight else 0 for weight in self.weights]
+        #: A size and a place in the cycle -> what is dealt there, and the place behind it.
+        self._known: dict[tuple[int, tuple[int, ...]], tuple[list[int], tuple[int, ...]]] = {}
 
     def deal(self, n: int) -> list[int]:
         """Return how many of the next ``n`` steps each source gives, and count them."""
-        total = sum(self.counts) + n
-        shares, left = [0] * len(self.counts), n
+        shares = self._dealt(self.counts, n)
+        self.counts = [count + share for count, share in zip(self.counts, shares, strict=True)]
+        return shares
+
+    def plan(self, n: int, times: int) -> list[list[int]]:
+        """Return what as many calls of ``deal(n)`` would return, and count nothing.
+
+        What is dealt depends on where in the cycle of the weights' sum one is, not on how many cycles there
+        were: after each cycle every source has had its weight. So each place of the cycle is dealt once.
+        """
+        # Where no place is come to soon again, there is nothing to remember.
+        remembers = self._sum // math.gcd(self._sum, n) <= _PLACES
+        place, planned = self._place(self.counts), []
+        for _ in range(times):
+            known = self._known.get((n, place))
+            if known is None:
+                shares = self._dealt(place, n)
+                after = self._place([count + share for count, share in zip(place, shares, strict=True)])
+                known = shares, after
+                if remembers:
+                    if len(self._known) >= _PLACES:  # Of other sizes, or with what was owed.
+                        self._known.clear()
+                    self._known[n, place] = known
+            shares, place = known
+            planned.append(shares)
+        return planned
+
+    def _place(self, counts: Sequence[int]) -> tuple[int, ...]:
+        """Steps that each source has had, without those of whole cycles."""
+        cycles = sum(counts) // self._sum
+        return tuple(count - cycles * weight for count, weight in zip(counts, self.weights, strict=True))
+
+    def _dealt(self, counts: Sequence[int], n: int) -> list[int]:
+        """How many of the next ``n`` steps each source gives, after it has had ``counts``."""
+        total = sum(counts) + n
+        shares, left = [0] * len(counts), n
         optional = []
         for rank, i in enumerate(self._order):
-            weight, count = self.weights[i], self.counts[i]
+            weight, count = self.weights[i], counts[i]
             if not weight:
                 continue
             entitled = weight * total * self.UNIT + self.credits[i] * self._sum
@@ -85,19 +124,10 @@ class Schedule:
             shares[i] += 1
         while left < 0:
             # Only with credits: more is owed than there are steps, and what is due last has to wait.
-            _, i = max(
-                (self._deadline(i, self.counts[i] + share), i) for i, share in enumerate(shares) if share
-            )
+            _, i = max((self._deadline(i, counts[i] + share), i) for i, share in enumerate(shares) if share)
             shares[i] -= 1
             left += 1
-        self.counts = [count + share for count, share in zip(self.counts, shares, strict=True)]
         return shares
-
-    def twin(self) -> Schedule:
-        """A schedule that deals as this one would, and leaves it as it is."""
-        other = Schedule(self.weights, order=self._order, credits=self.credits)
-        other.counts = list(self.counts)
-        return other
 
     def owed(self) -> list[int]:
         """Steps that each source is owed by now, as the ``credits`` of another schedule."""

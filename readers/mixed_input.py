@@ -15,23 +15,28 @@ Example:
 
 from __future__ import annotations
 
+import logging
 import operator
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
-from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples, count_units, split_units
+from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples, count_units
 from rlio.columns import Columns
 from rlio.errors import EndOfData, OptionError, StateError, excerpt
 from rlio.interfaces import Batch, InputReader, JsonState, ReadLedger
+from rlio.readers.mix_block import MixBlock, plain_columns, woven
 from rlio.readers.mix_schedule import Schedule, Weight, whole_weights
-from rlio.replay.joint_gather import JointGather, RowSource
+from rlio.readers.mix_source import MOST_AHEAD, MixSource
+from rlio.replay.buffers import Buffers
+from rlio.replay.joint_gather import JointGather
 from rlio.replay.order import Permutation
 
 __all__ = ["MixedInput"]
+
+logger = logging.getLogger("rlio")
 
 Weights: TypeAlias = Mapping[str, Weight] | Sequence[Weight]
 
@@ -39,177 +44,10 @@ Sources: TypeAlias = (
     Mapping[str, InputReader] | Mapping[InputReader, Weight] | Iterable[tuple[InputReader, Weight]]
 )
 
-# Rows that are gathered together, of as many batches as that makes.
-_AHEAD_ROWS = 4096
+# Bytes that are put together at once, of as many batches as that makes; as many again wait with the sources.
+_AHEAD_BYTES = 4 << 20
 _ENDS = ("error", "rewind", "renormalise")
 _COLUMNS = ("error", "intersect", "fill")
-
-
-class _Waiting(NamedTuple):
-    """What is left of a batch of a source, the source's state before it, and how many units were served."""
-
-    batch: Batch
-    origin: JsonState
-    served: int
-
-
-class _Ahead(NamedTuple):
-    """Batches whose rows were gathered together.
-
-    Attributes:
-        block: The rows of all.
-        shares: For each batch, how many are of each source.
-        counts: For each batch, what the schedule has dealt after it.
-        given: How many batches were given.
-    """
-
-    block: SampleBatch
-    shares: list[list[int]]
-    counts: list[list[int]]
-    given: int
-
-
-class _Source:
-    """A reader of the mixture, read in its own sizes and cut to measure here.
-
-    Cutting a batch costs 2 us, asking a reader for a few rows ten times that and more.
-    """
-
-    def __init__(self, name: str, reader: InputReader, *, rewinds: bool) -> None:
-        self.name = name
-        self.reader = reader
-        self.served = 0
-        self.ended = False
-        # Rows: that the reader gave, that were drawn for good, and what it lost before it was rewound.
-        self._rows_read = self._rows_served = 0
-        self._lost = ReadLedger()
-        #: Where it begins again; None: nowhere.
-        self.start: JsonState | None = reader.state_dict() if rewinds and reader.replayable else None
-        self._waiting: deque[_Waiting] = deque()
-        # Drawn since the last `commit`, and what the last one of those left over.
-        self._taken: list[_Waiting] = []
-        self._tail: _Waiting | None = None
-
-    def draw(self, n: int, parts: list[Batch]) -> int:
-        """Add up to ``n`` units to ``parts``, fewer at the end, and return how many; it rewinds if it may."""
-        missing, rewound = n, False
-        while missing:
-            if not self._waiting and not self._read():
-                if self.start is None:
-                    break
-                if rewound:
-                    raise OptionError(
-                        f"source {self.name!r} of the mixture has no {self.reader.unit}: leave it out"
-                    )
-                # Trimmed rows are gone once, not in every pass.
-                self._lost += replace(_losses(self.reader), trimmed=0)
-                self.reader.load_state_dict(self.start)
-                rewound = True
-                continue
-            waiting = self._waiting.popleft()
-            self._taken.append(waiting)
-            batch, size = waiting.batch, count_units(waiting.batch, self.reader.unit)
-            if size > missing:
-                batch, tail = split_units(batch, missing, self.reader.unit)
-                self._tail = _Waiting(tail, waiting.origin, waiting.served + missing)
-                self._waiting.appendleft(self._tail)
-                size = missing
-            if size:
-                parts.append(batch)
-                rewound = False
-            missing -= size
-        return n - missing
-
-    @property
-    def rows(self) -> RowSource | None:
-        """Its next rows where they lie; None if they do not lie in a store."""
-        found: RowSource | None = getattr(self.reader, "row_source", None)
-        return found
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether a part of a batch waits."""
-        return bool(self._waiting)
-
-    def give(self, rows: int) -> None:
-        """Step over rows that were given from where they lie."""
-        source = self.rows
-        assert source is not None
-        source.advance(rows)
-        self.reader._give(rows)
-        self._rows_read += rows
-        self._rows_served += rows
-        self.served += rows
-
-    def at_end(self) -> bool:
-        """Whether nothing is left, and it cannot rewind."""
-        return self.start is None and not self._waiting and not self._read()
-
-    def commit(self, parts: list[Batch]) -> None:
-        """What was drawn is served: ``parts``."""
-        self._taken.clear()
-        self._rows_served += sum(part.agent_steps() for part in parts)
-
-    @property
-    def ledger(self) -> ReadLedger:
-        """Rows that the reader gave, those excepted that wait, and what it left out."""
-        waiting = sum(waiting.batch.agent_steps() for waiting in self._waiting)
-        rows = ReadLedger(expected=self._rows_read - waiting, served=self._rows_served)
-        return rows.over(self._lost + _losses(self.reader))
-
-    def undo(self) -> None:
-        """Take back what was drawn since the last `commit`."""
-        if self._taken and self._waiting and self._waiting[0] is self._tail:
-            self._waiting.popleft()
-        self._waiting.extendleft(reversed(self._taken))
-        self._taken.clear()
-
-    def waiting_units(self) -> int:
-        """Units that were read and wait to be served."""
-        return sum(count_units(waiting.batch, self.reader.unit) for waiting in self._waiting)
-
-    def position(self) -> JsonState:
-        """The state from which the reader gives first what waits; a live one cannot, and goes on behind."""
-        if self._waiting and self.reader.replayable:
-            return {"state": self._waiting[0].origin, "served": self._waiting[0].served}
-        return {"state": self.reader.state_dict(), "served": 0}
-
-    def seek(self, position: JsonState) -> None:
-        """Stand where `position` was taken."""
-        self._waiting.clear()
-        self.reader.load_state_dict(position["state"])
-        self._rows_read = self._rows_served = 0
-        self._lost = ReadLedger()
-        served = int(position["served"])
-        if served == 0:
-            return
-        size = count_units(self._waiting[0].batch, self.reader.unit) if self._read() else 0
-        if not 0 < served < size:
-            raise StateError(
-                f"the state says that {served} {self.reader.unit} of a batch of source {self.name!r} were "
-                f"served, but it has {size}: the data changed since it was saved"
-            )
-        whole = self._waiting.popleft()
-        head, tail = split_units(whole.batch, served, self.reader.unit)
-        self._rows_read -= head.agent_steps()  # Before the state was saved.
-        self._waiting.append(_Waiting(tail, whole.origin, served))
-
-    def _read(self) -> bool:
-        """Read a batch, or return False at the end."""
-        origin = self.reader.state_dict()
-        try:
-            batch = self.reader.sample()
-        except EndOfData:
-            return False
-        self._rows_read += batch.agent_steps()
-        self._waiting.append(_Waiting(batch, origin, 0))
-        return True
-
-
-def _losses(reader: InputReader) -> ReadLedger:
-    """What a reader did not give."""
-    ledger = reader.ledger
-    return ReadLedger(skipped=ledger.skipped, dropped=ledger.dropped, trimmed=ledger.trimmed)
 
 
 class MixedInput(InputReader):
@@ -268,7 +106,7 @@ class MixedInput(InputReader):
         self.source_column = source_column
         self.replayable = all(reader.replayable for reader in readers.values())
         self.unit = next(iter(readers.values())).unit
-        self._sources = [_Source(name, reader, rewinds=end == "rewind") for name, reader in readers.items()]
+        self._sources = [MixSource(name, reader, rewinds=end == "rewind") for name, reader in readers.items()]
         self._order = list(range(count))
         if seed is not None:
             self._order = Permutation(count, seed=seed, epoch=0).take(0, count).tolist()
@@ -282,23 +120,33 @@ class MixedInput(InputReader):
         self._whole = whole_weights(self._raw, list(readers))
         self._schedule = Schedule(self._whole, order=self._order)
         self._multi_agent = False
+        #: Batches that were put together at once, and not all given yet.
+        self._block: MixBlock | None = None
         #: What gathers the rows of all sources together, once it is known whether that can be.
         self._joint: tuple[JointGather | None] | None = None
-        self._ahead: _Ahead | None = None
+        #: Whether sources may be read before their rows are asked for; and bytes of a row, once known.
+        self._reads_ahead = self.unit == "steps" and all(reader.settled for reader in readers.values())
+        self._row_bytes: int | None = None
+        # Batches to join one by one before the sources are read ahead again.
+        self._alone = 0
+        self._buffers = Buffers()
 
     @property
     def sources(self) -> dict[str, InputReader]:
         """Name -> reader."""
+        self._settle()
         return {source.name: source.reader for source in self._sources}
 
     @property
     def counts(self) -> dict[str, int]:
         """Name -> steps served so far."""
+        self._settle()
         return {source.name: source.served for source in self._sources}
 
     @property
     def ledgers(self) -> dict[str, ReadLedger]:
         """Name -> what became of the rows of that source, since the mixture was made or restored."""
+        self._settle()
         return {source.name: source.ledger for source in self._sources}
 
     @property
@@ -314,17 +162,25 @@ class MixedInput(InputReader):
         return self._take(self.batch_size)
 
     def _take(self, n: int) -> Batch:
-        ahead = self._take_ahead() if n == self.batch_size else None
-        if ahead is not None:
-            return ahead
-        self._ahead = None
+        if n == self.batch_size:
+            block = self._block
+            if block is None:
+                block = self._block = self._next_block()
+            if block is not None:
+                batch = block.cut()
+                if block.is_spent:
+                    self._settle()
+                    self._block = None
+                return batch
+        self._settle()
+        self._block = None
         # What is left over waits with the sources, so the mixture itself has nothing left over.
         self._follow_weights()
         schedule, counts = self._schedule, self._schedule.counts
         drawn: list[list[Batch]] = [[] for _ in self._sources]
         try:
             self._draw(n, drawn)
-            batch = self._joined(drawn)
+            made = self._joined(drawn)
         except BaseException:
             # A source that fails, or one that does not fit the others, costs no rows: they come next time.
             self._schedule, schedule.counts = schedule, counts
@@ -334,41 +190,90 @@ class MixedInput(InputReader):
         for source, parts in zip(self._sources, drawn, strict=True):
             source.commit(parts)
             source.served += sum(count_units(part, self.unit) for part in parts)
-        return batch
+        if self._row_bytes is None and self._reads_ahead:
+            self._look_at(made)
+        return made
 
-    def _take_ahead(self) -> Batch | None:
-        """The next batch, of several whose rows were gathered together; None where they cannot be.
+    # ---- several batches at once ----
 
-        Nothing is drawn before it is given: the sources are stepped over what each batch has of them.
+    def _next_block(self) -> MixBlock | None:
+        """The next batches, put together at once; None where they are joined one by one.
+
+        Nothing is served before it is given: `_settle` steps the sources over what was.
         """
-        if self._ahead is None:
-            self._ahead = self._gather_ahead()
-            if self._ahead is None:
-                return None
-        ahead, at = self._ahead, self._ahead.given
-        batch: Batch = ahead.block[at * self.batch_size : (at + 1) * self.batch_size]
-        for source, share in zip(self._sources, ahead.shares[at], strict=True):
-            if share:
-                source.give(share)
-        self._schedule.counts = ahead.counts[at]
-        self._ahead = None if at + 1 == len(ahead.shares) else ahead._replace(given=at + 1)
-        return batch
-
-    def _gather_ahead(self) -> _Ahead | None:
-        """Some batches at once, of sources that are all stores of like rows and have enough of them."""
-        if self._function is not None or self.source_column or any(s.is_cut for s in self._sources):
+        if self._function is not None or self.source_column:
             return None
         if self._joint is None:
             self._joint = (JointGather.of([source.rows for source in self._sources]),)
         gather = self._joint[0]
-        if gather is None:
+        if gather is not None and not any(source.is_cut for source in self._sources):
+            shares = self._schedule.plan(self.batch_size, max(self._batches_of(gather.row_bytes), 1))
+            columns = gather.columns(shares)
+            if columns is not None:
+                return MixBlock(columns, shares=shares, batch_size=self.batch_size)
+        if self._alone:  # Batches that are joined one by one.
+            self._alone -= 1
             return None
-        schedule, shares, counts = self._schedule.twin(), [], []
-        for _ in range(max(_AHEAD_ROWS // self.batch_size, 1)):
-            shares.append(schedule.deal(self.batch_size))
-            counts.append(schedule.counts)
-        block = gather.block(shares)
-        return None if block is None else _Ahead(block, shares, counts, 0)
+        if not self._reads_ahead or self._row_bytes is None:
+            return None
+        return self._read_ahead(self._batches_of(self._row_bytes))
+
+    def _batches_of(self, row_bytes: int) -> int:
+        """How many batches are put together at once."""
+        return min(MOST_AHEAD, _AHEAD_BYTES // max(row_bytes, 1)) // self.batch_size
+
+    def _read_ahead(self, batches: int) -> MixBlock | None:
+        """The next batches, of sources that are settled; None where there would be one, or none."""
+        shares = self._filled(self._schedule.plan(self.batch_size, batches)) if batches > 1 else []
+        if len(shares) < 2:
+            return None
+        parts = [
+            source.parts if any(own) else []
+            for source, own in zip(self._sources, zip(*shares, strict=True), strict=True)
+        ]
+        columns = woven(parts, shares, self._buffers)
+        if columns is None:
+            self._reads_ahead = False
+            return None
+        return MixBlock(columns, shares=shares, batch_size=self.batch_size)
+
+    def _filled(self, shares: list[list[int]]) -> list[list[int]]:
+        """Read what some batches have of each source, and give those for which all is there."""
+        have = []
+        for source, own in zip(self._sources, zip(*shares, strict=True), strict=True):
+            try:
+                source.fill(sum(own))
+            except Exception as error:
+                # Batches before the trouble can still be given. The one that runs into it raises it again.
+                logger.debug("source %r cannot be read ahead: %r", source.name, error)
+                self._alone = len(shares)
+            have.append(source.waiting_units())
+        for number, share in enumerate(shares):
+            have = [there - rows for there, rows in zip(have, share, strict=True)]
+            if min(have) < 0:
+                return shares[:number]
+        return shares
+
+    def _look_at(self, batch: Batch) -> None:
+        """Find out from a first batch whether, and how far, sources may be read ahead."""
+        columns = plain_columns(batch)
+        if columns is None:
+            self._reads_ahead = False
+        elif len(batch):
+            self._row_bytes = sum(column.nbytes for column in columns.values()) // len(batch)
+
+    def _settle(self) -> None:
+        """Step the sources over what was given of a block."""
+        if self._block is None:
+            return
+        given = self._block.settle()
+        if not given:
+            return
+        for source, rows in zip(self._sources, given, strict=True):
+            if rows:
+                source.give(rows)
+        counts = self._schedule.counts
+        self._schedule.counts = [count + rows for count, rows in zip(counts, given, strict=True)]
 
     def _draw(self, n: int, drawn: list[list[Batch]]) -> None:
         """Add ``n`` units to ``drawn``, fewer only if all sources end."""
@@ -389,7 +294,7 @@ class MixedInput(InputReader):
                 return
             self._schedule = Schedule(self._alive(), order=self._order)
 
-    def _take_leave(self, ended: list[_Source]) -> None:
+    def _take_leave(self, ended: list[MixSource]) -> None:
         """Mark sources that ended; raise if others go on and may not do so alone."""
         if self.end != "renormalise":
             for source, weight in zip(self._sources, self._whole, strict=True):
@@ -460,6 +365,7 @@ class MixedInput(InputReader):
     # ---- state ----
 
     def state_dict(self) -> JsonState:
+        self._settle()
         state = super().state_dict()
         state["dropped"] += sum(
             source.waiting_units() for source in self._sources if not source.reader.replayable
@@ -492,7 +398,7 @@ class MixedInput(InputReader):
                     f"state['position'][{key!r}] is {excerpt(found)} but this one has {excerpt(expected)}: "
                     "make it with the sources, weights and seed of the one that saved it"
                 )
-        self._ahead = None
+        self._block, self._alone = None, 0
         for i, source in enumerate(self._sources):
             source.seek(position["sources"][source.name])
             source.served = int(position["served"][i])
@@ -509,6 +415,8 @@ class MixedInput(InputReader):
         self._multi_agent = bool(position["multi_agent"])
 
     def _close(self) -> None:
+        self._settle()
+        self._block = None
         first: Exception | None = None
         for source in self._sources:
             try:

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.batch import SampleBatch
 from rlio.replay.buffers import Buffers
 from rlio.replay.draws import RowUnits
 
@@ -60,8 +59,13 @@ class JointGather:
             return None
         return cls(found)
 
-    def block(self, shares: Sequence[Sequence[int]]) -> SampleBatch | None:
-        """The rows of several batches, one after the other.
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return self._sources[0][1].table.row.itemsize
+
+    def columns(self, shares: Sequence[Sequence[int]]) -> dict[str, NDArray[Any]] | None:
+        """The rows of several batches, one after the other: column -> contiguous array.
 
         Args:
             shares: For each batch, the rows of each source.
@@ -70,21 +74,21 @@ class JointGather:
             None if a source has fewer rows left.
         """
         wanted = []
-        for i, (source, units) in enumerate(self._sources):
-            numbers = source.peek(sum(share[i] for share in shares))
+        for (source, units), own in zip(self._sources, zip(*shares, strict=True), strict=True):
+            numbers = source.peek(sum(own))
             if numbers is None:
                 return None
             wanted.append(units.rows(numbers))
         first = self._sources[0][1]
-        total = sum(map(len, wanted))
-        packed = self._buffers.empty((total,), first.table.void)
+        tables = [units.table.packed_values for _, units in self._sources]
+        packed = self._buffers.empty((sum(map(len, wanted)),), first.table.void)
         at, used = 0, [0] * len(wanted)
         for share in shares:
             for i, count in enumerate(share):
                 if count:
-                    rows = wanted[i][used[i] : used[i] + count]
-                    self._sources[i][1].table.take(rows, packed[at : at + count])
-                    used[i] += count
+                    start = used[i]
+                    used[i] = stop = start + count
+                    # For a few rows, every call on the way to this one would cost as much as they do.
+                    tables[i].take(wanted[i][start:stop], None, packed[at : at + count], "clip")
                     at += count
-        columns: dict[str, Any] = first.table.unpacked(packed, first.plan, self._buffers)
-        return SampleBatch._trusted(first.named(columns))
+        return first.named(first.table.unpacked(packed, first.plan, self._buffers))

@@ -386,12 +386,13 @@ class RowTable:
         """A packed row as one value, so that drawing it is one copy of memory."""
         return self._void.dtype
 
-    def take(self, rows: Ids, out: NDArray[Any]) -> None:
-        """Copy packed rows, as values of `void`, to a contiguous place."""
-        np.take(self._void, self._slots(rows), out=out, mode="clip")
+    @property
+    def packed_values(self) -> NDArray[Any]:
+        """All packed rows as values of `void`; of a table that is no ring, by their logical numbers."""
+        return self._void
 
     def unpacked(self, packed: NDArray[Any], plan: Plan, buffers: Buffers) -> dict[str, NDArray[Any]]:
-        """The packed columns of rows that `take` gave: physical column -> contiguous array."""
+        """The packed columns of rows taken from `packed_values`: physical column -> contiguous array."""
         out = buffers.columns(plan.batch(len(packed)))
         block = packed.view(self._row)
         for name in plan.packed:

@@ -1,0 +1,215 @@
+"""`MixSource`: a reader of a mixture, read in its own sizes or ahead, and cut to measure.
+
+It knows where what was not served yet came from, so that the state of a mixture holds no rows.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from typing import NamedTuple
+
+from rlio.batch import SampleBatch, count_units, split_units
+from rlio.errors import EndOfData, OptionError, StateError
+from rlio.interfaces import Batch, InputReader, JsonState, ReadLedger
+from rlio.replay.joint_gather import RowSource
+
+__all__ = ["MOST_AHEAD", "MixSource"]
+
+#: Units that are read ahead of a source, at most.
+MOST_AHEAD = 4096
+
+
+class _Waiting(NamedTuple):
+    """What is left of a batch of a source, the source's state before it, and how many units were served.
+
+    The batch may be longer than the source's own, where it was read ahead.
+    """
+
+    batch: Batch
+    origin: JsonState
+    served: int
+
+
+class MixSource:
+    """A reader of the mixture, read in its own sizes and cut to measure here.
+
+    Cutting a batch costs 2 us, asking a reader for a few rows ten times that and more.
+    """
+
+    def __init__(self, name: str, reader: InputReader, *, rewinds: bool) -> None:
+        self.name = name
+        self.reader = reader
+        self.served = 0
+        self.ended = False
+        # Rows: that the reader gave, that were drawn for good, and what it lost before it was rewound.
+        self._rows_read = self._rows_served = 0
+        self._lost = ReadLedger()
+        #: Where it begins again; None: nowhere.
+        self.start: JsonState | None = reader.state_dict() if rewinds and reader.replayable else None
+        self._waiting: deque[_Waiting] = deque()
+        # Drawn since the last `commit`, and what the last one of those left over.
+        self._taken: list[_Waiting] = []
+        self._tail: _Waiting | None = None
+
+    def draw(self, n: int, parts: list[Batch]) -> int:
+        """Add up to ``n`` units to ``parts``, fewer at the end, and return how many; it rewinds if it may."""
+        missing, rewound = n, False
+        while missing:
+            if not self._waiting and not self._read():
+                if self.start is None:
+                    break
+                if rewound:
+                    raise OptionError(
+                        f"source {self.name!r} of the mixture has no {self.reader.unit}: leave it out"
+                    )
+                # Trimmed rows are gone once, not in every pass.
+                self._lost += replace(_losses(self.reader), trimmed=0)
+                self.reader.load_state_dict(self.start)
+                rewound = True
+                continue
+            waiting = self._waiting.popleft()
+            self._taken.append(waiting)
+            batch, size = waiting.batch, count_units(waiting.batch, self.reader.unit)
+            if size > missing:
+                batch, tail = split_units(batch, missing, self.reader.unit)
+                self._tail = _Waiting(tail, waiting.origin, waiting.served + missing)
+                self._waiting.appendleft(self._tail)
+                size = missing
+            if size:
+                parts.append(batch)
+                rewound = False
+            missing -= size
+        return n - missing
+
+    @property
+    def rows(self) -> RowSource | None:
+        """Its next rows where they lie; None if they do not lie in a store."""
+        found: RowSource | None = getattr(self.reader, "row_source", None)
+        return found
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a part of a batch waits."""
+        return bool(self._waiting)
+
+    @property
+    def parts(self) -> list[SampleBatch]:
+        """The rows that wait; nothing where they are no plain batches."""
+        return [waiting.batch for waiting in self._waiting if isinstance(waiting.batch, SampleBatch)]
+
+    def fill(self, n: int) -> bool:
+        """Read on until ``n`` units wait, and tell whether they do; only of a reader that is `settled`.
+
+        Raises:
+            Exception: What the reader raises: nothing is lost.
+        """
+        while (missing := n - self.waiting_units()) > 0:
+            if not self._read(missing):
+                return False
+        return True
+
+    def give(self, rows: int) -> None:
+        """Step over rows that were given from where they lie: in a store, or here."""
+        if self._waiting:
+            self._give_waiting(rows)
+        else:
+            source = self.rows
+            assert source is not None
+            source.advance(rows)
+            self.reader._give(rows)
+            self._rows_read += rows
+        self._rows_served += rows
+        self.served += rows
+
+    def _give_waiting(self, rows: int) -> None:
+        while rows:
+            waiting = self._waiting.popleft()
+            size = count_units(waiting.batch, self.reader.unit)
+            if size > rows:
+                _, tail = split_units(waiting.batch, rows, self.reader.unit)
+                self._waiting.appendleft(_Waiting(tail, waiting.origin, waiting.served + rows))
+                return
+            rows -= size
+
+    def at_end(self) -> bool:
+        """Whether nothing is left, and it cannot rewind."""
+        return self.start is None and not self._waiting and not self._read()
+
+    def commit(self, parts: list[Batch]) -> None:
+        """What was drawn is served: ``parts``."""
+        self._taken.clear()
+        self._rows_served += sum(part.agent_steps() for part in parts)
+
+    @property
+    def ledger(self) -> ReadLedger:
+        """Rows that the reader gave, those excepted that wait, and what it left out."""
+        waiting = sum(waiting.batch.agent_steps() for waiting in self._waiting)
+        rows = ReadLedger(expected=self._rows_read - waiting, served=self._rows_served)
+        return rows.over(self._lost + _losses(self.reader))
+
+    def undo(self) -> None:
+        """Take back what was drawn since the last `commit`."""
+        if self._taken and self._waiting and self._waiting[0] is self._tail:
+            self._waiting.popleft()
+        self._waiting.extendleft(reversed(self._taken))
+        self._taken.clear()
+
+    def waiting_units(self) -> int:
+        """Units that were read and wait to be served."""
+        return sum(count_units(waiting.batch, self.reader.unit) for waiting in self._waiting)
+
+    def position(self) -> JsonState:
+        """The state from which the reader gives first what waits; a live one cannot, and goes on behind."""
+        if self._waiting and self.reader.replayable:
+            return {"state": self._waiting[0].origin, "served": self._waiting[0].served}
+        return {"state": self.reader.state_dict(), "served": 0}
+
+    def seek(self, position: JsonState) -> None:
+        """Stand where `position` was taken."""
+        self._waiting.clear()
+        self.reader.load_state_dict(position["state"])
+        self._rows_read = self._rows_served = 0
+        self._lost = ReadLedger()
+        served = missing = int(position["served"])
+        while missing:
+            if missing < 0 or not self._read():
+                raise self._misplaced(served, there=served - missing)
+            whole = self._waiting.popleft()
+            size = count_units(whole.batch, self.reader.unit)
+            if missing >= size and (served >= MOST_AHEAD or not self.reader.settled):
+                raise self._misplaced(served, there=size)
+            head = whole.batch
+            if size > missing:
+                head, tail = split_units(whole.batch, missing, self.reader.unit)
+                self._waiting.append(_Waiting(tail, whole.origin, missing))
+                size = missing
+            self._rows_read -= head.agent_steps()  # Before the state was saved.
+            missing -= size
+
+    def _misplaced(self, served: int, *, there: int) -> StateError:
+        return StateError(
+            f"the state says that {served} {self.reader.unit} of a batch of source {self.name!r} were "
+            f"served, but it has {there}: the data changed since it was saved"
+        )
+
+    def _read(self, n: int | None = None) -> bool:
+        """Read a batch, or return False at the end.
+
+        Args:
+            n: Its units; None: as many as the reader likes to give.
+        """
+        origin = self.reader.state_dict()
+        try:
+            batch = self.reader.sample(n)
+        except EndOfData:
+            return False
+        self._rows_read += batch.agent_steps()
+        self._waiting.append(_Waiting(batch, origin, 0))
+        return True
+
+
+def _losses(reader: InputReader) -> ReadLedger:
+    """What a reader did not give."""
+    ledger = reader.ledger
+    return ReadLedger(skipped=ledger.skipped, dropped=ledger.dropped, trimmed=ledger.trimmed)
