@@ -5,16 +5,25 @@ Example:
     >>> envs.num_envs, str(envs.single_action_space)
     (3, 'Discrete(2)')
     >>> envs.close()
+    >>> stepper = make_stepper("CartPole-v1", EnvSetup(num_envs=3, restarts=RestartPolicy()))
+    >>> stepper.num_envs
+    3
+    >>> stepper.close()
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from rlio.envs.context import EnvContext, create
 from rlio.envs.leaves import leaves_of
-from rlio.errors import OptionError, excerpt
+from rlio.envs.restarting import RestartPolicy
+from rlio.envs.stepping import Stepper, VectorStepper
+from rlio.errors import EnvError, OptionError, excerpt
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -23,7 +32,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-__all__ = ["EnvLike", "make_vector_env"]
+__all__ = ["EnvLike", "EnvSetup", "make_stepper", "make_vector_env", "set_environs"]
 
 # Any: gymnasium's generic parameters, which say nothing here.
 if TYPE_CHECKING:
@@ -32,10 +41,199 @@ if TYPE_CHECKING:
         | EnvSpec
         | gym.Env[Any, Any]
         | VectorEnv[Any, Any, Any]
-        | Callable[[], gym.Env[Any, Any] | VectorEnv[Any, Any, Any]]
+        | Callable[..., gym.Env[Any, Any] | VectorEnv[Any, Any, Any]]
     )
 else:
     EnvLike = object
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvSetup:
+    """How environments are made and stepped; the fields of `RolloutConfig` that concern them.
+
+    Attributes:
+        num_envs: How many. A given vector environment has its own number: then 1 means "as it is".
+        vectorize_mode: ``"sync"``, ``"async"`` or ``"native"``, see `RolloutConfig`.
+        context: What functions that make environments are told: its items are the ``env_config``. Of an
+            environment's id the items are keywords.
+        check: Check what environments are and give, once.
+        validate: Called with each environment and its context where it is made; raises if it will not do.
+        restarts: When failed environments are made anew; None: failures are raised.
+        step_timeout: Seconds for a step or reset, with ``"async"``.
+        batch_wait_ms: See ``remote_env_batch_wait_ms`` of `RolloutConfig`.
+        render: Make environments of an id with ``render_mode="rgb_array"``.
+    """
+
+    num_envs: int = 1
+    vectorize_mode: str = "sync"
+    context: EnvContext = field(default_factory=EnvContext, hash=False)
+    check: bool = True
+    validate: Callable[[Any, EnvContext], None] | None = None
+    restarts: RestartPolicy | None = None
+    step_timeout: float | None = None
+    batch_wait_ms: float | None = None
+    render: bool = False
+
+
+def set_environs(environs: Mapping[str, str]) -> None:
+    """Set variables of the process's environment, which processes that it starts inherit.
+
+    Raises:
+        OptionError: A name or a value is no str.
+    """
+    for name, value in environs.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise OptionError(
+                f"extra_python_environs has {excerpt(name)}: {excerpt(value)}: names and values are str"
+            )
+    os.environ.update(environs)
+
+
+def make_stepper(env: EnvLike, setup: EnvSetup | None = None) -> Stepper:
+    """Make environments, and what steps them.
+
+    Single environments are reset here, each episode with a seed of its own, and can be made anew one by one.
+    A vector environment resets itself, is seeded once and fails as a whole; but with ``restarts``,
+    gymnasium's SyncVectorEnv and AsyncVectorEnv are taken apart, as they tell how to make what is in them.
+
+    Args:
+        env: What `make_vector_env` takes. A function may take an `EnvContext`.
+        setup: How; None: the defaults.
+
+    Returns:
+        The stepper, which the caller closes, and with it the environments, also a given one.
+
+    Raises:
+        OptionError: They cannot be made, or not so; the message says why.
+        EnvError: One is no legal environment.
+    """
+    from gymnasium import Env
+    from gymnasium.envs.registration import EnvSpec
+    from gymnasium.vector import VectorEnv
+
+    setup = setup if setup is not None else EnvSetup()
+    if isinstance(env, VectorEnv):
+        return _stepper_of(_of_size(env, setup.num_envs), setup, None)
+    if isinstance(env, Env):
+        return _local(make_vector_env(env, num_envs=setup.num_envs), setup, None)
+    named = isinstance(env, (str, EnvSpec))
+    if not named and not callable(env):
+        raise _unknown(env)
+    name = excerpt(getattr(env, "id", env))
+    if setup.vectorize_mode == "native":
+        given: Any = env  # Any: `named` has told which it is.
+        make = partial(_native, given, setup) if named else partial(create, given, setup.context)
+        made = _made(name, make)
+        if not isinstance(made, VectorEnv):
+            raise OptionError(f"env={name} gave {excerpt(made)}: 'native' needs a vector environment")
+        return _stepper_of(_of_size(made, setup.num_envs), setup, make)
+    one = _Maker(env, setup)
+    if setup.vectorize_mode == "async":
+        return _made(name, partial(_in_processes, one, setup))
+    first = _made(name, partial(one, 0))
+    if isinstance(first, VectorEnv):
+        return _stepper_of(_of_size(first, setup.num_envs), setup, partial(one, 0, True))
+    if not isinstance(first, Env):
+        raise OptionError(f"env={name} gave {excerpt(first)}: expected a gymnasium environment")
+    makers = [lambda: first, *(partial(one, index) for index in range(1, setup.num_envs))]
+    return _local(_made(name, partial(_sync, makers)), setup, partial(one, recreated=True))
+
+
+class _Maker:
+    """Makes environment number ``index``, in whatever process."""
+
+    def __init__(self, env: Any, setup: EnvSetup) -> None:
+        self._env, self._context, self._validate = env, setup.context, setup.validate
+        self._keywords = {"render_mode": "rgb_array"} if setup.render else {}
+
+    def __call__(self, index: int, recreated: bool = False) -> Any:
+        context = self._context.with_index(index, recreated=recreated)
+        if callable(self._env):
+            made = create(self._env, context)
+        else:
+            made = _make(self._env, **self._keywords, **context)
+        if self._validate is not None:
+            self._validate(made, context)
+        return made
+
+
+def _local(
+    envs: VectorEnv[Any, Any, Any], setup: EnvSetup, make: Callable[[int], gym.Env[Any, Any]] | None
+) -> Stepper:
+    from gymnasium.vector import SyncVectorEnv
+
+    from rlio.envs.local import LocalStepper
+
+    assert isinstance(envs, SyncVectorEnv)
+    try:
+        return LocalStepper(envs, make=make, check=setup.check, restarts=setup.restarts)
+    except BaseException:
+        envs.close()
+        raise
+
+
+def _in_processes(make: _Maker, setup: EnvSetup) -> Stepper:
+    from gymnasium import Env
+
+    from rlio.envs.processes import EnvProcesses
+    from rlio.envs.waiting import ProcessStepper
+
+    def made(index: int, recreated: bool) -> Any:
+        env = make(index, recreated)
+        if not isinstance(env, Env):
+            raise TypeError(f"it is a {type(env).__name__}, not one gymnasium environment")
+        return env
+
+    envs = EnvProcesses(made, num_envs=setup.num_envs, check=setup.check)
+    return ProcessStepper(
+        envs,
+        step_timeout=setup.step_timeout,
+        batch_wait_ms=setup.batch_wait_ms,
+        restarts=setup.restarts,
+    )
+
+
+def _stepper_of(
+    envs: VectorEnv[Any, Any, Any], setup: EnvSetup, make: Callable[[], VectorEnv[Any, Any, Any]] | None
+) -> Stepper:
+    """What steps a vector environment that a user gave, or whose function did."""
+    from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+
+    if setup.restarts is None:
+        return VectorStepper(envs)
+    # Not their subclasses, which may do something else in a step.
+    if type(envs) is SyncVectorEnv:
+        makers = envs.env_fns
+        return _local(envs, setup, lambda index: makers[index]())
+    if type(envs) is AsyncVectorEnv:
+        functions = envs.env_fns
+        envs.close()
+        each = EnvSetup(
+            num_envs=len(functions),
+            check=setup.check,
+            restarts=setup.restarts,
+            step_timeout=setup.step_timeout,
+            batch_wait_ms=setup.batch_wait_ms,
+        )
+        return _in_processes(_Maker(_OneOf(functions), each), each)
+    return VectorStepper(envs, make=make, restarts=setup.restarts)
+
+
+class _OneOf:
+    """Makes the environment of a context's index."""
+
+    def __init__(self, makers: Sequence[Callable[[], Any]]) -> None:
+        self._makers = makers
+
+    def __call__(self, context: EnvContext) -> Any:
+        return self._makers[context.vector_index]()
+
+
+def _unknown(env: object) -> OptionError:
+    return OptionError(
+        f"env={excerpt(env)}: expected a gymnasium id or spec, an environment, a vector environment, "
+        "or a function that makes one"
+    )
 
 
 def make_vector_env(
@@ -75,7 +273,7 @@ def make_vector_env(
     if isinstance(env, (str, EnvSpec)):
         name = excerpt(env if isinstance(env, str) else env.id)
         if vectorize_mode == "native":
-            return _made(name, partial(_native, env, num_envs))
+            return _made(name, partial(_native, env, EnvSetup(num_envs=num_envs)))
         make = partial(_make, env)
     elif callable(env):
         name, make = excerpt(env), env
@@ -85,10 +283,7 @@ def make_vector_env(
                 raise OptionError(f"env={name} gave {excerpt(made)}: 'native' needs a vector environment")
             return _of_size(made, num_envs)
     else:
-        raise OptionError(
-            f"env={excerpt(env)}: expected a gymnasium id or spec, an environment, a vector environment, "
-            "or a function that makes one"
-        )
+        raise _unknown(env)
     if vectorize_mode == "async":
         return _made(name, partial(_async, make, num_envs))
     first = _made(name, make)
@@ -103,22 +298,27 @@ def _made(name: str, make: Callable[[], T]) -> T:
     """``make()``, its failure told as an OptionError."""
     try:
         return make()
+    except (EnvError, OptionError):
+        raise  # They say what is wrong already.
     except Exception as error:
         raise OptionError(
             f"env={name} cannot be made: {type(error).__name__}: {excerpt(str(error), 500)}"
         ) from error
 
 
-def _make(env: str | EnvSpec) -> gym.Env[Any, Any]:
+def _make(env: str | EnvSpec, **keywords: Any) -> gym.Env[Any, Any]:
     import gymnasium as gym
 
-    return gym.make(env)
+    # Its checker looks at every step, and warns only: ours looks once, and raises.
+    return gym.make(env, disable_env_checker=True, **keywords)
 
 
-def _native(env: str | EnvSpec, num_envs: int) -> VectorEnv[Any, Any, Any]:
+def _native(env: str | EnvSpec, setup: EnvSetup) -> VectorEnv[Any, Any, Any]:
     import gymnasium as gym
 
-    return gym.make_vec(env, num_envs=num_envs, vectorization_mode="vector_entry_point")
+    return gym.make_vec(
+        env, num_envs=setup.num_envs, vectorization_mode="vector_entry_point", **setup.context
+    )
 
 
 # SAME_STEP: every step is a transition, where NEXT_STEP spends one on each reset. copy=False: rows are

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from rlio.errors import EnvError, OptionError, excerpt
@@ -143,9 +143,10 @@ class Restarts:
         """Whether ``env``, which is down, is to be made anew now."""
         return self._clock() >= self._due[env]
 
-    def seconds_until_due(self) -> float:
-        """Until the first environment that is down is to be made anew; at least 0."""
-        return max(0.0, min((self._due[env] for env in self.down), default=0.0) - self._clock())
+    def seconds_until_due(self, envs: Iterable[int] | None = None) -> float:
+        """Until the first of ``envs``, or of all that are down, is to be made anew; at least 0."""
+        due = [self._due[env] for env in (self.down if envs is None else envs)]
+        return max(0.0, min(due, default=0.0) - self._clock())
 
     def made_anew(self, env: int) -> None:
         """``env`` was made anew and has its first observation."""

@@ -59,12 +59,18 @@ class EpisodeSeeds:
         self.current: list[int | None] = [None] * num_envs
         self._key = seed, worker_index, restart
         self._blocks: list[list[int]] = [[] for _ in range(num_envs)]
+        self._block_of = [-1] * num_envs
+
+    def peek(self, env: int) -> int:
+        """The seed of the next episode of environment ``env``."""
+        block, at = divmod(self.episodes[env], _BLOCK)
+        if block != self._block_of[env]:
+            self._blocks[env] = _block(*self._key, env, block)
+            self._block_of[env] = block
+        return self._blocks[env][at]
 
     def next(self, env: int) -> int:
         """The seed of the next episode of environment ``env``, which begins now."""
-        block, at = divmod(self.episodes[env], _BLOCK)
-        if not at:
-            self._blocks[env] = _block(*self._key, env, block)
+        self.current[env] = seed = self.peek(env)
         self.episodes[env] += 1
-        self.current[env] = seed = self._blocks[env][at]
         return seed

@@ -18,7 +18,10 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,13 +29,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.envs.leaves import leaf_of, leaves_of
-from rlio.errors import OptionError, SchemaError, excerpt
+from rlio.envs.restarting import RestartPolicy, Restarts
+from rlio.envs.seeding import EpisodeSeeds
+from rlio.errors import EnvError, OptionError, SchemaError, excerpt
 
 if TYPE_CHECKING:
     import gymnasium as gym
     from gymnasium.vector import VectorEnv
 
-__all__ = ["VectorStep", "VectorStepper"]
+__all__ = ["Stepper", "VectorStep", "VectorStepper"]
+
+logger = logging.getLogger("rlio")
 
 
 class VectorStep(NamedTuple):
@@ -73,33 +80,20 @@ class VectorStep(NamedTuple):
     errors: Mapping[int, Exception] = MappingProxyType({})
 
 
-class VectorStepper:
-    """Steps ``envs``, which it closes.
+class Stepper(ABC):
+    """Steps N environments and tells transitions from resets.
 
     Args:
-        envs: A gymnasium vector environment whose metadata say its autoreset mode.
+        envs: The environments, which `close` closes.
 
-    Raises:
-        OptionError: The metadata do not say it.
+    Attributes:
+        envs: The vector environment: what callbacks get to see.
+        num_envs: Environments.
     """
 
     def __init__(self, envs: VectorEnv[Any, Any, Any]) -> None:
-        from gymnasium.vector import AutoresetMode
-
-        mode = envs.metadata.get("autoreset_mode")
-        try:
-            self._mode = AutoresetMode(mode)
-        except ValueError as error:
-            raise OptionError(
-                f"{type(envs).__name__}.metadata['autoreset_mode'] is {excerpt(mode)}: it must be one of "
-                "gymnasium.vector.AutoresetMode, or resets could not be told from transitions"
-            ) from error
         self.envs = envs
         self.num_envs = envs.num_envs
-        self._leaves = [leaf.path for leaf in leaves_of(envs.single_observation_space)]
-        self._ended = np.zeros(self.num_envs, bool)
-        self._next_step = self._mode is AutoresetMode.NEXT_STEP
-        self._same_step = self._mode is AutoresetMode.SAME_STEP
 
     @property
     def observation_space(self) -> gym.Space[Any]:
@@ -113,7 +107,108 @@ class VectorStepper:
 
     @property
     def has_reset_steps(self) -> bool:
-        """Whether some steps of some environments are resets, and no transitions."""
+        """Whether a step of an environment is a reset, and no transition, after each episode."""
+        return False
+
+    @property
+    def failures(self) -> int:
+        """How often environments failed so far."""
+        return 0
+
+    @property
+    def env_seeds(self) -> NDArray[np.int64]:
+        """What the reset of each environment's running episode was seeded with, (N,); -1 if with nothing."""
+        return np.full(self.num_envs, -1, np.int64)
+
+    @abstractmethod
+    def reset(self, *, seed: int | None = None, seeds: EpisodeSeeds | None = None) -> Any:
+        """Start a new episode in every environment and return the first observations.
+
+        Args:
+            seed: Of the first environment; the others' follow it, one by one.
+            seeds: In its place: the seed of each episode of each environment, from now on, as far as the
+                environments can be told. With neither, things go on as they were seeded.
+
+        Raises:
+            EnvError: An environment failed, and is not to be made anew, or failed too often.
+        """
+
+    @abstractmethod
+    def step(self, actions: Any) -> VectorStep:
+        """Step all environments that wait for an action.
+
+        Raises:
+            EnvError: An environment failed, and is not to be made anew, or failed too often.
+        """
+
+    @abstractmethod
+    def env_infos(self, step: VectorStep) -> list[dict[str, Any]]:
+        """The info of each environment that belongs to the transition, not to the reset after it."""
+
+    def render(self) -> tuple[Any, ...]:
+        """A frame of each environment, as its render mode says; None where there is none."""
+        return tuple(self.envs.render() or (None,) * self.num_envs)
+
+    def close(self) -> None:
+        """Close the environments."""
+        self.envs.close()
+
+
+class VectorStepper(Stepper):
+    """Steps a vector environment of gymnasium's, in any autoreset mode.
+
+    Where it fails, the whole of it does: all of its episodes are lost, and it is made anew as one.
+
+    Args:
+        envs: A gymnasium vector environment whose metadata say its autoreset mode.
+        make: Makes it anew, after it failed.
+        restarts: When to do so; None: failures are raised.
+        clock: Seconds; for tests, like ``sleep``.
+        sleep: Waits.
+
+    Raises:
+        OptionError: The metadata do not say it; or there are ``restarts``, but no ``make``.
+    """
+
+    def __init__(
+        self,
+        envs: VectorEnv[Any, Any, Any],
+        *,
+        make: Callable[[], VectorEnv[Any, Any, Any]] | None = None,
+        restarts: RestartPolicy | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        from gymnasium.vector import AutoresetMode
+
+        super().__init__(envs)
+        mode = envs.metadata.get("autoreset_mode")
+        try:
+            self._mode = AutoresetMode(mode)
+        except ValueError as error:
+            raise OptionError(
+                f"{type(envs).__name__}.metadata['autoreset_mode'] is {excerpt(mode)}: it must be one of "
+                "gymnasium.vector.AutoresetMode, or resets could not be told from transitions"
+            ) from error
+        if restarts is not None and make is None:
+            raise OptionError(
+                "restart_failed_sub_environments=True, but env is an object, which cannot be made anew: "
+                "pass a function that makes it"
+            )
+        self._leaves = [leaf.path for leaf in leaves_of(envs.single_observation_space)]
+        self._ended = np.zeros(self.num_envs, bool)
+        self._next_step = self._mode is AutoresetMode.NEXT_STEP
+        self._same_step = self._mode is AutoresetMode.SAME_STEP
+        self._make = make
+        # All of it fails together: the restarts of one.
+        self._restarts = Restarts(restarts, num_envs=1, clock=clock)
+        self._sleep = sleep
+        self._seeds: EpisodeSeeds | None = None
+        self._current = super().env_seeds
+        self._error: Exception | None = None
+
+    @property
+    def has_reset_steps(self) -> bool:
         return self._next_step
 
     @property
@@ -125,28 +220,99 @@ class VectorStepper:
         """All environments were reset by somebody else."""
         self._ended = np.zeros(self.num_envs, bool)
 
-    def reset(self, *, seed: int | None = None) -> Any:
-        """Start a new episode in every environment and return the first observations.
+    @property
+    def failures(self) -> int:
+        return self._restarts.count
 
-        Args:
-            seed: Of the first environment; the others' follow it, one by one. (Vector environments with one
-                generator for all take one number only.) None goes on with the environments' own generators.
-        """
+    @property
+    def env_seeds(self) -> NDArray[np.int64]:
+        return self._current.copy()
+
+    def reset(self, *, seed: int | None = None, seeds: EpisodeSeeds | None = None) -> Any:
+        self._seeds = seeds if seeds is not None else None if seed is not None else self._seeds
+        while True:
+            try:
+                return self._reset(seed)
+            # Whatever it is: an environment is other people's code.
+            except Exception as error:
+                self._error = error
+                self._failed(error, " in reset")
+
+    def _reset(self, seed: int | None) -> Any:
         self._ended = np.zeros(self.num_envs, bool)
-        obs, _ = self.envs.reset(seed=seed)
+        given: Any = seed
+        # (Vector environments with one generator for all take one number only.)
+        if self._seeds is not None and seed is None:
+            of_each = [self._seeds.next(env) for env in range(self.num_envs)]
+            given = of_each if _seeds_each(self.envs) else of_each[0]
+        if isinstance(given, list):
+            self._current = np.array(given, np.int64)
+        else:
+            self._current = np.full(self.num_envs, -1 if given is None else given, np.int64)
+        obs, _ = self.envs.reset(seed=given)
         return obs
+
+    def _failed(self, error: Exception, where: str) -> None:
+        """Make the environments anew after ``error``, or raise."""
+        if isinstance(error, (EnvError, SchemaError)):
+            raise error  # Ours: it does what it should not, which no restart changes.
+        self._restarts.failed(0, error, where=where)
+        assert self._make is not None
+        while True:
+            self._sleep(self._restarts.seconds_until_due())
+            try:
+                self.envs.close()
+            except Exception as again:
+                logger.warning("environments that failed cannot be closed: %s", again)
+            try:
+                self.envs = self._make()
+            except Exception as again:
+                self._restarts.failed(0, again, where=", made anew")
+            else:
+                self._restarts.made_anew(0)
+                return
 
     def step(self, actions: Any) -> VectorStep:
         """Step all environments.
 
         Raises:
             SchemaError: An episode ended without the final observation that SAME_STEP promises.
+            EnvError: They failed, and are not to be made anew, or failed too often.
         """
-        step = self.read(self.envs.step(actions))
-        if step.finals and self.is_reset_by_caller:
-            obs, _ = self.envs.reset(options={"reset_mask": step.starts})
-            step = step._replace(obs=obs)
+        try:
+            step = self.read(self.envs.step(actions))
+            if step.finals and self.is_reset_by_caller:
+                step = step._replace(obs=self._reset_some(step.starts))
+        # Whatever it is: an environment is other people's code.
+        except Exception as error:
+            return self._begin_anew(error)
+        if self._error is not None:
+            step, self._error = step._replace(errors={0: self._error}), None
+        if self._restarts.failing:
+            self._restarts.stepped(0, ended=bool((step.terminateds | step.truncateds).any()))
+        if self._seeds is not None and not self.is_reset_by_caller:
+            self._current[step.starts] = -1
         return step
+
+    def _begin_anew(self, error: Exception) -> VectorStep:
+        """All episodes are lost: the first observations of the next ones."""
+        self._failed(error, " in step")
+        obs = self.reset()
+        yes, no = np.ones(self.num_envs, bool), np.zeros(self.num_envs, bool)
+        failed = {0: self._error or error}
+        self._error = None
+        return VectorStep(obs, np.zeros(self.num_envs), no, no, no, yes, [], {}, yes, failed)
+
+    def _reset_some(self, ended: NDArray[np.bool_]) -> Any:
+        """Reset those that ``ended``, where nobody else does."""
+        self._current[ended] = -1
+        if self._seeds is None or not _seeds_each(self.envs):
+            return self.envs.reset(options={"reset_mask": ended})[0]
+        seeds = [self._seeds.next(env) if ended[env] else None for env in range(self.num_envs)]
+        self._current[ended] = [seed for seed in seeds if seed is not None]
+        # Any: gymnasium's signature has no lists.
+        each: Any = seeds
+        return self.envs.reset(seed=each, options={"reset_mask": ended})[0]
 
     def read(self, result: tuple[Any, Any, Any, Any, dict[str, Any]]) -> VectorStep:
         """What ``result``, which the environments' ``step`` gave, says of transitions and episodes.
@@ -190,16 +356,18 @@ class VectorStepper:
         return [leaf_of(final[env], path) for path in self._leaves]
 
     def env_infos(self, step: VectorStep) -> list[dict[str, Any]]:
-        """The info of each environment that belongs to the transition, not to the reset after it."""
         infos = [_info_of(step.infos, env) for env in range(self.num_envs)]
         if self._same_step:
             for env, _ in step.finals:
                 infos[env] = infos[env].get("final_info", {})
         return infos
 
-    def close(self) -> None:
-        """Close the environments."""
-        self.envs.close()
+
+def _seeds_each(envs: VectorEnv[Any, Any, Any]) -> bool:
+    """Whether ``envs`` takes a seed for each environment."""
+    from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+
+    return isinstance(envs.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
 
 
 def _info_of(infos: dict[str, Any], env: int) -> dict[str, Any]:

@@ -1,0 +1,174 @@
+"""`EnvCheck`: whether an environment keeps to gymnasium's interface, seen at its first reset and first step.
+
+Nothing is stepped or reset for it: what the environment gives anyway is looked at once.
+
+Example:
+    >>> import gymnasium as gym
+    >>> env = gym.make("CartPole-v1")
+    >>> check = EnvCheck(env, "environment 0")
+    >>> check.reset(env.reset(seed=1))
+    >>> check.step((99, 1.0, False, False, {}))
+    Traceback (most recent call last):
+    ...
+    rlio.errors.EnvError: environment 0 (CartPoleEnv), step(): the observation is int64 (), but ...
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlio.envs.leaves import Leaf, leaf_of, leaves_of
+from rlio.errors import EnvError, SchemaError, excerpt
+from rlio.nested import path_text
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+__all__ = ["EnvCheck", "check_methods", "takes_seed"]
+
+_HINT = "check_env=False goes on without looking"
+
+
+class EnvCheck:
+    """Looks at the spaces and methods of ``env`` now, at a reset and a step when they are there.
+
+    Args:
+        env: The environment.
+        name: Which one, for messages.
+
+    Raises:
+        EnvError: What is wrong with it, and where; so do the methods.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], name: str) -> None:
+        self._where = f"{name} ({type(env.unwrapped).__name__})"
+        self._check_spaces(env)
+        check_methods(env, self._where)
+        self._space = env.observation_space
+        self._leaves = leaves_of(env.observation_space)
+
+    def reset(self, result: Any) -> None:
+        """Look at what ``reset()`` gave."""
+        where = f"{self._where}, reset()"
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise _wrong(where, f"gave {_shape_of(result)}: expected (observation, info)")
+        obs, info = result
+        self._check_obs(obs, where)
+        _check_info(info, where)
+
+    def step(self, result: Any) -> None:
+        """Look at what ``step()`` gave."""
+        where = f"{self._where}, step()"
+        if not isinstance(result, tuple) or len(result) != 5:
+            raise _wrong(
+                where,
+                f"gave {_shape_of(result)}: expected (observation, reward, terminated, truncated, info)",
+            )
+        obs, reward, terminated, truncated, info = result
+        self._check_obs(obs, where)
+        if not isinstance(reward, (int, float, np.number)) and np.shape(reward) != ():
+            raise _wrong(where, f"the reward is {excerpt(reward)}: expected a number")
+        if not np.isfinite(float(reward)):
+            raise _wrong(where, f"the reward is {float(reward)}: expected a finite number")
+        for name, value in (("terminated", terminated), ("truncated", truncated)):
+            if not isinstance(value, (bool, np.bool_)):
+                raise _wrong(where, f"{name} is {excerpt(value)}: expected True or False")
+        _check_info(info, where)
+
+    def _check_spaces(self, env: gym.Env[Any, Any]) -> None:
+        from gymnasium import Space
+
+        for name in ("observation_space", "action_space"):
+            space = getattr(env, name, None)
+            if not isinstance(space, Space):
+                raise _wrong(self._where, f"{name} is {excerpt(space)}: expected a gymnasium space")
+
+    def _check_obs(self, obs: Any, where: str) -> None:
+        for leaf in self._leaves:
+            place = f" at {path_text(leaf.path)}" if leaf.path else ""
+            try:
+                value = leaf_of(obs, leaf.path)
+            except SchemaError as error:
+                raise _wrong(where, f"the observation has nothing{place}: {_shape_of(obs)}") from error
+            _check_leaf(leaf, value, f"{where}: the observation{place}")
+
+
+def _check_leaf(leaf: Leaf, value: Any, what: str) -> None:
+    if leaf.is_object:
+        if not leaf.space.contains(value):
+            raise _wrong("", f"{what} is {excerpt(value)}, which is not in {leaf.space}")
+        return
+    array = np.asarray(value)
+    if array.shape != leaf.shape or not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
+        raise _wrong(
+            "",
+            f"{what} is {array.dtype} {array.shape}, but its space has {leaf.dtype} {leaf.shape}",
+        )
+    cast = array.astype(leaf.dtype)
+    if not leaf.space.contains(cast if leaf.shape or not np.issubdtype(cast.dtype, np.integer) else cast[()]):
+        raise _wrong("", f"{what} is {_outside(leaf, cast)}, which is not in its space {leaf.space}")
+
+
+def _outside(leaf: Leaf, value: np.ndarray[Any, Any]) -> str:
+    """The first number that is out of bounds, of a Box; else the value."""
+    low, high = getattr(leaf.space, "low", None), getattr(leaf.space, "high", None)
+    if low is None or high is None:
+        return excerpt(value.tolist())
+    # Written so that NaN is found too.
+    wrong = np.argwhere(~((value >= low) & (value <= high)))
+    if not len(wrong):
+        return excerpt(value.tolist())
+    at = tuple(int(index) for index in wrong[0])
+    return f"{value[at]} at index {list(at)}" if at else f"{value}"
+
+
+def _check_info(info: Any, where: str) -> None:
+    if not isinstance(info, dict):
+        raise _wrong(where, f"the info is {excerpt(info)}: expected a dict")
+
+
+def _wrong(where: str, what: str) -> EnvError:
+    return EnvError(f"{where}{': ' if where else ''}{what}; {_HINT}")
+
+
+def _shape_of(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}"
+    if isinstance(value, dict):
+        return f"a dict with the keys {excerpt(list(value))}"
+    return f"{type(value).__name__} {excerpt(value)}"
+
+
+def check_methods(env: gym.Env[Any, Any], where: str) -> None:
+    """Check that ``env`` can be stepped with one action, and reset without arguments.
+
+    Raises:
+        EnvError: It cannot.
+    """
+    for name, arguments in (("step", (None,)), ("reset", ())):
+        method = getattr(env.unwrapped, name)
+        try:
+            inspect.signature(method).bind(*arguments)
+        except TypeError as error:
+            raise _wrong(where, f"{name}{inspect.signature(method)} cannot be called: {error}") from error
+        except ValueError:
+            continue  # Written in C, without a signature.
+
+
+def takes_seed(env: gym.Env[Any, Any]) -> bool:
+    """Whether ``env`` and all wrappers around it can be reset with ``seed=``."""
+    layer: Any = env
+    while layer is not None:
+        try:
+            parameters = inspect.signature(layer.reset).parameters
+        except (TypeError, ValueError):
+            return True  # Written in C, without a signature: gymnasium's interface has it.
+        if "seed" not in parameters and not any(
+            p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()
+        ):
+            return False
+        layer = getattr(layer, "env", None) if layer is not env.unwrapped else None
+    return True

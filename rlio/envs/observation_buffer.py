@@ -1,0 +1,91 @@
+"""`ObservationBuffer`: the current observations of N environments, batched, and written row by row.
+
+Example:
+    >>> from gymnasium.spaces import Box, Dict, Discrete
+    >>> buffer = ObservationBuffer(Dict(camera=Box(0, 255, (2, 2), "uint8"), gear=Discrete(5)), num_envs=3)
+    >>> buffer.write(1, {"camera": np.ones((2, 2), np.uint8), "gear": 4})
+    >>> buffer.value["gear"].tolist(), buffer.value["camera"].shape
+    ([0, 4, 0], (3, 2, 2))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.envs.leaves import Leaf, leaf_of, leaves_of
+from rlio.errors import SchemaError
+from rlio.nested import path_text, unflatten
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+__all__ = ["ObservationBuffer"]
+
+
+class ObservationBuffer:
+    """Observations of ``num_envs`` environments.
+
+    Args:
+        space: Of one environment.
+        num_envs: Rows.
+        arrays: Where they lie: one array for each leaf of the space, (N, ...); None: in arrays of its own.
+
+    Attributes:
+        value: All of them, nested as ``space``: the arrays themselves, always the same ones.
+    """
+
+    def __init__(
+        self, space: gym.Space[Any], *, num_envs: int, arrays: Sequence[NDArray[Any]] | None = None
+    ) -> None:
+        self._leaves: list[Leaf] = leaves_of(space)
+        if arrays is None:
+            arrays = [np.zeros((num_envs, *leaf.shape), leaf.dtype) for leaf in self._leaves]
+        self._arrays = list(arrays)
+        self._only = self._arrays[0] if self._leaves[0].path == () else None
+        paths = [leaf.path for leaf in self._leaves]
+        self.value: Any = unflatten(paths, self._arrays) if self._only is None else self._only
+
+    def write(self, env: int, obs: Any) -> None:
+        """Set row ``env``.
+
+        Raises:
+            SchemaError: ``obs`` does not fit the space in nesting, shape or dtype.
+        """
+        only = self._only
+        if only is not None and type(obs) is np.ndarray and obs.dtype == only.dtype:
+            if obs.shape != only.shape[1:]:
+                raise _misfit(self._leaves[0], obs)
+            only[env] = obs
+            return
+        for leaf, array in zip(self._leaves, self._arrays, strict=True):
+            value = leaf_of(obs, leaf.path) if leaf.path else obs
+            if not leaf.is_object:
+                value = np.asarray(value)
+                if value.shape != leaf.shape or not np.can_cast(value.dtype, leaf.dtype, "same_kind"):
+                    raise _misfit(leaf, value)
+            array[env] = value
+
+    def row(self, env: int) -> list[Any]:
+        """The leaves of row ``env``, copied."""
+        return [array[env].copy() if array.ndim > 1 else array[env] for array in self._arrays]
+
+    def leaves_of(self, obs: Any) -> list[Any]:
+        """The leaves of one environment's ``obs``, copied: environments may use their arrays again."""
+        found = [leaf_of(obs, leaf.path) if leaf.path else obs for leaf in self._leaves]
+        return [value.copy() if isinstance(value, np.ndarray) else value for value in found]
+
+    def take(self, env: int, other: ObservationBuffer) -> None:
+        """Copy row ``env`` of ``other``, which has the same space."""
+        for mine, its in zip(self._arrays, other._arrays, strict=True):
+            mine[env] = its[env]
+
+
+def _misfit(leaf: Leaf, found: NDArray[Any]) -> SchemaError:
+    place = f" at {path_text(leaf.path)}" if leaf.path else ""
+    return SchemaError(
+        f"an observation{place} is {found.dtype} {found.shape}, but the space says {leaf.dtype} {leaf.shape}"
+    )

@@ -1,0 +1,134 @@
+"""`SubEnvStepper`: what steppers of N single environments share, wherever these live."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.envs.observation_buffer import ObservationBuffer
+from rlio.envs.outcome import Outcome
+from rlio.envs.restarting import RestartPolicy, Restarts
+from rlio.envs.seeding import EpisodeSeeds
+from rlio.envs.stepping import Stepper, VectorStep
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+    from gymnasium.vector import VectorEnv
+
+__all__ = ["SubEnvStepper", "action_iterator"]
+
+
+class SubEnvStepper(Stepper):
+    """Steps the environments of ``envs`` one by one: each ends and begins its episodes by itself.
+
+    Args:
+        envs: Holds the environments.
+        restarts: When failed ones are made anew; None: failures are raised.
+        clock: Seconds; for tests, like ``sleep``.
+        sleep: Waits.
+    """
+
+    def __init__(
+        self,
+        envs: VectorEnv[Any, Any, Any],
+        *,
+        restarts: RestartPolicy | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        super().__init__(envs)
+        self._restarts = Restarts(restarts, num_envs=self.num_envs, clock=clock)
+        self._buffer = ObservationBuffer(self.observation_space, num_envs=self.num_envs)
+        self._outcome = Outcome(self.num_envs)
+        #: Failures since the last step that no step has told of: those in `reset`.
+        self._untold: dict[int, Exception] = {}
+        self._seeds: EpisodeSeeds | None = None
+        self._steps = np.zeros(self.num_envs, np.int64)
+        self._clock, self._sleep = clock, sleep
+        #: Called with the index of each environment that was made anew.
+        self.on_made_anew: Callable[[int], None] | None = None
+
+    @property
+    def failures(self) -> int:
+        """How often environments failed so far, in steps, resets and restarts."""
+        return self._restarts.count
+
+    @property
+    def env_seeds(self) -> NDArray[np.int64]:
+        if self._seeds is None:
+            return super().env_seeds
+        return np.array([-1 if seed is None else seed for seed in self._seeds.current], np.int64)
+
+    def reset(self, *, seed: int | None = None, seeds: EpisodeSeeds | None = None) -> Any:
+        """Start a new episode in every environment and return the first observations.
+
+        Waits for those that are being made anew.
+
+        Args:
+            seed: Of the first environment; the others' follow it, one by one. Later episodes go on with the
+                environments' own generators.
+            seeds: In its place: the seed of each episode of each environment, from now on. With neither,
+                the seeds given before are used up further; without any, the environments have their own.
+
+        Raises:
+            EnvError: An environment failed, and is not to be made anew, or failed too often.
+        """
+        if seeds is not None or seed is not None:
+            self._seeds = seeds
+        self._reset_all(seed)
+        return self._buffer.value
+
+    @abstractmethod
+    def _reset_all(self, seed: int | None) -> None:
+        """Bring every environment to the first observation of a new episode."""
+
+    def env_infos(self, step: VectorStep) -> list[dict[str, Any]]:
+        infos: list[dict[str, Any]] = step.infos
+        return infos
+
+    # ---- failures ----
+
+    def _next_seed(self, env: int) -> int | None:
+        """What the next reset of ``env`` is seeded with."""
+        return None if self._seeds is None else self._seeds.next(env)
+
+    def _note(self, env: int, error: Exception, *, where: str, episode: bool) -> None:
+        """Take note of a failure.
+
+        Raises:
+            EnvError: The environment is not to be made anew.
+        """
+        self._outcome.failed(env, error, episode=episode)
+        self._restarts.failed(
+            env,
+            error,
+            where=where,
+            episode=None if self._seeds is None else self._seeds.episodes[env] - 1,
+            seed=None if self._seeds is None else self._seeds.current[env],
+        )
+
+    def _new_outcome(self, *, idle: bool = False) -> Outcome:
+        self._outcome = outcome = Outcome(self.num_envs, idle=idle)
+        if self._untold:
+            outcome.errors.update(self._untold)
+            self._untold = {}
+        return outcome
+
+    def _tell_made_anew(self, env: int) -> None:
+        if self.on_made_anew is not None:
+            self.on_made_anew(env)
+
+
+def action_iterator(single: gym.Space[Any], batched: gym.Space[Any]) -> Callable[[Any], Any]:
+    """Return a function that gives the actions of a batch one after the other."""
+    from gymnasium import spaces
+    from gymnasium.vector.utils import iterate
+
+    if isinstance(single, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+        return iter
+    return lambda actions: iterate(batched, actions)
