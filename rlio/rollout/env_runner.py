@@ -14,27 +14,43 @@ Example:
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.actions import clip_actions, has_boxes, unsquash_actions
 from rlio.batch import SampleBatch, concat_samples
-from rlio.columns import Columns
-from rlio.envs.leaves import leaves_of
+from rlio.columns import DEFAULT_POLICY_ID, Columns
+from rlio.connectors.actions import ClipAction, UnsquashAction
+from rlio.connectors.connector import ActionPipeline, Connector, Pipeline, Streams
+from rlio.connectors.mean_std import MeanStdFilter
+from rlio.connectors.rewards import clip_rewards
+from rlio.envs.horizon import with_horizon
 from rlio.envs.making import EnvLike, make_vector_env
 from rlio.envs.stepping import VectorStep, VectorStepper
 from rlio.episode import Episode
 from rlio.errors import ClosedError, OptionError, StateError, excerpt
 from rlio.interfaces import JsonState
-from rlio.nested import map_structure, unflatten
-from rlio.policies.policy import Policy
+from rlio.policies.checkpoint import select_components
+from rlio.policies.policy import Policy, PolicyState
+from rlio.policies.random_policy import RandomPolicy
+from rlio.policies.weights import accepts_weights
+from rlio.rollout.acting import Acted, Acting
+from rlio.rollout.callbacks import CallbacksLike, combine, overridden
 from rlio.rollout.config import RolloutConfig
+from rlio.rollout.episode_hooks import EpisodeHooks
+from rlio.rollout.episodes import Episodes
+from rlio.rollout.lookback import LookBack
+from rlio.rollout.metrics import MetricsCollector, PerfCounters, RolloutMetrics
+from rlio.rollout.observing import Observer
 from rlio.rollout.recorder import StepRecorder
+from rlio.rollout.trajectories import piece_starts, with_sequences, without_states
 
 if TYPE_CHECKING:
     import gymnasium as gym
+    from gymnasium.vector import VectorEnv
 
 __all__ = ["EnvRunner"]
 
@@ -42,7 +58,8 @@ logger = logging.getLogger("rlio")
 
 # Unroll ids of different workers never meet: 2^40 fragments each.
 _UNROLLS_A_WORKER = 1 << 40
-_INPUTS = (Columns.PREV_ACTIONS, Columns.PREV_REWARDS, Columns.T, Columns.EPS_ID, Columns.ENV_ID)
+# RLlib's bounds of what it calls large: a batch that waits for an episode's end.
+_LARGE_BATCH, _LARGE_FRAGMENTS = 1000, 10
 
 
 class EnvRunner:
@@ -52,25 +69,34 @@ class EnvRunner:
     ``eps_id`` (63 random bits), ``t``, ``env_id``, ``agent_index`` (0), ``unroll_id`` (the same for rows of
     one episode in one batch, never used again) and ``weights_seq_no``; the policy's extra columns; and
     ``infos``, if the config says so. ``new_obs`` is the true next observation, at the end of an episode the
-    final one, in all three of gymnasium's autoreset modes; resets are never recorded as steps. Dtypes are
-    the spaces'; rewards are float32. ``actions`` are the policy's own, not the clipped or scaled ones that
-    the environment gets.
+    final one, in all three of gymnasium's autoreset modes; resets are never recorded as steps. Observations
+    are those that the policy saw, behind the config's connectors; ``actions`` are its own, before the
+    connectors that make of them what the environment gets. Dtypes are the spaces'; rewards are float32.
+
+    Of a policy with recurrent state there are also ``state_out_k``, the state after each step, and, one row
+    for each sequence of at most ``policy.max_seq_len`` steps, ``seq_lens`` and ``state_in_k``.
 
     Rows are ordered by environment, and within one by time. Rewards, actions and ids are in memory of their
     own: a batch belongs to the caller.
 
     Args:
         env: What `make_vector_env` takes. The runner closes it, also if it was given as an object.
-        policy: Acts; bound to the environment's spaces here, if it was not before.
+        policy: Acts; bound to the spaces here, if it was not before.
         config: How to step and record; None: the defaults.
+        callbacks: What is called while it samples: `RolloutCallbacks`, or several; None: nothing.
         seed: Of the environments, the episode ids and, if it is not yet bound, the policy. None draws one
             from the OS, logs it and keeps it in `seeds`.
         worker_index: Makes the seeds and ids of workers with the same ``seed`` different.
+        num_workers: Workers in all; 0 for a single one.
 
     Attributes:
+        config: With numbers in place of what was to be found out.
+        callbacks: All of them as one.
+        metrics: What is counted.
         seeds: What everything random was seeded with: ``seed, worker_index, policy, env``.
         timesteps: Rows recorded so far.
-        steps_dropped: Rows that were recorded but are in no batch, because of a restart.
+        steps_dropped: Rows that were recorded but are in no batch: because of a restart, of an environment
+            that failed, or of callbacks that do not want them.
 
     Raises:
         OptionError: The environment cannot be made, or the policy cannot act in it.
@@ -82,71 +108,94 @@ class EnvRunner:
         policy: Policy,
         *,
         config: RolloutConfig | None = None,
+        callbacks: CallbacksLike = None,
         seed: int | None = None,
         worker_index: int = 0,
+        num_workers: int = 0,
     ) -> None:
         if not isinstance(policy, Policy):
             raise OptionError(f"policy={excerpt(policy)}: expected a Policy, such as RandomPolicy()")
         self.config = config if config is not None else RolloutConfig()
         self.policy = policy
-        self._given_env = env
-        self.worker_index = worker_index
+        self.callbacks = combine(callbacks)
+        self.metrics = MetricsCollector(perf_ema_coef=self.config.sampler_perf_stats_ema_coef)
+        self.worker_index, self.num_workers = worker_index, num_workers
         self.timesteps = 0
-        self.steps_dropped = 0
         self.seeds = _seeds(seed, worker_index)
+        self._given_env = env
+        self._dropped = 0
+        self._counted = 0
         self._unrolls = worker_index * _UNROLLS_A_WORKER
         self._restarts = 0
         self._closed = False
-        self._stepper = VectorStepper(
-            make_vector_env(env, num_envs=self.config.num_envs, vectorize_mode=self.config.vectorize_mode)
-        )
+        self._warned = False
+        self._stepper: VectorStepper | None = None
+        self.make_env()
         try:
-            policy.bind(self.observation_space, self.action_space, self.seeds["policy"])
-            _check_inputs(policy)
-            self._recorder = self._new_recorder()
+            self.config = self.config.resolved(
+                num_envs=self.num_envs, num_workers=num_workers, worker_index=worker_index
+            )
+            self.make_module()
         except BaseException:
-            self._stepper.close()
+            self._stepping.close()
             raise
-        has_bounds = has_boxes(self.action_space)
-        self._clips = self.config.clip_actions and has_bounds
-        self._scales = self.config.normalize_actions and has_bounds
-        self._begun = False
-        #: Whether the next step can be taken: not at first, and not after one that failed half-way.
-        self._ready = False
+
+    # ---- making ----
+
+    def make_env(self) -> None:
+        """Make the environment, in place of the one that is there, if any, which is closed."""
+        config = self.config
+        if self._stepper is not None:
+            self._forget_steps()
+            self._stepper.close()
+        env = self._given_env
+        if config.horizon is not None and not config.soft_horizon:
+            env = with_horizon(env, config.horizon)
+        self._stepper = VectorStepper(
+            make_vector_env(env, num_envs=config.num_envs, vectorize_mode=config.vectorize_mode)
+        )
+        self._begun = self._ready = False
+        self.callbacks.on_environment_created(runner=self, env=self._stepper.envs)
+        if "on_sub_environment_created" in overridden(self.callbacks):
+            made = getattr(self._stepper.envs, "envs", None) or [None] * self.num_envs
+            for i, sub_env in enumerate(made):
+                self.callbacks.on_sub_environment_created(runner=self, env=sub_env, env_index=i)
+
+    def make_module(self) -> None:
+        """Bind the policy to the spaces between the connectors, and make room for what it does."""
+        config, env_space, action_space = self.config, self._stepping.observation_space, self.env_action_space
+        self._observer = Observer(
+            config.observation_connectors, env_space, num_envs=self.num_envs, policy=self.policy
+        )
+        own: list[Connector] = [UnsquashAction()] if config.normalize_actions else []
+        if config.clip_actions:
+            own.append(ClipAction())
+        self._action_pipeline = ActionPipeline([*config.action_connectors, *own], action_space, self.policy)
+        self.policy.bind(self.observation_space, self.action_space, self.seeds["policy"])
+        self._acting = Acting(self.policy, self.num_envs)
+        self._tells_policy = self.policy.has_episode_hooks
+        self._random_policy: RandomPolicy | None = None
+        self._acts_randomly = False
+        self._recorder = self._new_recorder()
+        self._look_back = LookBack(config.episode_lookback_horizon)
+        self._explore = config.explore
         #: Whether rows of running episodes were handed out.
         self._is_cut = False
-
-    # ---- what it steps ----
-
-    @property
-    def num_envs(self) -> int:
-        """Environments that are stepped together."""
-        return self._stepper.num_envs
-
-    @property
-    def env_id(self) -> str | None:
-        """The registered id of the environments; None if they have none that can be seen from here."""
-        if isinstance(self._given_env, str):
-            return self._given_env
-        envs = self._stepper.envs
-        first = next(iter(getattr(envs, "envs", ())), None)
-        spec = envs.spec or getattr(first, "spec", None)
-        return None if spec is None else str(spec.id)
-
-    @property
-    def observation_space(self) -> gym.Space[Any]:
-        """Of one environment."""
-        return self._stepper.observation_space
-
-    @property
-    def action_space(self) -> gym.Space[Any]:
-        """Of one environment."""
-        return self._stepper.action_space
+        self._slots, self._never = np.arange(self.num_envs), np.zeros(self.num_envs, bool)
+        hooks = EpisodeHooks(
+            self.callbacks,
+            runner=self,
+            space=env_space,
+            num_envs=self.num_envs,
+            worker_index=self.worker_index,
+        )
+        self._hooks = hooks if hooks.wants else None
+        self._episodes = self._new_episodes()
 
     def _new_recorder(self) -> StepRecorder:
         steps = self.config.fragment_steps
         # A reset is followed by a transition: at most every other step of an environment is none.
-        capacity = 2 * steps + 2 if self._stepper.has_reset_steps else steps
+        capacity = 2 * steps + 2 if self._stepping.has_reset_steps else steps
         return StepRecorder(
             self.observation_space,
             self.action_space,
@@ -154,6 +203,64 @@ class EnvRunner:
             capacity=capacity,
             infos=self.config.record_infos,
         )
+
+    # ---- what it steps ----
+
+    @property
+    def _stepping(self) -> VectorStepper:
+        assert self._stepper is not None
+        return self._stepper
+
+    @property
+    def envs(self) -> VectorEnv[Any, Any, Any]:
+        """The vector environment."""
+        return self._stepping.envs
+
+    @property
+    def num_envs(self) -> int:
+        """Environments that are stepped together."""
+        return self._stepping.num_envs
+
+    @property
+    def env_id(self) -> str | None:
+        """The registered id of the environments; None if they have none that can be seen from here."""
+        if isinstance(self._given_env, str):
+            return self._given_env
+        envs = self._stepping.envs
+        first = next(iter(getattr(envs, "envs", ())), None)
+        spec = envs.spec or getattr(first, "spec", None)
+        return None if spec is None else str(spec.id)
+
+    @property
+    def observation_space(self) -> gym.Space[Any]:
+        """Of one observation that the policy sees, and that is recorded."""
+        return self._observer.pipeline.space
+
+    @property
+    def action_space(self) -> gym.Space[Any]:
+        """Of one action that the policy gives, and that is recorded."""
+        return self._action_pipeline.space
+
+    @property
+    def env_action_space(self) -> gym.Space[Any]:
+        """Of one action that an environment gets."""
+        return self._stepping.action_space
+
+    def get_spaces(self) -> dict[str, tuple[gym.Space[Any], gym.Space[Any]]]:
+        """Observation and action space of one environment, under ``"__env__"``, and of the policy."""
+        return {
+            "__env__": (self._stepping.observation_space, self.env_action_space),
+            DEFAULT_POLICY_ID: (self.observation_space, self.action_space),
+        }
+
+    def assert_healthy(self) -> None:
+        """Raise unless it can sample.
+
+        Raises:
+            ClosedError: It is stopped.
+        """
+        if self._closed:
+            raise ClosedError("the EnvRunner is stopped: make a new one, or sample before stop()")
 
     # ---- sampling ----
 
@@ -166,12 +273,16 @@ class EnvRunner:
         Returns:
             In truncate mode num_envs x steps rows: exactly ``steps`` of each environment, or, where the
             vector environment spends steps on resets (NEXT_STEP), as many of each as it got to. In complete
-            mode whole episodes with at least ``steps`` rows in all.
+            mode whole episodes with at least ``steps`` rows in all. Rows of episodes that are not
+            `RunningEpisode.training_enabled` are sampled, but are in no batch, which is smaller then.
 
         Raises:
             OptionError: ``steps`` is below 1.
             ClosedError: After `stop`.
         """
+        return with_sequences(self._sampled(steps), max_seq_len=self.policy.max_seq_len)
+
+    def _sampled(self, steps: int | None = None) -> SampleBatch:
         steps = self.config.fragment_steps if steps is None else steps
         if steps < 1:
             raise OptionError(f"steps={steps}: a number of steps, at least 1")
@@ -179,14 +290,29 @@ class EnvRunner:
             return self._complete(rows=steps)
         return self._fragment(steps)
 
-    def sample(self, *, num_timesteps: int | None = None, num_episodes: int | None = None) -> list[Episode]:
+    def sample(
+        self,
+        *,
+        num_timesteps: int | None = None,
+        num_episodes: int | None = None,
+        explore: bool | None = None,
+        random_actions: bool = False,
+        force_reset: bool = False,
+    ) -> list[Episode]:
         """Sample episodes, or chunks of episodes.
+
+        A chunk has the id of its episode, and the steps before it, as many as the config's
+        ``episode_lookback_horizon`` says, in its ``lookback``.
 
         Args:
             num_timesteps: At least so many steps in all; chunks in truncate mode, else whole episodes. With
                 neither argument, a fragment of the config's size.
             num_episodes: Exactly so many whole episodes; begun ones of which rows were handed out are
                 abandoned.
+            explore: In place of the config's.
+            random_actions: Act at random, whatever the policy is: the extra columns are those of
+                `RandomPolicy`.
+            force_reset: Abandon the episodes that run, and begin new ones.
 
         Raises:
             OptionError: Both are given, or one is below 1.
@@ -196,112 +322,204 @@ class EnvRunner:
             raise OptionError(
                 f"num_timesteps={num_timesteps} and num_episodes={num_episodes}: give one of them"
             )
-        if num_episodes is not None:
-            if num_episodes < 1:
-                raise OptionError(f"num_episodes={num_episodes}: at least 1")
-            batch = self._complete(episodes=num_episodes)
-        elif num_timesteps is None or self.config.batch_mode == "complete_episodes":
-            batch = self.run(num_timesteps)
-        else:
-            batch = self.run(-(-num_timesteps // self.num_envs))
-        return [Episode.from_batch(rows) for rows in batch.split_by_episode()]
+        if num_episodes is not None and num_episodes < 1:
+            raise OptionError(f"num_episodes={num_episodes}: at least 1")
+        with self._acting_so(explore=explore, at_random=random_actions):
+            if force_reset:
+                self._forget_steps()
+            if num_episodes is not None:
+                batch = self._complete(episodes=num_episodes)
+            elif num_timesteps is None or self.config.batch_mode == "complete_episodes":
+                batch = self._sampled(num_timesteps)
+            else:
+                batch = self._sampled(-(-num_timesteps // self.num_envs))
+        rows_of_episodes = without_states(batch).split_by_episode() if len(batch) else []
+        chunks = self._look_back.follow(
+            [Episode.from_batch(rows) for rows in rows_of_episodes], running=self._episodes.ids
+        )
+        self.callbacks.on_sample_end(runner=self, samples=chunks)
+        return chunks
+
+    @contextmanager
+    def _acting_so(self, *, explore: bool | None, at_random: bool) -> Iterator[None]:
+        if at_random != self._acts_randomly:
+            # Rows that wait have other extra columns; and a policy that remembers is to see whole episodes.
+            if self._recorder.rows or self._acting.remembers:
+                self._forget_steps()
+            self._recorder.forget_extras()
+            if at_random and self._random_policy is None:
+                self._random_policy = RandomPolicy()
+                self._random_policy.bind(
+                    self.observation_space, self.action_space, _number(self._sequence(3))
+                )
+            acting = self._random_policy if at_random and self._random_policy else self.policy
+            self._acting = Acting(acting, self.num_envs)
+            self._acts_randomly = at_random
+        self._explore = self.config.explore if explore is None else explore
+        try:
+            yield
+        finally:
+            self._explore = self.config.explore
+
+    def get_metrics(self) -> RolloutMetrics:
+        """What happened since the last call."""
+        return self.metrics.drain()
+
+    @property
+    def steps_dropped(self) -> int:
+        """Rows that were recorded but are in no batch, see the class."""
+        return self._dropped
 
     def stop(self) -> None:
         """Close the environments; may be called again."""
         if not self._closed:
             self._closed = True
-            self._stepper.close()
+            self._stepping.close()
 
     # ---- the loop ----
 
     def _begin(self) -> None:
         """Start new episodes everywhere, the first time from the seed."""
-        self.steps_dropped += self._recorder.rows
-        obs = self._stepper.reset(seed=None if self._begun else self._env_seed())
+        self._forget_steps()
         if not self._begun:
-            self._episode_ids = np.random.default_rng(self._sequence(1))
-            self._begun = True
-        self._recorder.start(obs)
-        self._state = self.policy.initial_state(self.num_envs)
-        self._eps_id = self._new_episode_ids(self.num_envs)
-        self._t = np.zeros(self.num_envs, np.int64)
-        self._before: dict[str, Any] = {}
-        self._is_cut = False
+            self._episodes = self._new_episodes()
+        episodes, hooks, everywhere = self._episodes, self._hooks, np.arange(self.num_envs)
+        episodes.begin()
+        if hooks is not None:
+            hooks.begin(episodes.eps_id)
+        obs = self._stepping.reset(seed=None if self._begun else self._env_seed())
+        self._begun = True
+        self._recorder.start(self._observer.begin(obs) if len(self._observer.pipeline) else obs)
+        self._acting.begin()
+        if hooks is not None:
+            hooks.started(obs)
+        if self._tells_policy:
+            self.policy.on_episode_start(everywhere)
         self._ready = True
+
+    def _forget_steps(self) -> None:
+        """Abandon the episodes that run: the next step begins others."""
+        if self._ready or self._begun:
+            self._dropped += self._recorder.rows
+            self.metrics.rows_dropped(self._recorder.rows)
+            self._recorder.clear()
+            self._look_back.forget()
+        self._is_cut = self._ready = False
+
+    def _new_episodes(self) -> Episodes:
+        ids = np.random.default_rng(self._sequence(1))
+        return Episodes(self.num_envs, metrics=self.metrics, ids=ids, hooks=self._hooks)
 
     def _step(self) -> NDArray[np.bool_]:
         """Step every environment once, record it, and return which episodes ended."""
         self._ready = False
-        obs = self._recorder.obs
-        actions, self._state, extras = self.policy.compute_actions(
-            obs,
-            self._state,
-            explore=self.config.explore,
-            inputs=self._inputs() if self.policy.input_columns else None,
+        episodes, perf = self._episodes, self.metrics.perf
+        perf.begin()
+        acted = self._acting.act(
+            self._recorder.obs,
+            {Columns.T: episodes.t, Columns.EPS_ID: episodes.eps_id},
+            explore=self._explore,
             timestep=self.timesteps,
         )
-        step = self._stepper.step(self._sent(actions))
-        self._recorder.add(
-            step,
-            actions=actions,
-            extras=extras,
-            scalars={
-                Columns.EPS_ID: self._eps_id,
-                Columns.T: self._t,
-                Columns.WEIGHTS_SEQ_NO: self.policy.weights_seq_no,
-            },
-            infos=self._stepper.env_infos(step) if self.config.record_infos else None,
-        )
-        ended = self._advance(step, actions)
+        perf.lap(PerfCounters.INFERENCE)
+        sent = acted.actions
+        if len(self._action_pipeline):
+            sent = self._action_pipeline(sent, Streams(self._slots, episodes.t == 0))
+        perf.lap(PerfCounters.ACTION_PROCESSING)
+        step = self._stepping.step(sent)
+        perf.lap(PerfCounters.ENV_WAIT)
+        ended = self._record(step, acted, sent)
+        perf.lap(PerfCounters.OBS_PROCESSING)
+        perf.end_step()
         self._ready = True
         return ended
 
-    def _advance(self, step: VectorStep, actions: Any) -> NDArray[np.bool_]:
+    def _record(self, step: VectorStep, acted: Acted, sent: Any) -> NDArray[np.bool_]:
+        """Write down what ``step`` gave, and return which of its rows are the last of an episode."""
+        config, episodes = self.config, self._episodes
         ended: NDArray[np.bool_] = step.terminateds | step.truncateds
-        if step.valid is None:
-            self.timesteps += self.num_envs
-            self._t += 1
-        else:
+        if step.valid is not None:
             ended = ended & step.valid
-            self.timesteps += int(step.valid.sum())
-            self._t += step.valid
-        if ended.any():
-            self._t[ended] = 0
-            self._eps_id[ended] = self._new_episode_ids(int(ended.sum()))
-        if self._state and step.starts.any():
-            fresh = self.policy.initial_state(self.num_envs)
-            self._state = tuple(
-                np.where(_per_row(step.starts, old), new, old)
-                for old, new in zip(self._state, fresh, strict=True)
+        if config.soft_horizon:
+            step, ended = self._cut_softly(step, ended)
+        if config.no_done_at_end:
+            step = step._replace(terminateds=self._never, truncateds=self._never)
+        shown, rewards = step, step.rewards
+        if len(self._observer.pipeline):
+            shown = self._observer.step(step, ended, self._recorder.obs)
+        if config.clip_rewards:
+            rewards = clip_rewards(rewards, config.clip_rewards)
+            shown = shown._replace(rewards=rewards)
+        infos = self._infos(step, ended)
+        self._recorder.add(
+            shown,
+            actions=acted.actions,
+            extras=acted.extras,
+            scalars={
+                Columns.EPS_ID: episodes.eps_id,
+                Columns.T: episodes.t,
+                Columns.WEIGHTS_SEQ_NO: acted.weights_seq_no,
+            },
+            infos=infos,
+            ends=ended,
+        )
+        self.timesteps += episodes.count(step.rewards, step.valid)
+        self._acting.advance(step, rewards)
+        if self._hooks is not None:
+            self._hooks.follow(
+                step, ended, sent=sent, infos=infos, lengths=episodes.t, totals=episodes.totals
             )
-        if self.policy.input_columns:
-            self._before = {
-                name: map_structure(lambda leaf: np.where(_per_row(step.starts, leaf), 0, leaf), value)
-                for name, value in ((Columns.PREV_ACTIONS, actions), (Columns.PREV_REWARDS, step.rewards))
-            }
+        if ended.any():
+            episodes.end(ended)
+        if step.faulty is not None and step.faulty.any():
+            self._discard(step)
+        if self._hooks is not None:
+            self._hooks.renew(step, episodes.eps_id)
+        if self._tells_policy:
+            self._tell_policy(step, ended)
         return ended
 
-    def _sent(self, actions: Any) -> Any:
-        """What the environment gets."""
-        if self._scales:
-            actions = unsquash_actions(actions, self.action_space)
-        return clip_actions(actions, self.action_space) if self._clips else actions
+    def _infos(self, step: VectorStep, ended: NDArray[np.bool_]) -> list[dict[str, Any]] | None:
+        """The infos of a step, if somebody wants them."""
+        wanted = self.config.record_infos or (self._hooks is not None and self._hooks.looks_at(ended))
+        return self._stepping.env_infos(step) if wanted else None
 
-    def _inputs(self) -> SampleBatch:
-        """What the policy asked for in `Policy.input_columns`."""
-        known = {
-            Columns.T: self._t.copy(),
-            Columns.EPS_ID: self._eps_id.copy(),
-            Columns.ENV_ID: np.arange(self.num_envs),
-        }
-        known |= self._before or self._nothing_before()
-        return SampleBatch({name: known[name] for name in self.policy.input_columns})
+    def _cut_softly(self, step: VectorStep, ended: NDArray[np.bool_]) -> tuple[VectorStep, NDArray[np.bool_]]:
+        """Begin new episodes at the horizon, where the environment goes on."""
+        assert self.config.horizon is not None
+        cut = (self._episodes.t + 1 >= self.config.horizon) & ~ended
+        if step.valid is not None:
+            cut &= step.valid
+        if not cut.any():
+            return step, ended
+        shown = self._observer.rows_of(step.obs, np.flatnonzero(cut))
+        step = step._replace(starts=step.starts | cut, finals=[*step.finals, *shown])
+        return step, ended | cut
 
-    def _nothing_before(self) -> dict[str, Any]:
-        specs = leaves_of(self.action_space)
-        zeros = [np.zeros((self.num_envs, *leaf.shape), leaf.dtype) for leaf in specs]
-        actions = unflatten([leaf.path for leaf in specs], zeros)
-        return {Columns.PREV_ACTIONS: actions, Columns.PREV_REWARDS: np.zeros(self.num_envs, np.float32)}
+    def _discard(self, step: VectorStep) -> None:
+        """Forget the episodes of environments that failed."""
+        assert step.faulty is not None
+        which, episodes, rows = step.faulty, self._episodes, 0
+        for env in np.flatnonzero(which).tolist():
+            rows += self._recorder.discard(env, int(episodes.eps_id[env]))
+            if self._hooks is not None:
+                self._hooks.failed(
+                    env,
+                    step.errors.get(env),
+                    length=int(episodes.t[env]),
+                    total=float(episodes.totals[env]),
+                )
+        self._dropped += rows
+        episodes.fail(which, rows=rows)
+
+    def _tell_policy(self, step: VectorStep, ended: NDArray[np.bool_]) -> None:
+        over = ended if step.faulty is None else ended | step.faulty
+        for which, tell in (
+            (over, self.policy.on_episode_end),
+            (step.starts, self.policy.on_episode_start),
+        ):
+            if which.any():
+                tell(np.flatnonzero(which))
 
     # ---- rows out of steps ----
 
@@ -311,7 +529,10 @@ class EnvRunner:
         wanted = steps * self.num_envs
         recorder = self._recorder
         while recorder.rows < wanted:
-            self._make_room(2 * steps + 2 if self._stepper.has_reset_steps else steps)
+            if recorder.is_full:
+                # With resets and failures among the steps, more of them are needed than rows.
+                least = 2 * steps + 2 if self._stepping.has_reset_steps else steps
+                recorder.reserve(max(least, 2 * recorder.steps))
             self._step()
         # The first rows in time. Rows that are left over are of the last step, unless whole episodes were
         # asked for before.
@@ -327,43 +548,83 @@ class EnvRunner:
         self._make_ready()
         if self._is_cut:
             self._begin()
-        ended = self._recorder.ended
-        ended_episodes, ended_rows = int(ended.sum()), int(_until_last(ended, self._recorder.valid).sum())
+        recorder = self._recorder
+        ended = recorder.ended
+        ended_episodes, ended_rows = int(ended.sum()), int(_until_last(ended, recorder.valid).sum())
         while ended_rows < rows or ended_episodes < episodes:
-            self._make_room(2 * self._recorder.capacity)
-            lengths = self._t + 1
+            if recorder.is_full:
+                self._warn_if_large(rows)
+                recorder.reserve(2 * recorder.capacity)
+            lengths = self._episodes.t + 1
             ended = self._step()
             ended_episodes += int(ended.sum())
             ended_rows += int(lengths[ended].sum())
-        ended = self._recorder.ended
+        ended = recorder.ended
         if episodes:
             ended &= np.cumsum(ended).reshape(ended.shape) <= episodes
-        return self._handed_out(_until_last(ended, self._recorder.valid))
+        return self._handed_out(_until_last(ended, recorder.valid))
+
+    def _warn_if_large(self, rows: int) -> None:
+        limit = max(_LARGE_BATCH, _LARGE_FRAGMENTS * max(rows, self.config.fragment_steps * self.num_envs))
+        if self._recorder.rows > limit and not self._warned:
+            self._warned = True
+            logger.warning(
+                "%s steps wait for their episodes to end, more than %s: if episodes are that long, set a "
+                "horizon, or batch_mode='truncate_episodes'",
+                self._recorder.rows,
+                limit,
+            )
 
     def _make_ready(self) -> None:
         """Begin, or begin anew where the last step failed half-way."""
-        if self._closed:
-            raise ClosedError("the EnvRunner is stopped: make a new one, or sample before stop()")
+        self.assert_healthy()
+        self.metrics.begin()
         if not self._ready:
             self._begin()
 
-    def _make_room(self, steps: int) -> None:
-        if self._recorder.is_full:
-            self._recorder.reserve(steps)
-
     def _handed_out(self, chosen: NDArray[np.bool_] | None) -> SampleBatch:
         columns, counts = self._recorder.take(chosen)
-        eps_id = columns[Columns.EPS_ID]
+        eps_id: Any = columns[Columns.EPS_ID]
         columns[Columns.ENV_ID] = np.repeat(np.arange(self.num_envs), counts)
         columns[Columns.AGENT_INDEX] = np.zeros(len(eps_id), np.int64)
-        starts = np.ones(len(eps_id), np.int64)
-        starts[1:] = eps_id[1:] != eps_id[:-1]
+        starts = piece_starts(eps_id)
         columns[Columns.UNROLL_ID] = self._unrolls + np.cumsum(starts) - 1
         self._unrolls += int(starts.sum())
         batch = SampleBatch(columns)
-        if type(self.policy).postprocess_trajectory is Policy.postprocess_trajectory or not len(batch):
+        if self._hooks is not None:
+            batch = self._wanted(batch, self._hooks)
+        batch = self._postprocessed(batch)
+        self.metrics.sampled(self.timesteps - self._counted, weights_seq_no=self.policy.weights_seq_no)
+        self._counted = self.timesteps
+        return batch
+
+    def _wanted(self, batch: SampleBatch, hooks: EpisodeHooks) -> SampleBatch:
+        """``batch`` without the episodes that callbacks do not want in it."""
+        unwanted = hooks.not_for_training
+        if not unwanted:
             return batch
-        return concat_samples([self.policy.postprocess_trajectory(part) for part in batch.split_by_episode()])
+        kept = np.flatnonzero(~np.isin(batch[Columns.EPS_ID], unwanted))
+        self._dropped += len(batch) - len(kept)
+        self.metrics.rows_dropped(len(batch) - len(kept))
+        kept_rows: SampleBatch = batch[kept]
+        return kept_rows
+
+    def _postprocessed(self, batch: SampleBatch) -> SampleBatch:
+        hooks, policy = self._hooks, self.policy
+        if hooks is not None:
+            hooks.update(self._episodes.t, self._episodes.totals)
+        # What a policy computes needs its own extra columns.
+        if self._acts_randomly or not len(batch):
+            made = batch
+        elif hooks is None:
+            made = policy.postprocess_batch(batch)
+        elif policy.postprocesses or hooks.wants_trajectories:
+            made = concat_samples([hooks.postprocessed(part, policy) for part in batch.split_by_episode()])
+        else:
+            made = batch
+        if hooks is not None:
+            hooks.keep(np.unique(self._recorder.scalar(Columns.EPS_ID)).tolist())
+        return made
 
     # ---- seeds and state ----
 
@@ -374,18 +635,21 @@ class EnvRunner:
         # From the second start on, others than the first: a restored runner is not to repeat its episodes.
         return self.seeds["env"] if not self._restarts else _number(self._sequence(0))
 
-    def _new_episode_ids(self, n: int) -> NDArray[np.int64]:
-        return self._episode_ids.integers(0, 1 << 63, n, dtype=np.int64, endpoint=False)
-
     def state_dict(self) -> JsonState:
-        """Return seeds and counters as JSON. Environments cannot be saved: see `load_state_dict`."""
-        return {
+        """Return seeds, counters and what connectors keep as JSON. Environments cannot be saved: see
+        `load_state_dict`.
+        """
+        state: JsonState = {
             "seed": self.seeds["seed"],
             "restarts": self._restarts,
             "timesteps": self.timesteps,
             "unrolls": self._unrolls,
-            "steps_dropped": self.steps_dropped + self._recorder.rows,
+            "steps_dropped": self._dropped + self._recorder.rows,
         }
+        connectors = {name: pipe.state_dict() for name, pipe in self._pipelines.items()}
+        if any(connectors.values()):
+            state["connectors"] = connectors
+        return state
 
     def load_state_dict(self, state: JsonState) -> None:
         """Continue counting from a state of `state_dict`, at the start of new episodes.
@@ -401,12 +665,101 @@ class EnvRunner:
                 raise StateError(
                     f"the runner's state needs {key!r} (int), but it has {excerpt(state.get(key))}"
                 )
+        for name, kept in state.get("connectors", {}).items():
+            self._load_connectors(name, kept)
+        self._recorder.clear()
+        self._look_back.forget()
         self.seeds = _seeds(state["seed"], self.worker_index)
         self._restarts = state["restarts"] + 1
         self.timesteps, self._unrolls = state["timesteps"], state["unrolls"]
-        self.steps_dropped = state["steps_dropped"]
-        self._recorder.start(self._recorder.obs)
-        self._begun = self._ready = False
+        self._counted = self.timesteps
+        self._dropped = state["steps_dropped"]
+        self._begun = self._ready = self._is_cut = False
+
+    def get_state(
+        self, components: Collection[str] | None = None, *, not_components: Collection[str] = ()
+    ) -> PolicyState:
+        """Return what makes the runner what it is: nested dicts of arrays and of what JSON takes.
+
+        Args:
+            components: Of ``"policy"``, ``"observation_connectors"``, ``"action_connectors"``, ``"runner"``
+                (`state_dict`) and ``"metrics"``; None: all.
+            not_components: Parts to leave out.
+
+        Raises:
+            OptionError: There is no such component.
+        """
+        state: PolicyState = {
+            "policy": self.policy.get_state(),
+            **{name: pipe.state_dict() for name, pipe in self._pipelines.items()},
+            "runner": self.state_dict(),
+            "metrics": self.metrics.state_dict(),
+        }
+        return select_components(state, components, not_components)
+
+    def set_state(self, state: PolicyState) -> None:
+        """Take over the components of a state of `get_state`, those that are there.
+
+        Without ``"runner"`` episodes go on. The policy is taken over if its ``weights_seq_no`` is newer than
+        what is here, or 0.
+
+        Raises:
+            StateError: It is of other policies or connectors.
+        """
+        policy = state.get("policy")
+        if policy is not None and accepts_weights(self.policy.weights_seq_no, policy.get("weights_seq_no")):
+            self.policy.set_state(policy)
+        if "runner" in state:
+            self.load_state_dict(state["runner"])
+        for name in self._pipelines:
+            if name in state:
+                self._load_connectors(name, state[name])
+        if "metrics" in state:
+            self.metrics.load_state_dict(state["metrics"])
+
+    @property
+    def _pipelines(self) -> dict[str, Pipeline]:
+        return {
+            "observation_connectors": self._observer.pipeline,
+            "action_connectors": self._action_pipeline,
+        }
+
+    def _load_connectors(self, name: str, state: JsonState) -> None:
+        if name not in self._pipelines:
+            raise StateError(
+                f"the state has connectors {excerpt(name)}: known are {', '.join(self._pipelines)}"
+            )
+        self._pipelines[name].load_state_dict(state)
+
+    # ---- filters ----
+
+    @property
+    def _filters(self) -> list[MeanStdFilter]:
+        return [each for each in self._observer.pipeline.connectors if isinstance(each, MeanStdFilter)]
+
+    def get_filters(self, *, flush_after: bool = False) -> dict[str, list[MeanStdFilter]]:
+        """Copies of the `MeanStdFilter`s among the observation connectors, by policy id.
+
+        Args:
+            flush_after: Reset their buffers: what came in until now is in the copies, and is counted once.
+        """
+        copies = [each.copy() for each in self._filters]
+        if flush_after:
+            for each in self._filters:
+                each.reset_buffer()
+        return {DEFAULT_POLICY_ID: copies}
+
+    def sync_filters(self, filters: Mapping[str, Sequence[MeanStdFilter]]) -> None:
+        """Make the filters equal to ``filters``, as `get_filters` gave them, here or elsewhere.
+
+        Raises:
+            StateError: There are more or fewer of them.
+        """
+        theirs = filters.get(DEFAULT_POLICY_ID, ())
+        if len(theirs) != len(self._filters):
+            raise StateError(f"{len(theirs)} filters for the {len(self._filters)} that are here")
+        for mine, other in zip(self._filters, theirs, strict=True):
+            mine.sync(other)
 
 
 def _seeds(seed: int | None, worker_index: int) -> dict[str, int]:
@@ -422,19 +775,6 @@ def _seeds(seed: int | None, worker_index: int) -> dict[str, int]:
 def _number(sequence: np.random.SeedSequence) -> int:
     # 30 bits: some environments take a 32-bit int, and those after the first get seed + 1, seed + 2, ...
     return int(sequence.generate_state(1)[0] >> 2)
-
-
-def _check_inputs(policy: Policy) -> None:
-    for name in policy.input_columns:
-        if name not in _INPUTS:
-            raise OptionError(
-                f"{type(policy).__name__}.input_columns has {excerpt(name)}: known are {', '.join(_INPUTS)}"
-            )
-
-
-def _per_row(mask: NDArray[np.bool_], like: NDArray[Any]) -> NDArray[np.bool_]:
-    """``mask``, (N,), with as many axes as ``like``."""
-    return mask.reshape(-1, *[1] * (like.ndim - 1))
 
 
 def _until_last(ended: NDArray[np.bool_], valid: NDArray[np.bool_]) -> NDArray[np.bool_]:

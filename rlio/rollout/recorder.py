@@ -115,11 +115,7 @@ class StepRecorder:
 
     def start(self, obs: Any) -> None:
         """Begin at ``obs``, forgetting every step since `take`."""
-        self.steps = 0
-        self._finals.clear()
-        self._valid[:] = True
-        self._all_valid = True
-        self._rows = 0
+        self.clear()
         self._write_obs(obs)
 
     def restart(self, obs: Any, which: NDArray[np.bool_]) -> None:
@@ -255,6 +251,19 @@ class StepRecorder:
             self._all_valid = False
             self._rows -= dropped
         return dropped
+
+    def clear(self) -> None:
+        """Forget the rows that were not handed out; `start` comes before the next step."""
+        self.steps = self._rows = 0
+        self._finals.clear()
+        self._valid[:] = True
+        self._all_valid = True
+
+    def scalar(self, name: str) -> NDArray[np.int64]:
+        """A scalar column's values in the rows that were not handed out, in no order."""
+        if not self._rows:
+            return np.zeros(0, np.int64)
+        return self._scalars[name][: self.steps][self._valid[: self.steps]]
 
     def forget_extras(self) -> None:
         """Let the next step have other extra columns than those before, of which no row may be left."""
