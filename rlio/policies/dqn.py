@@ -24,13 +24,9 @@ from rlio.batch import SampleBatch
 from rlio.columns import Columns
 from rlio.errors import OptionError, excerpt
 from rlio.policies.policy import PolicyOutput, PolicyState, RecurrentState, state_part
-from rlio.policies.torch_policy import (
-    MakeModule,
-    MakeOptimizer,
-    TorchPolicy,
-    arrays_of,
-    load_arrays,
-)
+from rlio.policies.postprocessing import N_STEP_DISCOUNT, NStep
+from rlio.policies.torch_arrays import arrays_of, load_arrays
+from rlio.policies.torch_policy import MakeModule, MakeOptimizer, TorchPolicy
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -46,6 +42,8 @@ class DQN(TorchPolicy):
     Q(new_obs))`` with the target network Q'. An episode that terminated has no value after it; one that was
     truncated does. Rows whose ``new_obs`` is missing (``new_obs_valid`` False) and that did not terminate
     have no known target, and do not count. Rows count by their ``weights`` where there is such a column.
+    n-step transitions, made here or by `rlio.ReplayStore`, say themselves what their target is discounted by
+    (``n_step_discount``).
 
     Extra columns: ``q_values``, and ``action_logp`` of the epsilon-greedy choice.
 
@@ -57,6 +55,7 @@ class DQN(TorchPolicy):
         max_grad_norm: As in `TorchPolicy`.
         device: As in `TorchPolicy`.
         gamma: Discount a step.
+        n_step: Steps that sampled transitions look ahead; see `TorchPolicy` for what that does to outputs.
         target_update_every: Updates after which the target network becomes the module.
         initial_epsilon: Probability of a random action at first.
         final_epsilon: The same from ``epsilon_timesteps`` on.
@@ -78,6 +77,7 @@ class DQN(TorchPolicy):
         max_grad_norm: float | None = 10.0,  # far from anything a sound run has; keeps one bad batch harmless
         device: str = "cpu",
         gamma: float = 0.99,
+        n_step: int = 1,
         target_update_every: int = 200,
         initial_epsilon: float = 1.0,
         final_epsilon: float = 0.05,
@@ -90,6 +90,7 @@ class DQN(TorchPolicy):
             hidden=hidden,
             max_grad_norm=max_grad_norm,
             device=device,
+            postprocessing=NStep(n_step, gamma) if n_step != 1 else None,
         )
         for name, value in (
             ("gamma", gamma),
@@ -143,7 +144,8 @@ class DQN(TorchPolicy):
         with torch.inference_mode():
             values = self.forward(obs)
             greedy = values.argmax(-1)
-            epsilon = self.epsilon(timestep) if explore else 0.0
+            # Of several workers, each knows its own steps, and now and then the sum of all.
+            epsilon = self.epsilon(max(timestep, self.global_vars.timestep)) if explore else 0.0
             actions = greedy
             if epsilon:
                 draws = torch.rand((2, *greedy.shape), generator=self._generator, device=greedy.device)
@@ -169,7 +171,8 @@ class DQN(TorchPolicy):
             new_obs = tensors[Columns.NEXT_OBS]
             best = self.module(new_obs).argmax(-1, keepdim=True)
             after = self._target(new_obs).gather(-1, best)[:, 0]
-            target = tensors[Columns.REWARDS] + self.gamma * torch.where(terminated, 0.0, after)
+            discount = tensors.get(N_STEP_DISCOUNT, self.gamma)
+            target = tensors[Columns.REWARDS] + discount * torch.where(terminated, 0.0, after)
         counts = torch.ones_like(target)
         if Columns.NEXT_OBS_VALID in tensors:
             counts = (terminated | tensors[Columns.NEXT_OBS_VALID].bool()).float()
@@ -187,6 +190,9 @@ class DQN(TorchPolicy):
     def _after_update(self) -> None:
         if self.updates % self.target_update_every == 0:
             self._target.load_state_dict(self.module.state_dict())
+
+    def synced_modules(self) -> list[torch.nn.Module]:
+        return [self.module, self._target]
 
     def get_state(self) -> PolicyState:
         return super().get_state() | {"target": arrays_of(self._target)}

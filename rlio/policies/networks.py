@@ -1,4 +1,4 @@
-"""The network that torch policies use when they are given none: a multilayer perceptron over any observation.
+"""Networks over any observation: those that torch policies use when they are given none, and a recurrent one.
 
 Importing this module imports torch.
 
@@ -22,11 +22,12 @@ from torch import nn
 
 from rlio.envs.leaves import Leaf, leaf_of, leaves_of
 from rlio.errors import OptionError, excerpt
+from rlio.nested import map_structure
 
 if TYPE_CHECKING:
     import gymnasium as gym
 
-__all__ = ["Flatten", "linear", "mlp"]
+__all__ = ["ActorCriticNetwork", "Flatten", "GRUNetwork", "actor_critic", "gru", "linear", "mlp"]
 
 
 class Flatten(nn.Module):
@@ -126,3 +127,78 @@ def mlp(
     # Small outputs at first: no action is preferred before anything was learned.
     layers.append(linear(size, outputs, generator=generator, gain=0.1))
     return nn.Sequential(*layers)
+
+
+class ActorCriticNetwork(nn.Module):
+    """Two networks side by side: outputs of ``actor`` and then the one of ``critic``, the value."""
+
+    #: Acting does without it.
+    non_inference_attributes = ("critic",)
+
+    def __init__(self, actor: nn.Module, critic: nn.Module) -> None:
+        super().__init__()
+        self.actor, self.critic = actor, critic
+
+    def forward(self, obs: Any) -> torch.Tensor:
+        """``obs``: as the two take it. Returns (N, outputs + 1)."""
+        return torch.cat([self.actor(obs), self.critic(obs)], -1)
+
+
+def actor_critic(
+    observation_space: gym.Space[Any],
+    *,
+    outputs: int,
+    hidden: Sequence[int],
+    generator: torch.Generator,
+) -> ActorCriticNetwork:
+    """Two perceptrons, with nothing shared: ``outputs`` - 1 numbers for actions, and the value; see `mlp`."""
+    actor = mlp(observation_space, outputs=outputs - 1, hidden=hidden, generator=generator)
+    critic = mlp(observation_space, outputs=1, hidden=hidden, generator=generator)
+    return ActorCriticNetwork(actor, critic)
+
+
+class GRUNetwork(nn.Module):
+    """A recurrent network: observations through a layer and a GRU to outputs.
+
+    Its state is one tensor, (B, ``size``).
+
+    Args:
+        observation_space: Of one environment.
+        outputs: Numbers a step.
+        size: Of the layer and of the state.
+        generator: Decides the weights, and the device.
+    """
+
+    def __init__(
+        self, observation_space: gym.Space[Any], *, outputs: int, size: int, generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        self.size = size
+        self.flatten = Flatten(observation_space)
+        self.read = linear(self.flatten.size, size, generator=generator, gain=math.sqrt(3))
+        # As in `linear`: no number is drawn from torch's global generator.
+        self.memory = nn.GRU(size, size, batch_first=True, device="meta").to_empty(device=generator.device)
+        bound = 1.0 / math.sqrt(size)
+        with torch.no_grad():
+            for parameter in self.memory.parameters():
+                parameter.uniform_(-bound, bound, generator=generator)
+        self.write = linear(size, outputs, generator=generator, gain=0.1)
+
+    def initial_state(self, batch_size: int) -> tuple[torch.Tensor]:
+        """Zeros, (batch_size, size)."""
+        return (self.write.weight.new_zeros(batch_size, self.size),)
+
+    def forward(
+        self, obs: Any, state: tuple[torch.Tensor, ...]
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        """``obs``: (B, T, ...), nested as the space; ``state``: (B, size). Returns (B, T, outputs), state."""
+        (before,) = state
+        rows = self.flatten(map_structure(lambda leaf: leaf.flatten(0, 1), obs))
+        read = self.read(rows).tanh().reshape(len(before), -1, self.size)
+        steps, after = self.memory(read, before[None].contiguous())
+        return self.write(steps), (after[0],)
+
+
+def gru(observation_space: gym.Space[Any], outputs: int, generator: torch.Generator) -> GRUNetwork:
+    """A `GRUNetwork` of size 64, in the form that `TorchPolicy` takes: ``TorchPolicy(gru)``."""
+    return GRUNetwork(observation_space, outputs=outputs, size=64, generator=generator)

@@ -28,7 +28,9 @@ from rlio.nested import map_structure
 from rlio.replay.n_step import NStep
 
 __all__ = [
+    "BOOTSTRAP_MASK",
     "GAE",
+    "N_STEP_DISCOUNT",
     "NStep",
     "adjust_nstep",
     "bootstrapped_values",

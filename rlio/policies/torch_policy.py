@@ -12,19 +12,23 @@ Example:
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlio.arrays import take_leaf
 from rlio.batch import MultiAgentBatch, SampleBatch
-from rlio.columns import DEFAULT_POLICY_ID, Columns
+from rlio.columns import DEFAULT_POLICY_ID, STATE_IN_PREFIX, STATE_OUT_PREFIX, Columns
 from rlio.errors import MissingColumn, OptionError, StateError, excerpt
 from rlio.interfaces import Batch
 from rlio.nested import map_structure
 from rlio.policies.distributions import Distribution, distribution_for
 from rlio.policies.policy import (
+    Gradients,
     Policy,
     PolicyOutput,
     PolicyState,
@@ -33,12 +37,14 @@ from rlio.policies.policy import (
     Weights,
     state_part,
 )
+from rlio.policies.postprocessing import GAE, NStep, adjust_nstep, compute_gae
+from rlio.policies.torch_arrays import arrays_of, load_arrays, load_gradients, state_of, state_to, writable
 
 if TYPE_CHECKING:
     import gymnasium as gym
     import torch
 
-__all__ = ["Loss", "MakeModule", "MakeOptimizer", "TorchPolicy", "arrays_of", "load_arrays"]
+__all__ = ["Loss", "MakeModule", "MakeOptimizer", "TorchPolicy"]
 
 #: Makes a module, given the observation space, the number of outputs, and what decides its weights and
 #: device.
@@ -61,19 +67,37 @@ class TorchPolicy(Policy):
     Everything random comes from a generator of the policy's own: the seed decides what it does, whatever
     else uses torch. (Only dropout, in a module of yours, draws from torch's global one.)
 
+    A **recurrent** module has a method ``initial_state(batch_size)``, which gives a tuple of tensors with
+    ``batch_size`` rows. It is called with observations of (B, T, ...), T steps of B sequences, and the state,
+    and returns (B, T, outputs) and the next state. It learns from batches with ``seq_lens`` and
+    ``state_in_k``, as runners make them; see `rlio.policies.networks.gru`.
+
+    With ``postprocessing=GAE(...)`` the module has one output more, the last: the **value** of the
+    observation. It is recorded as ``vf_preds``, and trajectories get ``advantages``, ``value_targets`` and
+    ``values_bootstrapped``. With ``postprocessing=NStep(...)`` transitions become n-step ones, also those
+    that are written to an output; to keep the steps themselves, leave it out and let `rlio.ReplayStore` look
+    ahead.
+
+    Submodules whose names are in the module's ``non_inference_attributes``, if it has that, are not needed to
+    act: ``get_weights(inference_only=True)`` leaves them out.
+
     Args:
-        module: The module, or a function that makes it; None: a perceptron with layers of ``hidden``.
+        module: The module, or a function that makes it; None: a perceptron with layers of ``hidden``, and
+            one for values beside it where there are some.
         loss: What `learn_on_batch` brings down; None: the policy does not learn.
         optimizer: Makes the optimizer of the parameters; None: Adam with ``learning_rate``.
         learning_rate: See ``optimizer``.
         hidden: Layers of the module that is made where none is given.
         max_grad_norm: Bound of the gradient's norm; None: none.
         device: Where the module is, and acts and learns.
+        postprocessing: What is made of trajectories after sampling; None: nothing.
+        max_seq_len: Rows of a recurrent module's sequences at most; None: 20.
 
     Attributes:
         module: The module; None before `bind`, where it is made by a function.
         distribution: Of the actions.
         updates: Steps of the optimizer so far.
+        distributed_world_size: Processes that learn as one; see `setup_torch_data_parallel`.
 
     Raises:
         OptionError: Arguments contradict each other.
@@ -89,6 +113,8 @@ class TorchPolicy(Policy):
         hidden: Sequence[int] | None = None,
         max_grad_norm: float | None = None,
         device: str = "cpu",
+        postprocessing: GAE | NStep | None = None,
+        max_seq_len: int | None = None,
     ) -> None:
         if optimizer is not None and learning_rate is not None:
             raise OptionError("learning_rate is for the default optimizer: give optimizer= or learning_rate=")
@@ -102,6 +128,12 @@ class TorchPolicy(Policy):
             raise OptionError(f"learning_rate={learning_rate}: above 0")
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise OptionError(f"max_grad_norm={max_grad_norm}: above 0, or None for no bound")
+        if postprocessing is not None and not isinstance(postprocessing, (GAE, NStep)):
+            raise OptionError(f"postprocessing={excerpt(postprocessing)}: GAE(...), NStep(...) or None")
+        if max_seq_len is not None:
+            if max_seq_len < 1:
+                raise OptionError(f"max_seq_len={max_seq_len}: rows of a sequence, at least 1")
+            self.max_seq_len = max_seq_len
         self._given_module = module
         self._loss = loss
         self._make_optimizer = optimizer
@@ -110,7 +142,10 @@ class TorchPolicy(Policy):
         self._hidden = tuple(hidden) if hidden is not None else (64, 64)
         self._max_grad_norm = max_grad_norm
         self._device = device
+        self._postprocessing = postprocessing
+        self._has_values = isinstance(postprocessing, GAE) and postprocessing.use_critic
         self.updates = 0
+        self.distributed_world_size = 1
         self._module: torch.nn.Module | None = None
 
     # ---- set-up ----
@@ -126,24 +161,25 @@ class TorchPolicy(Policy):
         self.distribution: Distribution = distribution_for(action_space)
         self._generator = torch.Generator(self._device)
         self._generator.manual_seed(int(seeds.generate_state(1, np.uint64)[0]))
-        self._size = self._outputs(action_space)
+        self._size = self._outputs(action_space) + self._has_values
         self._module = self._new_module(observation_space, self._size)
         self._optimizer = self._new_optimizer()
 
     def _outputs(self, action_space: gym.Space[Any]) -> int:
-        """Outputs that the module needs."""
+        """Outputs that the module needs, the value excepted."""
         return self.distribution.size
 
     def _new_module(self, observation_space: gym.Space[Any], outputs: int) -> torch.nn.Module:
         import torch
 
-        from rlio.policies.networks import mlp
+        from rlio.policies.networks import actor_critic, mlp
 
         given = self._given_module
         if isinstance(given, torch.nn.Module):
             made = given
         elif given is None:
-            made = mlp(observation_space, outputs=outputs, hidden=self._hidden, generator=self._generator)
+            make = actor_critic if self._has_values else mlp
+            made = make(observation_space, outputs=outputs, hidden=self._hidden, generator=self._generator)
         else:
             made = given(observation_space, outputs, self._generator)
             if not isinstance(made, torch.nn.Module):
@@ -172,7 +208,20 @@ class TorchPolicy(Policy):
         assert self._module is not None
         return self._module
 
+    @property
+    def device(self) -> torch.device:
+        """Where the module acts and learns."""
+        import torch
+
+        return torch.device(self._device)
+
     # ---- acting ----
+
+    def initial_state(self, batch_size: int) -> RecurrentState:
+        initial = getattr(self.module, "initial_state", None)
+        if initial is None:
+            return ()
+        return tuple(part.detach().cpu().numpy() for part in initial(batch_size))
 
     def compute_actions(
         self,
@@ -186,27 +235,48 @@ class TorchPolicy(Policy):
         import torch
 
         with torch.inference_mode():
-            outputs = self.forward(obs)
-            actions, logp = self.distribution.draw(outputs, self._generator if explore else None)
+            if state:
+                outputs, after = self._step(obs, state)
+            else:
+                outputs, after = self.forward(obs), state
+            chosen_by, values = self.split_outputs(outputs)
+            actions, logp = self.distribution.draw(chosen_by, self._generator if explore else None)
             extras = {
                 Columns.ACTION_LOGP: logp.cpu().numpy(),
-                Columns.ACTION_DIST_INPUTS: outputs.cpu().numpy(),
+                Columns.ACTION_DIST_INPUTS: chosen_by.cpu().numpy(),
             }
-        return map_structure(lambda leaf: leaf.cpu().numpy(), actions), state, extras
+            if values is not None:
+                extras[Columns.VF_PREDS] = values.cpu().numpy()
+        return map_structure(lambda leaf: leaf.cpu().numpy(), actions), after, extras
 
     def forward(self, obs: Any) -> torch.Tensor:
         """The module's outputs for a batch of observations (arrays or tensors, nested as the space), in eval
-        mode.
+        mode; the module is not recurrent.
 
         Raises:
             OptionError: They do not have the shape that the action space needs.
         """
-        module = self.module
-        if module.training:
-            module.eval()
+        module = self._acting_module()
         outputs = module(self._tensors(obs))
         self._check_outputs(outputs)
         return outputs  # type: ignore[no-any-return] # modules are not typed
+
+    def split_outputs(self, outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The distribution's inputs in a module's outputs, and the values, (N,), if there are some."""
+        return (outputs[:, :-1], outputs[:, -1]) if self._has_values else (outputs, None)
+
+    def _acting_module(self) -> torch.nn.Module:
+        module = self.module
+        if module.training:
+            module.eval()
+        return module
+
+    def _step(self, obs: Any, state: RecurrentState) -> tuple[torch.Tensor, RecurrentState]:
+        """The outputs, (N, outputs), of one step of a recurrent module, and the next state."""
+        steps = map_structure(lambda leaf: leaf[:, None], self._tensors(obs))
+        outputs, after = self._acting_module()(steps, self._tensors(tuple(state)))
+        self._check_outputs(outputs[:, 0])
+        return outputs[:, 0], tuple(part.cpu().numpy() for part in after)
 
     def _check_outputs(self, outputs: Any) -> None:
         shape = tuple(getattr(outputs, "shape", ()))
@@ -214,17 +284,76 @@ class TorchPolicy(Policy):
             raise OptionError(
                 f"the module returned {excerpt(type(outputs).__name__)} of shape {shape}: expected "
                 f"(N, {self._size}), as actions of {excerpt(str(self.action_space))} need"
+                + (", and a value" if self._has_values else "")
             )
 
     def _tensors(self, obs: Any) -> Any:
         import torch
 
         def tensor(leaf: Any) -> torch.Tensor:
-            made = leaf if isinstance(leaf, torch.Tensor) else torch.as_tensor(_writable(leaf))
+            made = leaf if isinstance(leaf, torch.Tensor) else torch.as_tensor(writable(leaf))
             made = made.to(self._device)
             return made.float() if made.is_floating_point() else made
 
         return map_structure(tensor, obs)
+
+    # ---- after sampling ----
+
+    def postprocess_trajectory(
+        self,
+        batch: SampleBatch,
+        other_agent_batches: Mapping[Any, tuple[str, SampleBatch]] | None = None,
+        episode: Any = None,
+    ) -> SampleBatch:
+        return self._postprocessed(batch)
+
+    def postprocess_batch(self, batch: SampleBatch) -> SampleBatch:
+        if type(self).postprocess_trajectory is TorchPolicy.postprocess_trajectory:
+            return self._postprocessed(batch)
+        return super().postprocess_batch(batch)
+
+    @property
+    def postprocesses(self) -> bool:
+        overridden = type(self).postprocess_trajectory is not TorchPolicy.postprocess_trajectory
+        return overridden or self._postprocessing is not None
+
+    def _postprocessed(self, batch: SampleBatch) -> SampleBatch:
+        """What ``postprocessing`` makes of trajectories, however many."""
+        if isinstance(self._postprocessing, NStep):
+            return adjust_nstep(batch, self._postprocessing)
+        if self._postprocessing is None or not len(batch):
+            return batch
+        if self._has_values and Columns.VF_PREDS not in batch:
+            # Rows of somebody else's: they are judged by what is known here.
+            batch = batch.copy(shallow=True)
+            batch[Columns.VF_PREDS] = self._values_of(batch)
+        return compute_gae(batch, self._postprocessing, lambda rows: self._values_after(batch, rows))
+
+    def _values_of(self, batch: SampleBatch) -> NDArray[np.float32]:
+        import torch
+
+        with torch.inference_mode():
+            outputs = self._outputs_for(self._acting_module(), self._columns_as_tensors(batch))
+        values: NDArray[np.float32] = outputs[:, -1].cpu().numpy()
+        return values
+
+    def _values_after(self, batch: SampleBatch, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """The values of ``new_obs`` in ``rows``, for a recurrent module in the state after them."""
+        import torch
+
+        obs = map_structure(lambda leaf: take_leaf(leaf, rows), batch[Columns.NEXT_OBS])
+        states = len(self.initial_state(1))
+        names = [f"{STATE_OUT_PREFIX}{k}" for k in range(states)]
+        for name in names:
+            if name not in batch:
+                raise MissingColumn("the value of the last observation depends on it", column=name)
+        with torch.inference_mode():
+            if states:
+                outputs, _ = self._step(obs, tuple(take_leaf(batch[name], rows) for name in names))
+            else:
+                outputs = self.forward(obs)
+        values: NDArray[np.float32] = outputs[:, -1].cpu().numpy()
+        return values
 
     # ---- learning ----
 
@@ -238,31 +367,85 @@ class TorchPolicy(Policy):
             OptionError: The policy has no loss, or nothing to learn.
             MissingColumn: The batch lacks a column that the loss needs.
         """
-        import torch
+        stats, _ = self._backward(batch)
+        return stats | self._update()
 
+    def compute_gradients(self, batch: Batch) -> tuple[Gradients, Stats]:
+        """The gradients of the loss of ``batch``; they are not clipped, and `apply_gradients` does that.
+
+        With several processes they are the mean of all of them.
+
+        Raises:
+            OptionError: The policy has no loss, or nothing to learn.
+            MissingColumn: The batch lacks a column that the loss needs.
+        """
+        stats, rows = self._backward(batch)
+        gradients = {
+            name: np.zeros(tuple(parameter.shape), np.float32)
+            if parameter.grad is None
+            else parameter.grad.cpu().numpy().copy()
+            for name, parameter in self._learned().items()
+        }
+        self._optimizer_or_raise().zero_grad(set_to_none=True)
+        return gradients, stats | {"batch_count": rows}
+
+    def apply_gradients(self, gradients: Mapping[str, NDArray[Any]]) -> None:
+        self._optimizer_or_raise()
+        load_gradients(self._learned(), gradients)
+        self._update()
+
+    def _learned(self) -> dict[str, torch.nn.Parameter]:
+        return {name: each for name, each in self.module.named_parameters() if each.requires_grad}
+
+    def _optimizer_or_raise(self) -> torch.optim.Optimizer:
+        self._bound()
         if self._optimizer is None:
             raise OptionError("the module has no parameters that can be learned")
-        tensors = self._learnable(batch)
+        return self._optimizer
+
+    def _backward(self, batch: Batch) -> tuple[Stats, int]:
+        """Leave the gradients of the loss at the parameters; what was measured, and rows."""
+        optimizer = self._optimizer_or_raise()
+        rows, tensors = self._learnable(batch)
         module = self.module
         module.train()
-        outputs = module(tensors[Columns.OBS])
-        self._check_outputs(outputs)
+        outputs = self._outputs_for(module, tensors)
         loss, stats = self._compute_loss(outputs, tensors)
-        self._optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call] # torch does not type it
+        if self.distributed_world_size > 1:
+            from rlio.policies.data_parallel import average_gradients
+
+            average_gradients(self._learned().values())
+        return {"loss": float(loss.detach())} | stats, rows
+
+    def _update(self) -> Stats:
+        """Take a step along the gradients at the parameters."""
+        import torch
+
+        optimizer = self._optimizer_or_raise()
+        stats: Stats = {}
         if self._max_grad_norm is not None:
-            norm = torch.nn.utils.clip_grad_norm_(module.parameters(), self._max_grad_norm)
-            stats = stats | {"grad_norm": float(norm)}
-        self._optimizer.step()
+            norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), self._max_grad_norm)
+            stats = {"grad_norm": float(norm)}
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         self.updates += 1
         self.weights_seq_no += 1
         self._after_update()
-        return {"loss": float(loss.detach())} | stats
+        return stats
 
-    def _learnable(self, batch: Batch) -> dict[str, Any]:
-        """The columns of ``batch`` as tensors, floating-point ones as float32."""
-        import torch
+    def _outputs_for(self, module: torch.nn.Module, tensors: dict[str, Any]) -> torch.Tensor:
+        """The module's outputs for each row, (N, outputs)."""
+        if not hasattr(module, "initial_state"):
+            outputs = module(tensors[Columns.OBS])
+        else:
+            outputs = _by_sequence(module, tensors)
+        self._check_outputs(outputs)
+        return outputs  # type: ignore[no-any-return] # modules are not typed
 
+    def _learnable(self, batch: Batch) -> tuple[int, dict[str, Any]]:
+        """Rows of ``batch``, and its columns as tensors, floating-point ones as float32."""
         if isinstance(batch, MultiAgentBatch):
             if list(batch) != [DEFAULT_POLICY_ID]:
                 raise OptionError(
@@ -275,14 +458,19 @@ class TorchPolicy(Policy):
         for name in self._needed_columns():
             if name not in batch:
                 raise MissingColumn(f"{type(self).__name__} cannot learn without it", column=name)
-        wanted = batch.decompress_if_needed()
+        return len(batch), self._columns_as_tensors(batch)
+
+    def _columns_as_tensors(self, batch: SampleBatch) -> dict[str, Any]:
+        import torch
+
+        wanted = batch.decompress_if_needed().unpad()
         tensors = {name: wanted[name] for name in wanted.keys() - {Columns.INFOS}}
 
         def tensor(leaf: Any) -> Any:
             if isinstance(leaf, np.ndarray):
                 if leaf.dtype == object:
                     return leaf
-                leaf = torch.as_tensor(_writable(leaf))
+                leaf = torch.as_tensor(writable(leaf))
             leaf = leaf.to(self._device)
             return leaf.float() if leaf.is_floating_point() else leaf
 
@@ -307,13 +495,21 @@ class TorchPolicy(Policy):
 
     def get_weights(self, *, inference_only: bool = False) -> Weights:
         """Copies of the module's parameters and buffers, by name."""
-        return arrays_of(self.module)
+        return arrays_of(self.module, without=self._non_inference() if inference_only else ())
 
     def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
-        load_arrays(self.module, weights, "weights")
+        load_arrays(self.module, weights, "weights", without=self._non_inference())
+
+    def _non_inference(self) -> Sequence[str]:
+        """Names of submodules that acting does not need."""
+        return tuple(getattr(self.module, "non_inference_attributes", ()))
+
+    def synced_modules(self) -> list[torch.nn.Module]:
+        """What has to be equal in all processes that learn as one."""
+        return [self.module]
 
     def get_state(self) -> PolicyState:
-        optimizer = None if self._optimizer is None else _to_arrays(self._optimizer.state_dict())
+        optimizer = None if self._optimizer is None else state_of(self._optimizer.state_dict())
         return super().get_state() | {
             "updates": self.updates,
             "optimizer": optimizer,
@@ -328,67 +524,69 @@ class TorchPolicy(Policy):
         self._generator.set_state(torch.as_tensor(state_part(state, "generator", np.ndarray).copy()))
         if self._optimizer is not None:
             try:
-                self._optimizer.load_state_dict(_from_arrays(state_part(state, "optimizer", dict)))
+                self._optimizer.load_state_dict(state_to(state_part(state, "optimizer", dict)))
             except (KeyError, ValueError, TypeError) as error:
                 raise StateError(f"the optimizer's state does not fit: {error}") from error
 
+    # ---- elsewhere ----
 
-def _writable(leaf: NDArray[Any]) -> NDArray[Any]:
-    """``leaf``, or a copy where torch would warn that it is read-only."""
-    return leaf if leaf.flags.writeable else leaf.copy()
+    def export_model(
+        self, path: str | os.PathLike[str], *, format: Literal["npz", "torchscript"] = "npz"
+    ) -> None:
+        """Write the module to a file for use elsewhere.
+
+        Args:
+            path: A local file, which is replaced.
+            format: ``"npz"``: the arrays by name, for `numpy.load` and `import_model`. ``"torchscript"``: for
+                `torch.jit.load`, in C++ too, where observations give the module's outputs; traced for a
+                batch of any size. That file is torch's own format, and rlio reads none.
+
+        Raises:
+            OptionError: The module is recurrent, or torch cannot trace it.
+        """
+        if format != "torchscript":
+            super().export_model(path, format=format)
+            return
+        import torch
+
+        if self.is_recurrent:
+            raise OptionError("a recurrent module is not exported as 'torchscript': use 'npz'")
+        batch = [self.observation_space.sample() for _ in range(2)]
+        example = self._tensors(map_structure(lambda *rows: np.stack([np.asarray(r) for r in rows]), *batch))
+        try:
+            with torch.no_grad(), warnings.catch_warnings():
+                # torch's advice to move to torch.export, whose files C++ cannot load without more.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                traced = torch.jit.trace(  # type: ignore[no-untyped-call] # torch does not type it
+                    self._acting_module(), (example,), strict=False
+                )
+                torch.jit.save(traced, os.fspath(path))
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise OptionError(f"torch cannot write this module as TorchScript: {error}") from error
 
 
-def arrays_of(module: torch.nn.Module) -> Weights:
-    """Copies of the parameters and buffers of ``module``, by name."""
-    return {name: value.detach().cpu().numpy().copy() for name, value in module.state_dict().items()}
-
-
-def load_arrays(module: torch.nn.Module, weights: Mapping[str, NDArray[Any]], what: str) -> None:
-    """Copy ``weights`` into ``module``; ``what`` is what messages call them.
-
-    Raises:
-        StateError: Names or shapes are not the module's; nothing is copied.
-    """
+def _by_sequence(module: torch.nn.Module, tensors: dict[str, Any]) -> torch.Tensor:
+    """A recurrent module's outputs for the rows of sequences that lie one after the other."""
     import torch
 
-    own = module.state_dict()
-    if own.keys() != weights.keys():
-        raise StateError(
-            f"the {what} are {excerpt(sorted(weights))}, but the module has {excerpt(sorted(own))}: "
-            "they are of another module"
+    if Columns.SEQ_LENS not in tensors:
+        raise MissingColumn(
+            "a recurrent module learns from sequences: runners make them of what they sample",
+            column=Columns.SEQ_LENS,
         )
-    for name, value in weights.items():
-        if tuple(own[name].shape) != np.shape(value):
-            raise StateError(
-                f"{what} {excerpt(name)} have the shape {np.shape(value)}, "
-                f"the module's {tuple(own[name].shape)}"
-            )
-    with torch.no_grad():
-        for name, value in weights.items():
-            own[name].copy_(torch.as_tensor(np.array(value)))
+    lens = tensors[Columns.SEQ_LENS].long()
+    state: list[torch.Tensor] = []
+    while f"{STATE_IN_PREFIX}{len(state)}" in tensors:
+        state.append(tensors[f"{STATE_IN_PREFIX}{len(state)}"])
+    if not state:
+        state = list(module.initial_state(len(lens)))  # type: ignore[operator] # a method of recurrent modules
+    steps = int(lens.max())
+    is_step = torch.arange(steps, device=lens.device) < lens[:, None]
 
+    def padded(leaf: torch.Tensor) -> torch.Tensor:
+        made = leaf.new_zeros((len(lens), steps, *leaf.shape[1:]))
+        made[is_step] = leaf
+        return made
 
-def _to_arrays(value: Any) -> Any:
-    """An optimizer's state with arrays for tensors and strings for keys."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return value.detach().cpu().numpy().copy()
-    if isinstance(value, dict):
-        return {str(key): _to_arrays(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_to_arrays(part) for part in value]
-    return value
-
-
-def _from_arrays(value: Any) -> Any:
-    """The inverse of `_to_arrays`: numbers of parameters are int keys again."""
-    import torch
-
-    if isinstance(value, np.ndarray):
-        return torch.as_tensor(value.copy())
-    if isinstance(value, dict):
-        return {int(key) if key.isdigit() else key: _from_arrays(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_from_arrays(part) for part in value]
-    return value
+    outputs, _ = module(map_structure(padded, tensors[Columns.OBS]), tuple(state))
+    return outputs[is_step]  # type: ignore[no-any-return] # modules are not typed
