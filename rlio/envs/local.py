@@ -153,7 +153,7 @@ class LocalStepper(SubEnvStepper):
             self._replace(env)
             self._reset_one(env, self._next_seed(env))
         except Exception as error:
-            self._note(env, error, where=", made anew, in reset", episode=False)
+            self._note(env, error, where=" when it was made anew", episode=False)
         else:
             self._restarts.made_anew(env)
             self._outcome.starts[env] = True

@@ -267,7 +267,7 @@ class VectorStepper(Stepper):
             try:
                 self.envs = self._make()
             except Exception as again:
-                self._restarts.failed(0, again, where=", made anew")
+                self._restarts.failed(0, again, where=" when it was made anew")
             else:
                 self._restarts.made_anew(0)
                 return

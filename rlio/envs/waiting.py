@@ -222,7 +222,8 @@ class ProcessStepper(SubEnvStepper):
             self._unmade.add(env)
         self._state[env] = _Is.DOWN
         if not where:
-            where = " in reset" if starting else f" in step {self._steps[env]}"
+            again = " when it was made anew" if env in self._restarts.down else " in reset"
+            where = again if starting else f" in step {self._steps[env]}"
         self._note(env, error, where=where, episode=not starting)
 
     def _fail_overdue(self) -> None:

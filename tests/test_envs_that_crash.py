@@ -1,0 +1,356 @@
+"""Environments that fail in a step, a reset or their making, whose process dies or that hang.
+
+Rows of RLlib's tables: "restart_failed_sub_environments", "env-error protocol", "endless reset retry".
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from crashing_env import LENGTH, Crashing, Transitions, fails_once
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+
+from rlio.envs.context import EnvContext
+from rlio.envs.local import LocalStepper
+from rlio.envs.making import EnvSetup, make_stepper
+from rlio.envs.restarting import RestartPolicy, Restarts
+from rlio.envs.seeding import EpisodeSeeds, episode_seed
+from rlio.envs.stepping import Stepper, VectorStepper
+from rlio.envs.waiting import ProcessStepper
+from rlio.errors import EnvError, OptionError
+
+AT_ONCE = RestartPolicy(pause_s=0.0)
+ACTIONS = np.zeros(3, int)
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, "rlio")
+
+
+def stepper_of(
+    fails: Callable[[Crashing, str], None],
+    mode: str,
+    *,
+    restarts: RestartPolicy | None = AT_ONCE,
+    **more: Any,
+) -> Stepper:
+    """Steps three environments."""
+    setup = EnvSetup(
+        num_envs=3, vectorize_mode=mode, context=EnvContext({"fails": fails}), restarts=restarts, **more
+    )
+    return make_stepper(Crashing, setup)
+
+
+def vector_of(kind: type[Any], mode: AutoresetMode, fails: Callable[[Crashing, str], None]) -> Any:
+    """A vector environment of gymnasium's, whose functions make an environment that works the second time."""
+    made: set[int] = set()
+
+    def maker(index: int) -> Callable[[], Crashing]:
+        def make() -> Crashing:
+            env = Crashing(EnvContext({"fails": fails}, vector_index=index, recreated=index in made))
+            made.add(index)
+            return env
+
+        return make
+
+    return kind([maker(index) for index in range(3)], autoreset_mode=mode)
+
+
+def sampled(stepper: Stepper, *, until: int) -> Transitions:
+    """Steps until each environment has ``until`` whole episodes of its own."""
+    seen = Transitions(stepper.reset(seeds=EpisodeSeeds(7, num_envs=3)))
+    for _ in range(2000):
+        seen.add(stepper.step(ACTIONS))
+        if all(len(seen.episodes(env)) >= until for env in range(3)):
+            stepper.close()
+            return seen
+    raise AssertionError("the environments do not go on")
+
+
+def run(stepper: Stepper, steps: int) -> None:
+    for _ in range(steps):
+        stepper.step(ACTIONS[: stepper.num_envs])
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("t", [0, 1, 3, LENGTH])
+def test_an_environment_that_fails_is_made_anew_and_the_others_go_on(mode: str, t: int) -> None:
+    """Row "restart_failed_sub_environments": its episode is discarded, and no other row is lost or wrong."""
+    seen = sampled(stepper_of(fails_once(1, episode=2, t=t), mode), until=5)
+    assert seen.faulty == [1]
+    assert seen.episodes(1)[:4] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert seen.episodes(0)[:5] == seen.episodes(2)[:5] == [(0, n) for n in range(5)]
+
+
+@pytest.mark.parametrize("autoreset", list(AutoresetMode), ids=lambda mode: mode.name)
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+def test_vector_environments_of_gymnasium_are_taken_apart_in_all_autoreset_modes(
+    kind: type[Any], autoreset: AutoresetMode
+) -> None:
+    envs = vector_of(kind, autoreset, fails_once(1, episode=2, t=3))
+    seen = sampled(make_stepper(envs, EnvSetup(restarts=AT_ONCE)), until=4)
+    assert seen.faulty == [1]
+    assert seen.episodes(1)[:3] == [(0, 0), (0, 1), (1, 0)]
+
+
+@pytest.mark.parametrize("autoreset", list(AutoresetMode), ids=lambda mode: mode.name)
+def test_other_vector_environments_fail_as_a_whole_in_all_autoreset_modes(autoreset: AutoresetMode) -> None:
+    class Subclass(SyncVectorEnv):
+        pass
+
+    lives = iter(range(10))
+
+    def make() -> Any:
+        life = next(lives)
+        fails = fails_once(1, episode=1, t=2) if not life else lambda env, what: None
+        makers = [
+            lambda i=i: Crashing(EnvContext({"fails": fails}, vector_index=i, recreated=bool(life)))
+            for i in range(3)
+        ]
+        return Subclass(makers, autoreset_mode=autoreset)
+
+    stepper = make_stepper(make, EnvSetup(num_envs=3, restarts=AT_ONCE))
+    assert isinstance(stepper, VectorStepper)
+    seen = sampled(stepper, until=4)
+    assert seen.faulty == [0, 1, 2]
+    assert seen.episodes(1)[:3] == [(0, 0), (1, 0), (1, 1)]
+    assert stepper.failures == 1
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_without_restarts_the_error_says_which_environment_episode_and_seed(mode: str) -> None:
+    stepper = stepper_of(fails_once(1, episode=2, t=3), mode, restarts=None)
+    stepper.reset(seeds=EpisodeSeeds(7, num_envs=3))
+    with pytest.raises(EnvError, match="the simulator is gone") as caught:
+        run(stepper, 100)
+    seed = episode_seed(7, 0, 1, 2)
+    assert (caught.value.env_index, caught.value.episode, caught.value.seed) == (1, 2, seed)
+    assert f"environment 1 failed in step 2, episode 2 (seed {seed}): ValueError" in str(caught.value)
+    assert isinstance(caught.value.__cause__, ValueError)
+    # It can go on, with new episodes.
+    seen = Transitions(stepper.reset())
+    for _ in range(12):
+        seen.add(stepper.step(ACTIONS))
+    stepper.close()
+    assert len(seen.rows) == 3 * 2 * LENGTH
+
+
+@pytest.mark.parametrize("how", ["die", "hang"])
+@pytest.mark.parametrize("t", [0, 3])
+def test_a_process_that_dies_or_hangs_is_replaced(how: str, t: int) -> None:
+    fails = fails_once(1, episode=2, t=t, how=how)
+    stepper = stepper_of(fails, "async", step_timeout=1.0 if how == "hang" else None)
+    seen = sampled(stepper, until=5)
+    # The reset is part of the step before it, whose row is lost with it: nobody is left to tell of it.
+    assert seen.faulty == [1]
+    assert seen.episodes(1)[:3] == ([(0, 0), (1, 0), (1, 1)] if t == 0 else [(0, 0), (0, 1), (1, 0)])
+    assert seen.episodes(0)[:5] == [(0, n) for n in range(5)]
+
+
+def test_a_process_that_died_is_an_error_without_restarts_and_a_reset_replaces_it() -> None:
+    stepper = stepper_of(fails_once(1, episode=0, t=2, how="die"), "async", restarts=None)
+    stepper.reset(seeds=EpisodeSeeds(7, num_envs=3))
+    with pytest.raises(EnvError, match=r"process of environment 1 is gone \(killed by signal 9\)"):
+        run(stepper, 10)
+    seen = Transitions(stepper.reset())
+    for _ in range(LENGTH):
+        seen.add(stepper.step(ACTIONS))
+    stepper.close()
+    assert [seen.episodes(env) for env in range(3)] == [[(0, 1)], [(1, 0)], [(0, 1)]]
+
+
+def test_a_process_killed_between_two_steps_is_replaced() -> None:
+    stepper = stepper_of(lambda env, what: None, "async")
+    assert isinstance(stepper, ProcessStepper)
+    seen = Transitions(stepper.reset())
+    seen.add(stepper.step(ACTIONS))
+    os.kill(stepper.envs.pid(2), signal.SIGKILL)
+    for _ in range(100):
+        seen.add(stepper.step(ACTIONS))
+        if len(seen.episodes(2)) >= 2:
+            break
+    stepper.close()
+    assert seen.faulty == [2]
+    assert seen.episodes(2)[0] == (1, 0)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_restarts_are_bounded_and_the_last_error_is_raised(mode: str) -> None:
+    """Row "endless reset retry": a reset that keeps failing is an error, not a loop."""
+
+    def fails(env: Crashing, what: str) -> None:
+        if env.index == 1 and (env.recreated or (env.episode, what) == (1, "reset")):
+            raise ValueError("no connection")
+
+    stepper = stepper_of(fails, mode, restarts=RestartPolicy(max_restarts=3, pause_s=0.0))
+    with pytest.raises(EnvError, match="no connection'; it was made anew 3 times in a row, see max_env_re"):
+        sampled(stepper, until=10)
+    assert stepper.failures == 4
+    stepper.close()
+
+
+def test_pauses_grow_up_to_a_bound_and_the_others_go_on_meanwhile() -> None:
+    now, slept = [0.0], []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+
+    down = {"until": 4}
+
+    def fails(env: Crashing, what: str) -> None:
+        if env.index == 1 and (env.recreated or (env.episode, env.t) == (1, 2)) and down["until"]:
+            down["until"] -= 1
+            raise ValueError("no connection")
+
+    envs = SyncVectorEnv(
+        [
+            lambda i=i: Crashing(EnvContext({"fails": fails}, vector_index=i))  # type: ignore[misc]
+            for i in range(3)
+        ]
+    )
+    stepper = LocalStepper(
+        envs,
+        make=lambda i: Crashing(EnvContext({"fails": fails}, vector_index=i, recreated=True)),
+        restarts=RestartPolicy(pause_s=1.0, max_pause_s=2.5),
+        clock=lambda: now[0],
+        sleep=sleep,
+    )
+    seen = Transitions(stepper.reset())
+    back = []
+    for step in range(40):
+        made = stepper.step(ACTIONS)
+        seen.add(made)
+        if 1 in made.errors or made.starts[1]:
+            back.append((step, 1 in made.errors))
+        now[0] += 0.5
+    # At once, after 1 s, after 2 s, after 2.5 s: two, four and five steps of half a second.
+    assert back[1:] == [
+        (6, True),
+        (8, True),
+        (12, True),
+        (17, False),
+        *[(n, False) for n in (22, 27, 32, 37)],
+    ]
+    assert seen.episodes(0) == [(0, n) for n in range(8)]
+    assert slept == []
+
+
+def test_where_all_are_down_it_waits_for_the_first() -> None:
+    now, slept = [0.0], []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+
+    failures = iter([True, True, True])
+
+    def fails(env: Crashing, what: str) -> None:
+        if env.t == 2 and what == "step" and not env.recreated:
+            raise ValueError("gone")
+        if what == "make" and env.recreated and next(failures, False):
+            raise ValueError("still gone")
+
+    envs = SyncVectorEnv([lambda: Crashing(EnvContext({"fails": fails}))])
+    stepper = LocalStepper(
+        envs,
+        make=lambda i: Crashing(EnvContext({"fails": fails}, recreated=True)),
+        restarts=RestartPolicy(pause_s=1.0),
+        clock=lambda: now[0],
+        sleep=sleep,
+    )
+    seen = Transitions(stepper.reset())
+    for _ in range(LENGTH + 6):
+        seen.add(stepper.step(ACTIONS[:1]))
+    assert slept == [1.0, 2.0, 4.0]
+    assert seen.episodes(0) == [(1, 0)]
+
+
+def test_an_environment_whose_episodes_never_end_is_given_up() -> None:
+    def fails(env: Crashing, what: str) -> None:
+        if env.t == 2:
+            raise ValueError("always")
+
+    stepper = stepper_of(fails, "sync")
+    with pytest.raises(EnvError, match="none of its last 1000 episodes came to an end"):
+        sampled(stepper, until=1)
+
+
+def test_what_cannot_be_made_anew_is_refused_beforehand() -> None:
+    with pytest.raises(OptionError, match="pass a function"):
+        make_stepper(Crashing(EnvContext()), EnvSetup(restarts=AT_ONCE))
+
+    class Subclass(SyncVectorEnv):
+        pass
+
+    with pytest.raises(OptionError, match="pass a function"):
+        make_stepper(Subclass([lambda: Crashing(EnvContext())]), EnvSetup(restarts=AT_ONCE))
+
+
+def test_an_environment_made_anew_has_the_spaces_of_the_first() -> None:
+    class Changed(Crashing):
+        def __init__(self, context: EnvContext) -> None:
+            super().__init__(context)
+            if context.recreated:
+                self.action_space = type(self.action_space)(5)
+
+    for mode in ("sync", "async"):
+        context = EnvContext({"fails": fails_once(0, episode=0, t=1)})
+        policy = RestartPolicy(max_restarts=2, pause_s=0.0)
+        stepper = make_stepper(Changed, EnvSetup(vectorize_mode=mode, context=context, restarts=policy))
+        stepper.reset()
+        with pytest.raises(EnvError, match=r"other spaces.*Discrete\(5\)"):
+            run(stepper, 10)
+        stepper.close()
+
+
+def test_failures_in_the_first_reset_are_waited_for_and_told() -> None:
+    def fails(env: Crashing, what: str) -> None:
+        if what == "reset" and not env.recreated and env.index == 2:
+            raise ValueError("not yet")
+
+    for mode in ("sync", "async"):
+        stepper = stepper_of(fails, mode)
+        seen = Transitions(stepper.reset(seeds=EpisodeSeeds(7, num_envs=3)))
+        assert seen.obs[:, 1].tolist() == [0, 0, 1]
+        step = stepper.step(ACTIONS)
+        assert list(step.errors) == [2]
+        assert step.faulty is None
+        seen.add(step)
+        stepper.close()
+
+
+def test_who_is_made_anew_is_told() -> None:
+    for mode in ("sync", "async"):
+        stepper = stepper_of(fails_once(1, episode=1, t=2), mode)
+        told: list[int] = []
+        stepper.on_made_anew = told.append
+        sampled(stepper, until=4)
+        assert told == [1]
+
+
+def test_a_policy_of_restarts_says_what_is_wrong_with_it() -> None:
+    for options, message in (
+        ({"max_restarts": 0}, "at least 1"),
+        ({"max_restarts": True}, "a whole number"),
+        ({"pause_s": -1.0}, "seconds"),
+        ({"max_pause_s": float("inf")}, "seconds"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            RestartPolicy(**options)  # type: ignore[arg-type]
+
+
+def test_a_step_that_works_begins_the_count_anew() -> None:
+    restarts = Restarts(RestartPolicy(max_restarts=2), num_envs=1)
+    for _ in range(50):
+        restarts.failed(0, ValueError("now and then"))
+        restarts.made_anew(0)
+        restarts.stepped(0)
+    assert restarts.count == 50
