@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.schemas.arrow import empty_array
+from rlio.schemas.beside import beside
 from rlio.schemas.column import FrameStack
 from rlio.schemas.observations import SplitStack, as_unsigned, as_words
 
@@ -34,6 +35,8 @@ Places: TypeAlias = "NDArray[np.int32]"
 
 # Rows are compared a block at a time, so that what is read once from memory is then in the cache.
 _BLOCK_BYTES: Final = 512 << 10
+# Fewer bytes of obs take less time than starting a thread for half of them.
+_BESIDE_BYTES: Final = 2 << 20
 
 
 @dataclass(frozen=True)
@@ -117,41 +120,39 @@ def pool_stacks(obs: NDArray[Any], new_obs: NDArray[Any], stack: FrameStack, fol
         following: The next row of the same stream for every row, or -1.
     """
     rows, depth = len(obs), stack.depth
-    lying = tuple(np.moveaxis(values, stack.axis + 1, 1) for values in (obs, new_obs))
+    lying = [np.moveaxis(values, stack.axis + 1, 1) for values in (obs, new_obs)]
     # The newest frames of new_obs come first, and after them what else there is: few, or all of them.
     frames = empty_array((rows + rows // 4 + 4 * depth, *lying[0].shape[2:]), obs.dtype)
     own, linked = _compare(obs, new_obs, stack, following, frames[:rows])
     previous = previous_rows(following)
-    leans = _leaning(lying[0], previous, linked)
-    before, shared = previous.tolist(), own.tolist()
-    count = rows
-    places: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
-    for row in range(rows):
-        if count + 2 * depth > len(frames):
-            frames = grown(frames, 2 * len(frames))
-        if before[row] >= 0 and linked[before[row]]:
-            mine = places[before[row]][1]
-        else:
-            known = depth - 1 if leans[row] else 0
-            frames[count : count + depth - known] = lying[0][row, known:]
-            fresh = tuple(range(count, count + depth - known))
-            mine = places[before[row]][0][1:] + fresh if known else fresh
-            count += len(fresh)
-        if shared[row]:
-            theirs = (*mine[1:], row)
-        else:
-            frames[count : count + depth - 1] = lying[1][row, :-1]
-            theirs = (*range(count, count + depth - 1), row)
-            count += depth - 1
-        places.append((mine, theirs))
-    table = np.array(places, np.int32).reshape(rows, 2, depth)
-    return StackPool(frames[:count], table[:, 0], table[:, 1])
+    follows = (previous >= 0) & linked[previous]
+    leans = _leaning(lying[0], previous, follows)
+    # Frames that a row adds: of its obs, and of its new_obs but for the newest.
+    fresh = np.stack([np.where(follows, 0, np.where(leans, 1, depth)), np.where(own, 0, depth - 1)], axis=1)
+    ends = rows + np.cumsum(fresh).reshape(rows, 2)
+    first = ends - fresh
+    count = int(ends[-1, 1]) if rows else 0
+    if count > len(frames):
+        frames = grown(frames, count)
+    for row in np.flatnonzero(fresh[:, 0]).tolist():
+        frames[first[row, 0] : ends[row, 0]] = lying[0][row, depth - fresh[row, 0] :]
+    for row in np.flatnonzero(fresh[:, 1]).tolist():
+        frames[first[row, 1] : ends[row, 1]] = lying[1][row, :-1]
+    # Column by column, as each frame of a stack is the one after it of the stack before.
+    mine, theirs = np.empty((rows, depth), np.int32), np.empty((rows, depth), np.int32)
+    theirs[:, -1] = np.arange(rows)
+    for k in reversed(range(depth)):
+        leant = mine[previous, k + 1] if k < depth - 1 else first[:, 0]
+        mine[:, k] = np.where(follows, theirs[previous, k], np.where(leans, leant, first[:, 0] + k))
+        if k:
+            theirs[:, k - 1] = np.where(own, mine[:, k], first[:, 1] + k - 1)
+    return StackPool(frames[:count], mine, theirs)
 
 
-def _leaning(lying: NDArray[Any], previous: Rows, linked: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _leaning(lying: NDArray[Any], previous: Rows, follows: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Rows whose obs is not the new_obs of the row before, but shares all frames but one with its obs."""
     leans = np.zeros(len(lying), bool)
-    rows = np.flatnonzero((previous >= 0) & ~linked[previous]) if len(lying) > 1 else ()
+    rows = np.flatnonzero((previous >= 0) & ~follows)
     if len(rows):
         older, newer = lying[previous[rows]][:, 1:], lying[rows][:, :-1]
         leans[rows] = (as_unsigned(older) == as_unsigned(newer)).all(axis=1)
@@ -174,20 +175,30 @@ def _compare(
         a, b = (words.reshape(rows, math.prod(words.shape[1:])) for words in (a, b))
     whole = as_unsigned(a), as_unsigned(b)
     own, linked = np.zeros(rows, bool), following >= 0
+    split = _split_woven if woven else _split_lying
     block = max(1, _BLOCK_BYTES // max(a[:1].nbytes, 1))
-    for start in range(0, rows, block):
-        part = slice(start, min(start + block, rows))
-        split = _split_woven if woven else _split_lying
-        own[part] = split(a[part], b[part], stack.depth, newest[part])
-        here = np.flatnonzero(linked[part]) + start
-        if not len(here):
-            continue
-        there = following[here]
-        if here[-1] - here[0] == len(here) - 1 and (there == here + 1).all():  # Views will do.
-            linked[here] = _equal_rows(whole[1][here[0] : here[-1] + 1], whole[0][there[0] : there[-1] + 1])
-        else:
-            linked[here] = _equal_rows(whole[1][here], whole[0][there])
+
+    def compare(start: int, stop: int) -> None:
+        for first in range(start, stop, block):
+            part = slice(first, min(first + block, stop))
+            own[part] = split(a[part], b[part], stack.depth, newest[part])
+            here = np.flatnonzero(linked[part]) + first
+            linked[here] = _are_linked(*whole, here, following[here])
+
+    # Bound by reading the caller's memory, of which two threads get more than one.
+    half = rows // 2 if a.nbytes > _BESIDE_BYTES else rows
+    other = beside(lambda: compare(half, rows)) if half < rows else None
+    compare(0, half)
+    if other is not None:
+        other()
     return own, linked
+
+
+def _are_linked(obs: NDArray[Any], new_obs: NDArray[Any], here: Rows, there: Rows) -> NDArray[np.bool_]:
+    """Whether the new_obs of the rows ``here`` are the obs of the rows ``there``, shape (k,)."""
+    if len(here) and here[-1] - here[0] == len(here) - 1 and (there == here + 1).all():  # Views will do.
+        return _equal_rows(new_obs[here[0] : here[-1] + 1], obs[there[0] : there[-1] + 1])
+    return _equal_rows(new_obs[here], obs[there])
 
 
 def _split_woven(

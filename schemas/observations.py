@@ -34,6 +34,7 @@ __all__ = [
 
 STORED = 0
 MISSING = -1
+_STACK_ROWS = 64
 
 Rows = NDArray[np.int64]
 Places = NDArray[np.int32]
@@ -118,10 +119,12 @@ def resolve_links(
 def detect_stack(obs: NDArray[Any], new_obs: NDArray[Any]) -> FrameStack | None:
     """Whether observations look like frame stacks: ``obs`` and ``new_obs`` mostly share all frames but one.
 
-    Rows are compared each with itself and not with the row before, which may be another environment's.
+    Rows are compared each with itself and not with the row before, which may be another environment's; some
+    tell enough.
     """
     if obs.ndim < 4 or len(obs) < 8:
         return None
+    obs, new_obs = obs[:_STACK_ROWS], new_obs[:_STACK_ROWS]
     for axis in (obs.ndim - 2, 0):
         stack = FrameStack(axis, obs.shape[axis + 1])
         if 2 <= stack.depth <= 16 and _overlaps(obs, new_obs, axis).mean() >= 0.5:
