@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,8 +29,10 @@ from rlio.connectors.connector import ActionPipeline, Connector, Pipeline, Strea
 from rlio.connectors.mean_std import MeanStdFilter
 from rlio.connectors.rewards import clip_rewards
 from rlio.envs.horizon import with_horizon
-from rlio.envs.making import EnvLike, make_vector_env
-from rlio.envs.stepping import VectorStep, VectorStepper
+from rlio.envs.making import EnvLike, make_stepper, set_environs
+from rlio.envs.seeding import EpisodeSeeds
+from rlio.envs.stepping import Stepper, VectorStep
+from rlio.envs.sub_envs import SubEnvStepper
 from rlio.episode import Episode
 from rlio.errors import ClosedError, OptionError, StateError, excerpt
 from rlio.interfaces import JsonState
@@ -40,6 +43,7 @@ from rlio.policies.weights import accepts_weights
 from rlio.rollout.acting import Acted, Acting
 from rlio.rollout.callbacks import CallbacksLike, combine, overridden
 from rlio.rollout.config import RolloutConfig
+from rlio.rollout.env_setup import env_setup
 from rlio.rollout.episode_hooks import EpisodeHooks
 from rlio.rollout.episodes import Episodes
 from rlio.rollout.lookback import LookBack
@@ -60,6 +64,7 @@ logger = logging.getLogger("rlio")
 _UNROLLS_A_WORKER = 1 << 40
 # RLlib's bounds of what it calls large: a batch that waits for an episode's end.
 _LARGE_BATCH, _LARGE_FRAGMENTS = 1000, 10
+_ENV_SEED = "env_seed"
 
 
 class EnvRunner:
@@ -68,10 +73,11 @@ class EnvRunner:
     A row is one transition: ``obs, actions, rewards, new_obs, terminateds, truncateds`` and, int64,
     ``eps_id`` (63 random bits), ``t``, ``env_id``, ``agent_index`` (0), ``unroll_id`` (the same for rows of
     one episode in one batch, never used again) and ``weights_seq_no``; the policy's extra columns; and
-    ``infos``, if the config says so. ``new_obs`` is the true next observation, at the end of an episode the
-    final one, in all three of gymnasium's autoreset modes; resets are never recorded as steps. Observations
-    are those that the policy saw, behind the config's connectors; ``actions`` are its own, before the
-    connectors that make of them what the environment gets. Dtypes are the spaces'; rewards are float32.
+    ``infos`` and ``env_seed``, if the config says so. ``new_obs`` is the true next observation, at the end of
+    an episode the final one, in all three of gymnasium's autoreset modes; resets are never recorded as steps.
+    Observations are those that the policy saw, behind the config's connectors; ``actions`` are its own,
+    before the connectors that make of them what the environment gets. Dtypes are the spaces'; rewards are
+    float32.
 
     Of a policy with recurrent state there are also ``state_out_k``, the state after each step, and, one row
     for each sequence of at most ``policy.max_seq_len`` steps, ``seq_lens`` and ``state_in_k``.
@@ -80,7 +86,7 @@ class EnvRunner:
     own: a batch belongs to the caller.
 
     Args:
-        env: What `make_vector_env` takes. The runner closes it, also if it was given as an object.
+        env: What `make_stepper` takes. The runner closes it, also if it was given as an object.
         policy: Acts; bound to the spaces here, if it was not before.
         config: How to step and record; None: the defaults.
         callbacks: What is called while it samples: `RolloutCallbacks`, or several; None: nothing.
@@ -88,18 +94,22 @@ class EnvRunner:
             from the OS, logs it and keeps it in `seeds`.
         worker_index: Makes the seeds and ids of workers with the same ``seed`` different.
         num_workers: Workers in all; 0 for a single one.
+        recreated_worker: Whether the runner takes the place of one that failed: told to functions that make
+            environments.
 
     Attributes:
         config: With numbers in place of what was to be found out.
         callbacks: All of them as one.
         metrics: What is counted.
-        seeds: What everything random was seeded with: ``seed, worker_index, policy, env``.
+        seeds: What everything random was seeded with: ``seed, worker_index, policy``; for the environments
+            see `episode_seed`.
         timesteps: Rows recorded so far.
         steps_dropped: Rows that were recorded but are in no batch: because of a restart, of an environment
             that failed, or of callbacks that do not want them.
 
     Raises:
         OptionError: The environment cannot be made, or the policy cannot act in it.
+        EnvError: The environment is no legal one.
     """
 
     def __init__(
@@ -112,6 +122,7 @@ class EnvRunner:
         seed: int | None = None,
         worker_index: int = 0,
         num_workers: int = 0,
+        recreated_worker: bool = False,
     ) -> None:
         if not isinstance(policy, Policy):
             raise OptionError(f"policy={excerpt(policy)}: expected a Policy, such as RandomPolicy()")
@@ -122,14 +133,16 @@ class EnvRunner:
         self.worker_index, self.num_workers = worker_index, num_workers
         self.timesteps = 0
         self.seeds = _seeds(seed, worker_index)
-        self._given_env = env
+        self._given_env, self._recreated = env, recreated_worker
         self._dropped = 0
         self._counted = 0
         self._unrolls = worker_index * _UNROLLS_A_WORKER
         self._restarts = 0
         self._closed = False
         self._warned = False
-        self._stepper: VectorStepper | None = None
+        self._failures = 0
+        self._stepper: Stepper | None = None
+        set_environs(self.config.extra_python_environs)
         self.make_env()
         try:
             self.config = self.config.resolved(
@@ -151,15 +164,31 @@ class EnvRunner:
         env = self._given_env
         if config.horizon is not None and not config.soft_horizon:
             env = with_horizon(env, config.horizon)
-        self._stepper = VectorStepper(
-            make_vector_env(env, num_envs=config.num_envs, vectorize_mode=config.vectorize_mode)
+        setup = env_setup(
+            config,
+            worker_index=self.worker_index,
+            num_workers=self.num_workers,
+            recreated_worker=self._recreated,
         )
+        self._context = setup.context
+        self._stepper = make_stepper(env, setup)
         self._begun = self._ready = False
+        self._failures = 0
         self.callbacks.on_environment_created(runner=self, env=self._stepper.envs)
         if "on_sub_environment_created" in overridden(self.callbacks):
-            made = getattr(self._stepper.envs, "envs", None) or [None] * self.num_envs
-            for i, sub_env in enumerate(made):
-                self.callbacks.on_sub_environment_created(runner=self, env=sub_env, env_index=i)
+            for i in range(self.num_envs):
+                self._sub_env_created(i)
+            if isinstance(self._stepper, SubEnvStepper):
+                self._stepper.on_made_anew = partial(self._sub_env_created, recreated=True)
+
+    def _sub_env_created(self, env: int, recreated: bool = False) -> None:
+        made = getattr(self.envs, "envs", None)
+        self.callbacks.on_sub_environment_created(
+            runner=self,
+            env=None if made is None else made[env],
+            env_index=env,
+            context=self._context.with_index(env, recreated=recreated),
+        )
 
     def make_module(self) -> None:
         """Bind the policy to the spaces between the connectors, and make room for what it does."""
@@ -207,7 +236,7 @@ class EnvRunner:
     # ---- what it steps ----
 
     @property
-    def _stepping(self) -> VectorStepper:
+    def _stepping(self) -> Stepper:
         assert self._stepper is not None
         return self._stepper
 
@@ -387,8 +416,10 @@ class EnvRunner:
         episodes.begin()
         if hooks is not None:
             hooks.begin(episodes.eps_id)
-        obs = self._stepping.reset(seed=None if self._begun else self._env_seed())
+        seeds = None if self._begun else self._episode_seeds()
         self._begun = True
+        obs = self._stepping.reset(seeds=seeds)
+        self._env_seeds = self._stepping.env_seeds
         self._recorder.start(self._observer.begin(obs) if len(self._observer.pipeline) else obs)
         self._acting.begin()
         if hooks is not None:
@@ -455,11 +486,7 @@ class EnvRunner:
             shown,
             actions=acted.actions,
             extras=acted.extras,
-            scalars={
-                Columns.EPS_ID: episodes.eps_id,
-                Columns.T: episodes.t,
-                Columns.WEIGHTS_SEQ_NO: acted.weights_seq_no,
-            },
+            scalars=self._scalars(step, acted),
             infos=infos,
             ends=ended,
         )
@@ -471,13 +498,26 @@ class EnvRunner:
             )
         if ended.any():
             episodes.end(ended)
-        if step.faulty is not None and step.faulty.any():
+        if step.faulty is not None:
             self._discard(step)
         if self._hooks is not None:
             self._hooks.renew(step, episodes.eps_id)
         if self._tells_policy:
             self._tell_policy(step, ended)
         return ended
+
+    def _scalars(self, step: VectorStep, acted: Acted) -> dict[str, Any]:
+        episodes = self._episodes
+        scalars = {
+            Columns.EPS_ID: episodes.eps_id,
+            Columns.T: episodes.t,
+            Columns.WEIGHTS_SEQ_NO: acted.weights_seq_no,
+        }
+        if self.config.record_env_seeds:
+            scalars[_ENV_SEED] = self._env_seeds
+            if step.starts.any():
+                self._env_seeds = self._stepping.env_seeds
+        return scalars
 
     def _infos(self, step: VectorStep, ended: NDArray[np.bool_]) -> list[dict[str, Any]] | None:
         """The infos of a step, if somebody wants them."""
@@ -596,6 +636,9 @@ class EnvRunner:
         batch = self._postprocessed(batch)
         self.metrics.sampled(self.timesteps - self._counted, weights_seq_no=self.policy.weights_seq_no)
         self._counted = self.timesteps
+        if self._stepping.failures > self._failures:
+            self.metrics.episodes_failed(0, restarts=self._stepping.failures - self._failures)
+            self._failures = self._stepping.failures
         return batch
 
     def _wanted(self, batch: SampleBatch, hooks: EpisodeHooks) -> SampleBatch:
@@ -631,9 +674,14 @@ class EnvRunner:
     def _sequence(self, *key: int) -> np.random.SeedSequence:
         return np.random.SeedSequence(self.seeds["seed"], spawn_key=(self.worker_index, self._restarts, *key))
 
-    def _env_seed(self) -> int:
+    def _episode_seeds(self) -> EpisodeSeeds:
         # From the second start on, others than the first: a restored runner is not to repeat its episodes.
-        return self.seeds["env"] if not self._restarts else _number(self._sequence(0))
+        return EpisodeSeeds(
+            self.seeds["seed"],
+            worker_index=self.worker_index,
+            restart=self._restarts,
+            num_envs=self.num_envs,
+        )
 
     def state_dict(self) -> JsonState:
         """Return seeds, counters and what connectors keep as JSON. Environments cannot be saved: see
@@ -768,13 +816,12 @@ def _seeds(seed: int | None, worker_index: int) -> dict[str, int]:
     assert isinstance(entropy, int)
     if seed is None:
         logger.info("EnvRunner: seed %s, drawn from the OS", entropy)
-    env, policy = np.random.SeedSequence(entropy, spawn_key=(worker_index,)).spawn(2)
-    return {"seed": entropy, "worker_index": worker_index, "policy": _number(policy), "env": _number(env)}
+    _, policy = np.random.SeedSequence(entropy, spawn_key=(worker_index,)).spawn(2)
+    return {"seed": entropy, "worker_index": worker_index, "policy": _number(policy)}
 
 
 def _number(sequence: np.random.SeedSequence) -> int:
-    # 30 bits: some environments take a 32-bit int, and those after the first get seed + 1, seed + 2, ...
-    return int(sequence.generate_state(1)[0] >> 2)
+    return int(sequence.generate_state(1)[0])
 
 
 def _until_last(ended: NDArray[np.bool_], valid: NDArray[np.bool_]) -> NDArray[np.bool_]:
