@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rlio.envs.context import EnvContext
 
-__all__ = ["LENGTH", "Crashing", "Transitions"]
+__all__ = ["LENGTH", "Crashing", "Transitions", "cartpole", "fails_once"]
 
 LENGTH = 5
 
@@ -72,6 +72,11 @@ def fails_once(index: int, *, episode: int, t: int, how: str = "raise") -> Calla
         raise ValueError("the simulator is gone")
 
     return fails
+
+
+def cartpole(index: int, recreated: bool) -> gym.Env[Any, Any]:
+    """An environment of gymnasium's; here, a process that is started anew imports little to find it."""
+    return gym.make("CartPole-v1")
 
 
 class Transitions:

@@ -185,12 +185,16 @@ def _in_processes(make: _Maker, setup: EnvSetup) -> Stepper:
         return env
 
     envs = EnvProcesses(made, num_envs=setup.num_envs, check=setup.check)
-    return ProcessStepper(
-        envs,
-        step_timeout=setup.step_timeout,
-        batch_wait_ms=setup.batch_wait_ms,
-        restarts=setup.restarts,
-    )
+    try:
+        return ProcessStepper(
+            envs,
+            step_timeout=setup.step_timeout,
+            batch_wait_ms=setup.batch_wait_ms,
+            restarts=setup.restarts,
+        )
+    except BaseException:
+        envs.close()
+        raise
 
 
 def _stepper_of(

@@ -68,20 +68,24 @@ class EnvProcesses(VectorEnv[Any, Any, Any]):
             in this process, looked at and closed.
         num_envs: How many.
         check: Check the first reset and the first step of each.
+        start_method: How processes are started; None: `multiprocessing`'s default.
 
     Attributes:
         observations: What each environment showed last, in shared memory; None if they hold objects, which
             come through the pipes.
         seedless: Environments that can be reset without a seed only.
 
-    How processes are started is `multiprocessing`'s default (``multiprocessing.set_start_method``).
-
     Raises:
         Exception: What making one raised.
     """
 
     def __init__(
-        self, make: Callable[[int, bool], gym.Env[Any, Any]], *, num_envs: int, check: bool = False
+        self,
+        make: Callable[[int, bool], gym.Env[Any, Any]],
+        *,
+        num_envs: int,
+        check: bool = False,
+        start_method: str | None = None,
     ) -> None:
         from gymnasium.vector import AutoresetMode
         from gymnasium.vector.utils import batch_space
@@ -99,7 +103,7 @@ class EnvProcesses(VectorEnv[Any, Any, Any]):
         self.observation_space = batch_space(self._spaces[0], num_envs)
         self.action_space = batch_space(self._spaces[1], num_envs)
         self._make, self._check = make, check
-        self._context = multiprocessing.get_context()
+        self._context = multiprocessing.get_context(start_method)
         self._blocks = _shared_blocks(self._spaces[0], num_envs, self._context)
         self.observations = (
             None if self._blocks is None else _buffer_in(self._spaces[0], num_envs, self._blocks)

@@ -1,0 +1,259 @@
+"""Environments in processes: those that are slow do not hold up the others.
+
+Row of RLlib's tables: "remote_worker_envs" with "remote_env_batch_wait_ms", "RemoteBaseEnv".
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from crashing_env import cartpole
+from gymnasium.spaces import Box, Dict, Discrete, Text
+
+from rlio.envs.context import EnvContext
+from rlio.envs.making import EnvSetup, make_stepper
+from rlio.envs.processes import EnvProcesses
+from rlio.envs.seeding import EpisodeSeeds
+from rlio.envs.waiting import ProcessStepper
+from rlio.errors import OptionError
+from rlio.policies.random_policy import RandomPolicy
+from rlio.rollout.config import RolloutConfig
+from rlio.rollout.env_runner import EnvRunner
+
+LENGTH = 7
+
+
+class Echo(gym.Env[Any, Any]):
+    """Observations are (index, episode, t, last action); the reward is the action. May wait in a step."""
+
+    observation_space = Box(-1, 1e6, (4,), np.float32)
+    action_space = Discrete(1000)
+
+    def __init__(self, context: EnvContext) -> None:
+        self.index, self.wait = context.vector_index, context["wait"]
+        self.episode = -1
+
+    def _obs(self, action: int) -> Any:
+        return np.array([self.index, self.episode, self.t, action], np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.episode, self.t = self.episode + 1, 0
+        return self._obs(-1), {}
+
+    def step(self, action: Any) -> Any:
+        self.wait(self)
+        self.t += 1
+        return self._obs(action), float(action), False, self.t == LENGTH, {"action": int(action)}
+
+
+def stepper_of(wait: Callable[[Echo], None], **options: Any) -> ProcessStepper:
+    setup = EnvSetup(num_envs=3, vectorize_mode="async", context=EnvContext({"wait": wait}), **options)
+    stepper = make_stepper(Echo, setup)
+    assert isinstance(stepper, ProcessStepper)
+    return stepper
+
+
+def test_the_ready_ones_go_on_and_the_slow_one_keeps_its_action() -> None:
+    gate = multiprocessing.get_context().Event()
+
+    def wait(env: Echo) -> None:
+        if env.index == 1:
+            gate.wait()
+
+    stepper = stepper_of(wait, batch_wait_ms=0.0)
+    first = np.array(stepper.reset(seeds=EpisodeSeeds(1, num_envs=3)))
+    rows = np.zeros(3, int)
+    for number in range(40):
+        step = stepper.step(np.full(3, 100 + number))
+        assert step.valid is not None
+        assert not step.valid[1]
+        assert not step.starts[1]
+        assert (step.obs[1] == first[1]).all()
+        rows += step.valid
+    assert min(rows[0], rows[2]) >= 1
+    assert rows.sum() >= 40
+    gate.set()
+    for number in range(1000):
+        step = stepper.step(np.full(3, 200 + number))
+        if step.valid is None or step.valid[1]:
+            break
+    # Of all that was sent to it, it got the first.
+    assert step.rewards[1] == 100
+    assert step.obs[1].tolist() == [1, 0, 1, 100]
+    stepper.close()
+
+
+@pytest.mark.parametrize("wait_ms", [None, 0.0, 2.0])
+def test_rows_of_slow_environments_are_exact(wait_ms: float | None) -> None:
+    def wait(env: Echo) -> None:
+        if env.np_random.random() < 0.2:
+            time.sleep(0.003 * env.index)
+
+    config = RolloutConfig(
+        num_envs=4,
+        vectorize_mode="async",
+        rollout_fragment_length=60,
+        remote_env_batch_wait_ms=wait_ms,
+        env_config={"wait": wait},
+        record_infos=True,
+    )
+    runner = EnvRunner(Echo, RandomPolicy(), config=config, seed=0)
+    batches = [runner.run() for _ in range(2)]
+    runner.stop()
+    for batch in batches:
+        assert len(batch) == 240
+        assert (batch["rewards"] == batch["actions"]).all()
+        assert (batch["new_obs"][:, 3] == batch["actions"]).all()
+        assert [info["action"] for info in batch["infos"]] == batch["actions"].tolist()
+        assert (batch["obs"][:, 2] == batch["t"]).all()
+        assert (batch["new_obs"][:, 2] == batch["t"] + 1).all()
+        assert (batch["obs"][:, :2] == batch["new_obs"][:, :2]).all()
+        assert (batch["obs"][:, 0] == batch["env_id"]).all()
+        assert (batch["truncateds"] == (batch["t"] == LENGTH - 1)).all()
+    for env in range(4):
+        # One after the other, none missing and none twice.
+        rows = np.concatenate([batch["obs"][batch["env_id"] == env] for batch in batches])
+        number = rows[:, 1] * LENGTH + rows[:, 2]
+        assert number.tolist() == list(range(len(rows)))
+        if wait_ms is None:
+            assert len(rows) == 120
+
+
+def test_what_is_asked_meanwhile_loses_no_step() -> None:
+    gate = multiprocessing.get_context().Event()
+
+    def wait(env: Echo) -> None:
+        if env.index == 1:
+            gate.wait()
+
+    stepper = stepper_of(wait, batch_wait_ms=0.0)
+    stepper.reset()
+    step = stepper.step(np.full(3, 5))
+    gate.set()
+    assert stepper.envs.get_attr("index") == (0, 1, 2)
+    stepper.envs.set_attr("index", [10, 11, 12])
+    seen = {}
+    for _ in range(100):
+        step = stepper.step(np.full(3, 6))
+        if step.valid is None or step.valid[1]:
+            seen[1] = step.rewards[1], step.obs[1].copy()
+            break
+    assert seen[1][0] == 5
+    assert seen[1][1].tolist() == [1, 0, 1, 5]
+    assert stepper.envs.call("get_wrapper_attr", "index") == (10, 11, 12)
+    stepper.close()
+
+
+def test_a_new_beginning_waits_for_steps_under_way() -> None:
+    stepper = stepper_of(lambda env: time.sleep(0.01 * env.index), batch_wait_ms=0.0)
+    stepper.reset()
+    for _ in range(3):
+        stepper.step(np.full(3, 5))
+        obs = stepper.reset()
+        assert obs[:, 2].tolist() == [0, 0, 0]
+    assert obs[:, 1].tolist() == [3, 3, 3]
+    stepper.close()
+
+
+def test_observations_of_any_kind_come_through() -> None:
+    class Mixed(gym.Env[Any, Any]):
+        observation_space = Dict(text=Text(9), image=Box(0, 255, (3, 2), np.uint8), n=Discrete(9))
+        action_space = Dict(a=Discrete(5), b=Box(-1, 1, (2,)))
+
+        def _obs(self) -> Any:
+            return {"text": "x" * self.t, "image": np.full((3, 2), self.t, np.uint8), "n": self.t}
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            self.t = 1
+            return self._obs(), {}
+
+        def step(self, action: Any) -> Any:
+            self.t += int(action["a"])
+            return self._obs(), 0.0, self.t > 6, False, {}
+
+    for mode in ("sync", "async"):
+        stepper = make_stepper(Mixed, EnvSetup(num_envs=2, vectorize_mode=mode))
+        obs = stepper.reset()
+        assert obs["text"].tolist() == ["x", "x"]
+        step = stepper.step({"a": np.array([1, 2]), "b": np.zeros((2, 2), np.float32)})
+        assert step.obs["text"].tolist() == ["xx", "xxx"]
+        assert step.obs["image"][:, 0, 0].tolist() == [2, 3] == step.obs["n"].tolist()
+        step = stepper.step({"a": np.array([1, 4]), "b": np.zeros((2, 2), np.float32)})
+        ((env, final),) = step.finals
+        assert env == 1
+        assert {str(leaf) for leaf in final if not isinstance(leaf, np.ndarray)} == {"xxxxxxx", "7"}
+        assert step.obs["n"].tolist() == [3, 1]
+        stepper.close()
+
+
+def test_times_below_zero_are_refused() -> None:
+    with pytest.raises(OptionError, match="batch_wait_ms=-1"):
+        stepper_of(lambda env: None, batch_wait_ms=-1.0)
+    with pytest.raises(OptionError, match="env_step_timeout=-1"):
+        RolloutConfig(vectorize_mode="async", env_step_timeout=-1.0)
+    with pytest.raises(OptionError, match="vectorize_mode='async'"):
+        RolloutConfig(remote_env_batch_wait_ms=0.0)
+
+
+def test_processes_end_with_their_environments() -> None:
+    def running() -> set[str]:
+        return {child.name for child in multiprocessing.active_children()}
+
+    before = running()
+    stepper = stepper_of(lambda env: None)
+    assert len(running() - before) == 3
+    stepper.close()
+    stepper.close()
+    assert running() == before
+
+
+def test_an_environment_that_cannot_be_made_there_is_an_option_error_and_leaves_no_process() -> None:
+    before = set(multiprocessing.active_children())
+
+    def make(context: EnvContext) -> gym.Env[Any, Any]:
+        if context.vector_index == 2:
+            raise ValueError("port in use")
+        return Echo(EnvContext({**context, "wait": None}, vector_index=context.vector_index))
+
+    with pytest.raises(OptionError, match="port in use"):
+        make_stepper(make, EnvSetup(num_envs=3, vectorize_mode="async"))
+    assert set(multiprocessing.active_children()) == before
+
+
+class Unpicklable(Exception):
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+def test_errors_and_infos_that_cannot_be_pickled_are_told_all_the_same() -> None:
+    class Odd(Echo):
+        def step(self, action: Any) -> Any:
+            if action == 1:
+                raise Unpicklable(1, 2)
+            return *super().step(action)[:4], {"lambda": lambda: None}
+
+    context = EnvContext({"wait": lambda env: None})
+    stepper = make_stepper(Odd, EnvSetup(vectorize_mode="async", context=context))
+    for action, message in ((1, "Unpicklable: '1 and 2'"), (0, "pickle")):
+        stepper.reset()
+        with pytest.raises(RuntimeError, match=message):
+            stepper.step(np.array([action]))
+    stepper.close()
+
+
+def test_environments_in_processes_that_were_started_otherwise() -> None:
+    """What is sent to a process does not need to be inherited."""
+    envs = EnvProcesses(cartpole, num_envs=2, start_method="spawn")
+    stepper = ProcessStepper(envs)
+    obs = np.array(stepper.reset(seed=3))
+    alone, _ = gym.make("CartPole-v1").reset(seed=4)
+    assert (obs[1] == alone).all()
+    assert stepper.step(np.array([0, 1])).rewards.tolist() == [1.0, 1.0]
+    stepper.close()
