@@ -13,13 +13,17 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from inspect import signature
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
+import numpy as np
+
 from rlio.columns import DEFAULT_POLICY_ID
+from rlio.connectors.mean_std import MeanStdFilter
+from rlio.envs.context import EnvContext
 from rlio.envs.making import EnvLike
 from rlio.errors import OptionError, StateError, excerpt
 from rlio.interfaces import Batch, InputReader, IOContext, JsonState
@@ -35,6 +39,7 @@ from rlio.resolve import resolve_input, resolve_output
 from rlio.rollout.callbacks import CallbacksLike, combine, overridden
 from rlio.rollout.config import RolloutConfig
 from rlio.rollout.env_runner import EnvRunner
+from rlio.rollout.metrics import RolloutMetrics
 from rlio.rollout.network import find_free_port, get_host, get_node_ip
 from rlio.rollout.offline import offline_functions, refuse_same_root
 from rlio.rollout.policy_group import MappingFn, PoliciesToTrain, PolicyGroup
@@ -47,6 +52,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _STATE_VERSION = 1
+# In the tree of seeds, runners use (worker, restart, 0 to 2).
+_SGD = 1 << 20
 
 
 class RolloutWorker(InputReader):
@@ -122,6 +129,8 @@ class RolloutWorker(InputReader):
         self.runner: EnvRunner | None = None
         self._setup = policy_setup if policy_setup is not None else PolicySetup()
         self._lock = threading.RLock()
+        self._place = (worker_index, num_workers)
+        self._entropy = np.random.SeedSequence(seed).entropy
         self._records_live = output is not None and record == "live"
         self._has_sampler = False
         # Whatever was opened is closed again where a later part fails.
@@ -136,9 +145,7 @@ class RolloutWorker(InputReader):
                 callbacks=self.callbacks,
             )
             if env is not None:
-                self.runner = EnvRunner(
-                    env, self.policy, config=self.rollout, seed=seed, worker_index=worker_index
-                )
+                self.runner = self._make_runner(env, seed)
                 opened.callback(self.runner.stop)
             context = IOContext(
                 worker_index=worker_index,
@@ -160,14 +167,37 @@ class RolloutWorker(InputReader):
             opened.pop_all()
         self.replayable, self.unit = self.reader.replayable, self.reader.unit
 
+    def _make_runner(self, env: EnvLike, seed: int | None) -> EnvRunner:
+        if self._setup.policy_states_are_swappable:
+            raise OptionError(
+                "policy_states_are_swappable=True with one agent: its policy is always in memory, and would "
+                "become another one"
+            )
+        worker_index, num_workers = self._place
+        runner = EnvRunner(
+            env,
+            self.policy,
+            config=self.rollout,
+            callbacks=self.callbacks,
+            seed=seed,
+            worker_index=worker_index,
+            num_workers=num_workers,
+        )
+        spaces = runner.observation_space, runner.action_space
+        self.group.foreach_policy(lambda policy, _: policy.is_bound or policy.bind(*spaces, seed))
+        return runner
+
     def _made_by(self) -> dict[str, Any]:
         """What a data set's provenance says of this worker."""
         kinds = self.group.foreach_policy(lambda policy, policy_id: (policy_id, type(policy).__name__))
         single = self.group.is_single
-        made_by = {"policy": kinds[0][1] if single else ", ".join(f"{i}: {kind}" for i, kind in kinds)}
+        names = kinds[0][1] if single else ", ".join(f"{policy_id}: {kind}" for policy_id, kind in kinds)
+        made_by: dict[str, Any] = {"policy": names}
         if self.runner is None:
             return made_by
-        return made_by | {"env": self.runner.env_id, "seed": self.runner.seeds["seed"]}
+        made_by |= {"env": self.runner.env_id, "seed": self.runner.seeds["seed"]}
+        # What was preprocessed is not to be preprocessed again by whoever reads it.
+        return made_by | ({"observations": "preprocessed"} if self.rollout.observation_connectors else {})
 
     def _sampler(self) -> InputReader:
         """The input ``"sampler"``: what it gives is recorded before it can be mixed with anything."""
@@ -185,7 +215,7 @@ class RolloutWorker(InputReader):
         return FirstBatchForever(sampler) if self.rollout.fake_sampler else sampler
 
     def _open(self, source: Any, context: IOContext) -> InputReader:
-        functions = offline_functions(self.rollout, self.policy)
+        functions = offline_functions(self.rollout, self.group.policies)
         if self._hears_samples:
             functions.append(self._sampled)
         wrap = (lambda reader: MappedInput(reader, *functions)) if functions else None
@@ -350,6 +380,38 @@ class RolloutWorker(InputReader):
         """Let the policies learn on ``batch``; see `PolicyGroup.learn_on_batch`."""
         return self.group.learn_on_batch(batch)
 
+    def sample_and_learn(
+        self,
+        expected_batch_size: int | None = None,
+        *,
+        num_sgd_iter: int = 1,
+        sgd_minibatch_size: int = 0,
+        standardize_fields: Collection[str] = (),
+    ) -> tuple[dict[str, Any], int]:
+        """Sample a batch, and let the policies learn on it in shuffled parts.
+
+        Args:
+            expected_batch_size: Environment steps, exactly; None: the input's own size.
+            num_sgd_iter: Passes over the batch.
+            sgd_minibatch_size: Rows of a part; 0: all at once.
+            standardize_fields: Columns that are brought to mean 0 and standard deviation 1 first.
+
+        Returns:
+            What was measured, see `PolicyGroup.do_minibatch_sgd`; and how many environment steps there were.
+        """
+        batch = self.sample(expected_batch_size)
+        updates = sum(self.group.num_grad_updates.values())
+        # Another order each time, and after a restore the ones that would have come.
+        order = np.random.SeedSequence(self._entropy, spawn_key=(self._place[0], _SGD, updates))
+        stats = self.group.do_minibatch_sgd(
+            batch,
+            seed=np.random.default_rng(order),
+            num_sgd_iter=num_sgd_iter,
+            sgd_minibatch_size=sgd_minibatch_size,
+            standardize_fields=standardize_fields,
+        )
+        return stats, batch.count
+
     def compute_gradients(self, batch: Batch) -> tuple[dict[str, Any], dict[str, Any]]:
         """Gradients, and what was measured; see `PolicyGroup.compute_gradients`."""
         return self.group.compute_gradients(batch)
@@ -412,6 +474,63 @@ class RolloutWorker(InputReader):
         """Store a policy's state in a folder, for `Policy.load`; see `Policy.save`."""
         self.group.for_policy(lambda policy: policy.save(folder), policy_id)
 
+    # ---- environments ----
+
+    def foreach_env(self, func: Callable[[Any], T]) -> list[T]:
+        """``func(env)`` for each environment of the runner, and what that gave; [] without a runner.
+
+        Raises:
+            OptionError: They live in other processes, or are one native vector environment.
+        """
+        return [func(env) for env in self._sub_envs()]
+
+    def foreach_env_with_context(self, func: Callable[[Any, EnvContext], T]) -> list[T]:
+        """The same with what each environment's maker was told: ``func(env, context)``."""
+        worker_index, num_workers = self._place
+        context = EnvContext(self.rollout.env_config, worker_index=worker_index, num_workers=num_workers)
+        return [func(env, context.with_index(i)) for i, env in enumerate(self._sub_envs())]
+
+    def _sub_envs(self) -> list[Any]:
+        if self.runner is None:
+            return []
+        envs: Any = self.runner.envs
+        found = envs if isinstance(envs, list) else getattr(envs, "envs", None)
+        if found is None:
+            raise OptionError(
+                f"the environments of {type(envs).__name__} are not in this process one by one: "
+                "use worker.runner.envs, which is it"
+            )
+        return list(found)
+
+    def assert_healthy(self) -> None:
+        """Raise unless the worker can sample.
+
+        Raises:
+            ClosedError: It, or its runner, is stopped.
+        """
+        self._check_open()
+        if self.runner is not None:
+            self.runner.assert_healthy()
+
+    def get_metrics(self) -> RolloutMetrics:
+        """What the runner has counted since the last call; nothing without one."""
+        return RolloutMetrics() if self.runner is None else self.runner.get_metrics()
+
+    def get_filters(self, *, flush_after: bool = False) -> dict[str, list[MeanStdFilter]]:
+        """Copies of the runner's filters, by policy id; see `EnvRunner.get_filters`."""
+        return {} if self.runner is None else self.runner.get_filters(flush_after=flush_after)
+
+    def sync_filters(self, filters: Mapping[str, Sequence[MeanStdFilter]]) -> None:
+        """Make the runner's filters equal to ``filters``; see `EnvRunner.sync_filters`.
+
+        Raises:
+            OptionError: There is no runner.
+            StateError: There are more or fewer of them.
+        """
+        if self.runner is None:
+            raise OptionError("this worker has no environment, and so no filters")
+        self.runner.sync_filters(filters)
+
     # ---- this worker, and this machine ----
 
     def apply(self, func: Callable[Concatenate[RolloutWorker, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -421,9 +540,7 @@ class RolloutWorker(InputReader):
     def get_spaces(self) -> dict[str, Spaces]:
         """Policy id -> its spaces; and, under ``"__env__"``, those of the environment."""
         spaces = dict(self.group.foreach_policy(_spaces_of))
-        if self.runner is not None:
-            spaces["__env__"] = (self.runner.observation_space, self.runner.action_space)
-        return spaces
+        return spaces if self.runner is None else spaces | self.runner.get_spaces()
 
     def lock(self) -> None:
         """Wait until no other thread has this lock, and take it. Nothing here takes it by itself."""
@@ -467,8 +584,9 @@ class RolloutWorker(InputReader):
         """All that decides what the worker does next, as arrays and what JSON takes.
 
         Its components are ``policies`` (how to make them, and their states), ``policy_mapping_fn``,
-        ``policies_to_train``, ``global_vars`` and ``position`` (`state_dict`: of readers, and of the runner
-        with its filters). Functions and classes travel by name; see `PolicyGroup.get_state`.
+        ``policies_to_train``, ``global_vars``, ``position`` (`state_dict`: of readers, and of the runner with
+        its filters) and ``metrics`` (what was counted over the lifetime). Functions and classes travel by
+        name; see `PolicyGroup.get_state`.
 
         Args:
             components: Those that are asked for; None: all.
@@ -479,6 +597,8 @@ class RolloutWorker(InputReader):
             OptionError: There is no such component.
         """
         state = self.group.get_state(trainable_only=trainable_only) | {"position": self.state_dict()}
+        if self.runner is not None:
+            state["metrics"] = self.runner.metrics.state_dict()
         return select_components(state, components, not_components)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -494,6 +614,8 @@ class RolloutWorker(InputReader):
         self.group.set_state(state)
         if "position" in state:
             self.load_state_dict(state["position"])
+        if "metrics" in state and self.runner is not None:
+            self.runner.metrics.load_state_dict(state["metrics"])
 
     def save(
         self,

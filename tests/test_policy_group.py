@@ -186,8 +186,6 @@ def test_nobody_knows_a_policy_that_was_removed() -> None:
             ask("odd")
     with pytest.raises(OptionError, match="there is no policy 'odd'"):
         group.learn_on_batch(BOTH)
-    with pytest.raises(OptionError, match="gives the policy 'odd' to agent 1"):
-        group.policy_for(1)
     group.add("odd", SPEC)
     assert weight(group, "odd") == 0.0
     assert group.get_global_vars().num_grad_updates_per_policy["odd"] == 0
@@ -236,9 +234,16 @@ def test_what_cannot_be_meant_is_refused(options: dict[str, Any], message: str) 
 def test_the_mapping_may_change() -> None:
     """Row "set_policy_mapping_fn"."""
     group = group_of(policy_mapping_fn=even_odd)
-    assert (group.policy_for(0), group.policy_for(1)) == ("even", "odd")
-    group.set_policy_mapping_fn(lambda agent_id, episode, **kwargs: "odd")
-    assert group.policy_for(0) == "odd"
+    assert group.policy_mapping_fn is even_odd
+    group.set_policy_mapping_fn(only_even)
+    assert group.policy_mapping_fn is only_even
+    state = group.get_state()
+    group.set_policy_mapping_fn(None)
+    default = group.get_state()
+    group.set_state(state)
+    assert group.policy_mapping_fn is only_even
+    group.set_state(default)
+    assert group.policy_mapping_fn is None
 
 
 # ---- weights and numbers that are shared ----
@@ -285,7 +290,7 @@ def test_a_state_makes_the_policies_that_are_missing(tmp_path: Path) -> None:
     other = group_of("even")
     other.set_state(load_state(tmp_path))
     assert [weight(other, name) for name in ("even", "odd")] == [2.0, 5.0]
-    assert other.policy_for(1) == "odd"
+    assert other.policy_mapping_fn is even_odd
     assert other.get_policies_to_train() == {"even"}
     assert other.num_grad_updates["even"] == 1
     assert other.get("even").weights_seq_no == 1

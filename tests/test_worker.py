@@ -288,7 +288,7 @@ def test_logged_trajectories_are_postprocessed_if_asked_for() -> None:
             return MultiAgentBatch({"a": super()._next()}, 8)
 
     worker = RolloutWorker(Pushes, Marks(), input=Several(), rollout=RolloutConfig(postprocess_inputs=True))
-    with pytest.raises(OptionError, match="one policy"):
+    with pytest.raises(OptionError, match="rows of the policy 'a'"):
         worker.sample()
 
 

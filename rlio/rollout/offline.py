@@ -2,12 +2,14 @@
 
 Example:
     >>> from gymnasium.spaces import Box
+    >>> from rlio.batch import SampleBatch
     >>> from rlio.policies.random_policy import RandomPolicy
     >>> from rlio.rollout.config import RolloutConfig
     >>> policy = RandomPolicy()
     >>> policy.bind(Box(-1.0, 1.0, (3,)), Box(-2.0, 2.0, (1,)), seed=0)
-    >>> offline_functions(RolloutConfig(normalize_actions=True), policy)
-    [NormalizeActions(space=Box(-2.0, 2.0, (1,), float32))]
+    >>> (scale,) = offline_functions(RolloutConfig(normalize_actions=True), {"default_policy": policy})
+    >>> scale(SampleBatch(actions=[[2.0], [-1.0]]))["actions"].ravel().tolist()
+    [1.0, -0.5]
 """
 
 from __future__ import annotations
@@ -15,48 +17,113 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from rlio.actions import ClipActions, NormalizeActions
-from rlio.batch import MultiAgentBatch, concat_samples
+from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
+from rlio.columns import DEFAULT_POLICY_ID, Columns
 from rlio.errors import OptionError, excerpt
 from rlio.interfaces import Batch
 from rlio.policies.policy import Policy
 from rlio.rollout.config import RolloutConfig
 from rlio.storage.paths import locate
 
-__all__ = ["PostprocessInputs", "offline_functions", "refuse_same_root"]
+__all__ = ["AdaptActions", "PostprocessInputs", "offline_functions", "refuse_same_root"]
+
+#: Agent's number in an episode -> policy id and rows.
+_Agents: TypeAlias = dict[int, tuple[str, SampleBatch]]
+
+
+@dataclass(frozen=True)
+class AdaptActions:
+    """Clips or scales logged actions to the action space of the policy that they are of.
+
+    Attributes:
+        policies: By id; a batch that is none of several policies' is ``default_policy``'s.
+        how: `ClipActions` or `NormalizeActions`.
+    """
+
+    policies: Mapping[str, Policy]
+    how: type[ClipActions] | type[NormalizeActions]
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Return ``batch`` with adapted actions; ``batch`` is not changed.
+
+        Raises:
+            OptionError: It has rows of an unknown policy.
+        """
+        if isinstance(batch, SampleBatch):
+            return self.how(_known(self.policies, DEFAULT_POLICY_ID).action_space)(batch)
+        adapted = {
+            policy_id: self.how(_known(self.policies, policy_id).action_space)(rows)
+            for policy_id, rows in batch.items()
+        }
+        return MultiAgentBatch(adapted, batch.env_steps())
 
 
 @dataclass(frozen=True)
 class PostprocessInputs:
-    """Puts each episode's rows, or chunk of them, of a batch through the policy's ``postprocess_trajectory``.
+    """Puts each agent's rows of each episode, or chunk of one, through ``postprocess_trajectory``.
 
     Attributes:
-        policy: The policy.
+        policies: By id; a batch that is none of several policies' is ``default_policy``'s.
     """
 
-    policy: Policy
+    policies: Mapping[str, Policy]
 
     def __call__(self, batch: Batch) -> Batch:
-        """Return the postprocessed batch; ``batch`` is not changed.
+        """Return the postprocessed batch, agent by agent; ``batch`` is not changed.
 
         Raises:
-            OptionError: The batch is of several policies.
+            OptionError: The batch has rows of an unknown policy.
         """
-        if isinstance(batch, MultiAgentBatch):
-            raise OptionError(
-                f"postprocess_inputs=True: the input has rows of the policies {excerpt(list(batch))}, and "
-                "there is one policy to postprocess them; read one policy's rows"
-            )
-        parts = batch.split_by_episode()
-        if not parts:
-            return batch
-        # Copies: the policy may change what it gets, and these are views of the reader's batch.
-        return concat_samples([self.policy.postprocess_trajectory(part.copy()) for part in parts])
+        # Copies: the policy may change what it gets, and what is read may be views.
+        if isinstance(batch, SampleBatch):
+            return _known(self.policies, DEFAULT_POLICY_ID).postprocess_batch(batch.copy())
+        episodes: dict[Any, _Agents] = {}
+        for policy_id, rows in batch.items():
+            _known(self.policies, policy_id)
+            for key, part in _trajectories(rows):
+                # Agents without a number, and chunks of one agent, are told apart by their order.
+                agents = episodes.setdefault(key[0], {})
+                agents[key[1] if key[1] not in agents else -1 - len(agents)] = (policy_id, part)
+        made: dict[str, list[SampleBatch]] = {policy_id: [] for policy_id in batch}
+        for agents in episodes.values():
+            for agent, (policy_id, part) in agents.items():
+                others = {other: rows for other, rows in agents.items() if other != agent}
+                policy = self.policies[policy_id]
+                made[policy_id].append(policy.postprocess_trajectory(part.copy(), others))
+        joined = {policy_id: concat_samples(parts) for policy_id, parts in made.items() if parts}
+        return MultiAgentBatch(dict(batch.items()) | joined, batch.env_steps())
 
 
-def offline_functions(config: RolloutConfig, policy: Policy) -> list[Callable[[Batch], Batch]]:
+def _known(policies: Mapping[str, Policy], policy_id: str) -> Policy:
+    try:
+        return policies[policy_id]
+    except KeyError:
+        raise OptionError(
+            f"the input has rows of the policy {excerpt(policy_id)}, and known are "
+            f"{excerpt(list(policies))}: give the worker a policy of this id, or read other rows"
+        ) from None
+
+
+def _trajectories(rows: SampleBatch) -> Iterator[tuple[tuple[Any, int], SampleBatch]]:
+    """The rows of each agent of each episode, with the episode's id and the agent's number."""
+    for part in rows.split_by_episode():
+        episode = part[Columns.EPS_ID][0] if Columns.EPS_ID in part else object()
+        if Columns.AGENT_INDEX not in part:
+            yield (episode, 0), part
+            continue
+        numbers = np.asarray(part[Columns.AGENT_INDEX])
+        for number in np.unique(numbers).tolist():
+            yield (episode, number), part[numbers == number]
+
+
+def offline_functions(
+    config: RolloutConfig, policies: Mapping[str, Policy]
+) -> list[Callable[[Batch], Batch]]:
     """The functions for `MappedInput` that bring what was read into the form of what is sampled.
 
     Actions are clipped to the action space, and scaled to [-1, 1], as ``config`` says; then trajectories are
@@ -65,11 +132,11 @@ def offline_functions(config: RolloutConfig, policy: Policy) -> list[Callable[[B
     functions: list[Callable[[Batch], Batch]] = []
     # In this order: the bounds are those of actions that are not scaled yet.
     if config.clip_actions and not config.actions_in_input_normalized:
-        functions.append(ClipActions(policy.action_space))
+        functions.append(AdaptActions(policies, ClipActions))
     if config.normalize_actions and not config.actions_in_input_normalized:
-        functions.append(NormalizeActions(policy.action_space))
+        functions.append(AdaptActions(policies, NormalizeActions))
     if config.postprocess_inputs:
-        functions.append(PostprocessInputs(policy))
+        functions.append(PostprocessInputs(policies))
     return functions
 
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias, TypeVar, cast
 
+import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch import MultiAgentBatch, SampleBatch
@@ -31,6 +32,7 @@ from rlio.policies.names import callable_name, load_callable
 from rlio.policies.policy import Policy, PolicyState
 from rlio.policies.policy_map import PolicyMap
 from rlio.policies.policy_spec import PolicySpec, Spaces
+from rlio.policies.sgd import do_minibatch_sgd
 from rlio.policies.weights import GlobalVars, update_weights
 from rlio.rollout.callbacks import RolloutCallbacks, overridden
 
@@ -46,13 +48,9 @@ MappingFn: TypeAlias = Callable[..., str]
 #: Ids of policies, or a function of policy id and batch (None where there is none yet); None: all of them.
 PoliciesToTrain: TypeAlias = Collection[str] | Callable[[str, Batch | None], bool] | None
 
-#: In states: all policies learn. No name of a function, which has a colon.
-_ALL = "all"
-
-
-def only_default_policy(agent_id: Any, episode: Any = None, **kwargs: Any) -> str:
-    """The mapping where there is one policy: it acts for everybody."""
-    return DEFAULT_POLICY_ID
+#: In states: there is no function. Names of functions have a colon.
+_DEFAULT = "default"
+_UPDATES = "num_grad_updates_lifetime"
 
 
 class PolicyGroup:
@@ -63,7 +61,8 @@ class PolicyGroup:
 
     Args:
         policies: The policies.
-        policy_mapping_fn: Agent id and episode -> policy id; None: ``default_policy`` acts for all.
+        policy_mapping_fn: Agent id and episode -> policy id; None: the runner's default. It is kept here and
+            followed by runners.
         policies_to_train: Those that learn; None: all.
         callbacks: ``on_create_policy`` and ``on_learn_on_batch`` are called here.
 
@@ -85,15 +84,14 @@ class PolicyGroup:
         callbacks: RolloutCallbacks | None = None,
     ) -> None:
         self.policies = policies
-        self.policy_mapping_fn: MappingFn = only_default_policy
+        self.policy_mapping_fn: MappingFn | None = None
         self.num_grad_updates: Counter[str] = Counter()
         self.timestep = 0
         self._callbacks = callbacks if callbacks is not None else RolloutCallbacks()
         self._hooks = overridden(self._callbacks)
         self._to_train: frozenset[str] | Callable[[str, Batch | None], bool] | None = None
         self.set_policies_to_train(policies_to_train)
-        if policy_mapping_fn is not None:
-            self.set_policy_mapping_fn(policy_mapping_fn)
+        self.set_policy_mapping_fn(policy_mapping_fn)
 
     # ---- who is there ----
 
@@ -184,27 +182,13 @@ class PolicyGroup:
 
     # ---- who acts, who learns ----
 
-    def policy_for(self, agent_id: Any, episode: Any = None, **kwargs: Any) -> str:
-        """The policy id for an agent, by the mapping of now: runners ask here, and so follow its changes.
-
-        Raises:
-            OptionError: The mapping gives an unknown policy.
-        """
-        policy_id = self.policy_mapping_fn(agent_id, episode, **kwargs)
-        if policy_id not in self.policies:
-            raise OptionError(
-                f"policy_mapping_fn gives the policy {excerpt(policy_id)} to agent {excerpt(agent_id)}: "
-                f"known are {excerpt(list(self.policies))}"
-            )
-        return policy_id
-
-    def set_policy_mapping_fn(self, policy_mapping_fn: MappingFn) -> None:
-        """Give agents other policies, from each one's next episode on.
+    def set_policy_mapping_fn(self, policy_mapping_fn: MappingFn | None) -> None:
+        """Give agents other policies, in episodes that begin from now on.
 
         Raises:
             OptionError: It is no function.
         """
-        if not callable(policy_mapping_fn):
+        if policy_mapping_fn is not None and not callable(policy_mapping_fn):
             raise OptionError(
                 f"policy_mapping_fn={excerpt(policy_mapping_fn)}: a function of agent id and episode"
             )
@@ -290,6 +274,41 @@ class PolicyGroup:
             return self._learn(DEFAULT_POLICY_ID, batch) if is_to_train else {}
         return {policy_id: self._learn(policy_id, rows) for policy_id, rows in self.trained_rows(batch)}
 
+    def do_minibatch_sgd(
+        self, batch: Batch, *, seed: int | np.random.Generator | None = None, **options: Any
+    ) -> dict[str, Any]:
+        """Let each policy that is to be trained learn on its rows several times, in shuffled parts.
+
+        Args:
+            batch: As for `learn_on_batch`.
+            seed: Of the orders; None draws one from the OS.
+            options: Of `rlio.policies.sgd.do_minibatch_sgd`: ``num_sgd_iter``, ``sgd_minibatch_size`` and
+                ``standardize_fields``.
+
+        Returns:
+            As `learn_on_batch`, averaged over the parts.
+
+        Raises:
+            OptionError: As `learn_on_batch`, or a number is out of range.
+            MissingColumn: A field to be standardised is absent.
+        """
+        rng = np.random.default_rng(seed)
+        if isinstance(batch, SampleBatch):
+            self._check_known([DEFAULT_POLICY_ID])
+            is_to_train = self.is_policy_to_train(DEFAULT_POLICY_ID, batch)
+            return self._sgd(DEFAULT_POLICY_ID, batch, rng, options) if is_to_train else {}
+        return {
+            policy_id: self._sgd(policy_id, rows, rng, options)
+            for policy_id, rows in self.trained_rows(batch)
+        }
+
+    def _sgd(
+        self, policy_id: str, rows: SampleBatch, rng: np.random.Generator, options: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        stats = do_minibatch_sgd(lambda part: self._learn(policy_id, part), rows, seed=rng, **options)
+        # A count has no mean.
+        return stats | {_UPDATES: self.num_grad_updates[policy_id]}
+
     def trained_rows(self, batch: MultiAgentBatch) -> list[tuple[str, SampleBatch]]:
         """The policies that learn from ``batch``, each with its rows; those without rows are left out.
 
@@ -310,7 +329,7 @@ class PolicyGroup:
                 self._callbacks.on_learn_on_batch(policy=policy, train_batch=rows, result=result)
             stats = policy.learn_on_batch(rows)
         self.num_grad_updates[policy_id] += 1
-        return {**stats, **result, "num_grad_updates_lifetime": self.num_grad_updates[policy_id]}
+        return {**stats, **result, _UPDATES: self.num_grad_updates[policy_id]}
 
     def compute_gradients(self, batch: Batch) -> tuple[dict[str, Any], dict[str, Any]]:
         """Gradients and what was measured, with ``batch_count``; nothing is changed.
@@ -421,20 +440,16 @@ class PolicyGroup:
         """
         chosen = self.get_policies_to_train() if trainable_only else set(self.policies)
         ordered = [policy_id for policy_id in self.policies if policy_id in chosen]
-        states = self._foreach(ordered, _described)
+        states = self._foreach(ordered, _policy_state)
+        to_train = self._to_train
         return {
             "policies": dict(zip(ordered, states, strict=True)),
-            "policy_mapping_fn": _name_of(self.policy_mapping_fn, "policy_mapping_fn"),
-            "policies_to_train": self._described_to_train(),
+            "policy_mapping_fn": _described(self.policy_mapping_fn, "policy_mapping_fn"),
+            "policies_to_train": sorted(to_train)
+            if isinstance(to_train, frozenset)
+            else _described(to_train, "policies_to_train"),
             "global_vars": self.get_global_vars().to_json(),
         }
-
-    def _described_to_train(self) -> list[str] | str | None:
-        if self._to_train is None:
-            return _ALL
-        if isinstance(self._to_train, frozenset):
-            return sorted(self._to_train)
-        return _name_of(self._to_train, "policies_to_train")
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue from a state of `get_state`, or from some of its components.
@@ -448,11 +463,12 @@ class PolicyGroup:
         """
         for policy_id, described in _mapping(state, "policies").items():
             self._set_policy(policy_id, described)
-        if state.get("policy_mapping_fn") is not None:
-            self.set_policy_mapping_fn(load_callable(state["policy_mapping_fn"]))
+        mapping = state.get("policy_mapping_fn")
+        if mapping is not None:
+            self.set_policy_mapping_fn(None if mapping == _DEFAULT else load_callable(mapping))
         to_train = state.get("policies_to_train")
         if isinstance(to_train, str):
-            self.set_policies_to_train(None if to_train == _ALL else load_callable(to_train))
+            self.set_policies_to_train(None if to_train == _DEFAULT else load_callable(to_train))
         elif to_train is not None:
             self.set_policies_to_train([policy_id for policy_id in to_train if policy_id in self.policies])
         if "global_vars" in state:
@@ -483,7 +499,7 @@ def _by_policy(values: Mapping[str, Any]) -> dict[str, Mapping[str, NDArray[Any]
     return {DEFAULT_POLICY_ID: values}
 
 
-def _described(policy: Policy, policy_id: str) -> dict[str, Any]:
+def _policy_state(policy: Policy, policy_id: str) -> dict[str, Any]:
     spec = None
     if policy.spec is not None:
         given = policy.spec
@@ -496,7 +512,10 @@ def _described(policy: Policy, policy_id: str) -> dict[str, Any]:
     return {"spec": spec, "state": policy.get_state()}
 
 
-def _name_of(function: Callable[..., Any], what: str) -> str | None:
+def _described(function: Callable[..., Any] | None, what: str) -> str | None:
+    """The name of ``function``; None where it has none."""
+    if function is None:
+        return _DEFAULT
     try:
         return callable_name(function)
     except OptionError as error:
