@@ -16,6 +16,7 @@ from rlio._lazy import lazy_exports
 
 __all__ = [
     "DQN",
+    "AsyncInput",
     "BatchBuilder",
     "BehaviourCloning",
     "CacheError",
@@ -30,6 +31,8 @@ __all__ = [
     "EnvError",
     "EnvRunner",
     "Episode",
+    "ExternalEnv",
+    "ExternalRunner",
     "ForeignParquetReader",
     "HoleError",
     "IOContext",
@@ -49,6 +52,8 @@ __all__ = [
     "OutputWriter",
     "ParquetWriter",
     "Policy",
+    "PolicyClient",
+    "PolicyServerInput",
     "PublishError",
     "RandomPolicy",
     "RecordExperience",
@@ -74,6 +79,7 @@ __all__ = [
     "compact",
     "concat_samples",
     "gc",
+    "in_c_order",
     "open_dataset",
     "read",
     "recover",
@@ -91,6 +97,7 @@ if TYPE_CHECKING:
     from rlio.batch_builder import BatchBuilder, MultiAgentBatchBuilder
     from rlio.columns import Columns
     from rlio.dataset import Dataset, open_dataset
+    from rlio.envs.external import ExternalEnv
     from rlio.episode import Episode
     from rlio.errors import (
         CacheError,
@@ -124,6 +131,7 @@ if TYPE_CHECKING:
     from rlio.policies.policy import Policy
     from rlio.policies.random_policy import RandomPolicy
     from rlio.policies.torch_policy import TorchPolicy
+    from rlio.readers.async_input import AsyncInput
     from rlio.readers.d4rl_reader import D4RLReader
     from rlio.readers.dataset_reader import DatasetReader
     from rlio.readers.foreign_parquet import ForeignParquetReader
@@ -135,9 +143,13 @@ if TYPE_CHECKING:
     from rlio.readers.shuffled_input import ShuffledInput
     from rlio.recording import RecordExperience, RecordVectorExperience
     from rlio.replay.store import ReplayStore
+    from rlio.replay.weaving import in_c_order
     from rlio.resolve import read, register_input, register_output
     from rlio.rollout.config import RolloutConfig
     from rlio.rollout.env_runner import EnvRunner
+    from rlio.rollout.external_runner import ExternalRunner
+    from rlio.rollout.policy_client import PolicyClient
+    from rlio.rollout.policy_server import PolicyServerInput
     from rlio.storage.spool import Spool
     from rlio.worker import RolloutWorker
     from rlio.writers.json_writer import JsonWriter
@@ -151,6 +163,7 @@ else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
+            "AsyncInput": "rlio.readers.async_input",
             "BatchBuilder": "rlio.batch_builder",
             "BehaviourCloning": "rlio.policies.behaviour_cloning",
             "CacheError": "rlio.errors",
@@ -166,6 +179,8 @@ else:
             "EnvError": "rlio.errors",
             "EnvRunner": "rlio.rollout.env_runner",
             "Episode": "rlio.episode",
+            "ExternalEnv": "rlio.envs.external",
+            "ExternalRunner": "rlio.rollout.external_runner",
             "ForeignParquetReader": "rlio.readers.foreign_parquet",
             "HoleError": "rlio.errors",
             "IOContext": "rlio.interfaces",
@@ -185,6 +200,8 @@ else:
             "OutputWriter": "rlio.interfaces",
             "ParquetWriter": "rlio.writers.parquet_writer",
             "Policy": "rlio.policies.policy",
+            "PolicyClient": "rlio.rollout.policy_client",
+            "PolicyServerInput": "rlio.rollout.policy_server",
             "PublishError": "rlio.errors",
             "RandomPolicy": "rlio.policies.random_policy",
             "RecordExperience": "rlio.recording",
@@ -209,6 +226,7 @@ else:
             "compact": "rlio.maintenance.compact",
             "concat_samples": "rlio.batch",
             "gc": "rlio.maintenance.gc",
+            "in_c_order": "rlio.replay.weaving",
             "open_dataset": "rlio.dataset",
             "read": "rlio.resolve",
             "recover": "rlio.writers.recovery",

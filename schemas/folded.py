@@ -156,8 +156,8 @@ def _single(split: SplitStack) -> NDArray[Any]:
 def unfold(parts: Sequence[Folded], empty: Empty = empty_array) -> SampleBatch | MultiAgentBatch:
     """The rows of some batches, one after the other, with their stacks.
 
-    Of stacks along the last axis, the frames of a row lie one after the other in memory, as views that are
-    not in C order: to weave them into each other would take many times as long.
+    Of stacks along the last axis, the frames of a row lie one after the other in memory, not in C order:
+    `rlio.in_c_order` weaves them into each other, which takes several times as long.
 
     Args:
         parts: At least one.

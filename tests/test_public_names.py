@@ -25,6 +25,7 @@ INITS = {
 
 # A name that leaves this list breaks somebody's program: the changelog says so, and what to do.
 PUBLIC = [
+    "AsyncInput",
     "BatchBuilder",
     "BehaviourCloning",
     "CacheError",
@@ -40,6 +41,8 @@ PUBLIC = [
     "EnvError",
     "EnvRunner",
     "Episode",
+    "ExternalEnv",
+    "ExternalRunner",
     "ForeignParquetReader",
     "HoleError",
     "IOContext",
@@ -59,6 +62,8 @@ PUBLIC = [
     "OutputWriter",
     "ParquetWriter",
     "Policy",
+    "PolicyClient",
+    "PolicyServerInput",
     "PublishError",
     "RandomPolicy",
     "RecordExperience",
@@ -84,6 +89,7 @@ PUBLIC = [
     "compact",
     "concat_samples",
     "gc",
+    "in_c_order",
     "open_dataset",
     "read",
     "recover",

@@ -8,8 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+import rlio
 from benchmarks import bounds, machine, peers
 from benchmarks.data import Columns, Pong, pong, write_dataset
 from benchmarks.results import Section
@@ -98,7 +97,7 @@ def _cases(name: str, contender: Any) -> list[Case]:
 def _in_c_order(reader: InputReader) -> list[Any]:
     """A batch whose stacks lie as NumPy orders arrays by default, not frame by frame."""
     batch: Any = reader.sample()
-    return [np.ascontiguousarray(batch[name]) for name in ("obs", "new_obs")]
+    return [rlio.in_c_order(batch[name]) for name in ("obs", "new_obs")]
 
 
 def _compare(section: Section) -> None:
