@@ -28,12 +28,13 @@ from rlio.schemas.thrift import (
     LIST,
     STRUCT,
     TEXT,
-    CompactReader,
     encode_int,
     encode_list,
     encode_struct,
     encode_text,
     encode_varint,
+    raw_int,
+    raw_struct,
 )
 
 __all__ = [
@@ -165,27 +166,26 @@ def with_chunks(footer: bytes, whole: bytes, columns: Sequence[str], groups: Seq
         columns: Names of all columns, in order.
         groups: Of each row group, the chunks that pyarrow knows nothing of.
     """
-    fields, all_fields = _fields(footer), _fields(whole)
-    fields[_SCHEMA] = all_fields[_SCHEMA]
-    if _ORDERS in all_fields:
-        fields[_ORDERS] = all_fields[_ORDERS]
-    written = _items(fields[_GROUPS][1])
-    changed = [_with_chunks(group, columns, ours) for group, ours in zip(written, groups, strict=True)]
+    fields, _ = raw_struct(footer, {_GROUPS: {_CHUNKS: None}})
+    whole_fields, _ = raw_struct(whole)
+    fields |= {number: whole_fields[number] for number in (_SCHEMA, _ORDERS) if number in whole_fields}
+    changed = [
+        _with_chunks(group, columns, ours) for group, ours in zip(fields[_GROUPS], groups, strict=True)
+    ]
     fields[_GROUPS] = LIST, encode_list(STRUCT, changed)
     return encode_struct(fields)
 
 
-def _with_chunks(group: bytes, columns: Sequence[str], ours: PlacedChunks) -> bytes:
+def _with_chunks(fields: dict[int, Any], columns: Sequence[str], ours: PlacedChunks) -> bytes:
     """A row group's metadata with our chunks in their places, and in its sizes."""
-    fields = _fields(group)
-    theirs = iter(_items(fields[_CHUNKS][1]))
+    theirs = iter(fields[_CHUNKS])
     chunks = [_chunk(name, *ours[name]) if name in ours else next(theirs) for name in columns]
     fields[_CHUNKS] = LIST, encode_list(STRUCT, chunks)
     for number, more in (
         (_UNPACKED, sum(chunk.unpacked for _, chunk in ours.values())),
         (_PACKED, sum(chunk.packed for _, chunk in ours.values())),
     ):
-        fields[number] = I64, encode_int(_reader(fields[number][1]).integer() + more)
+        fields[number] = I64, encode_int(raw_int(fields[number][1]) + more)
     return encode_struct(fields)
 
 
@@ -205,15 +205,3 @@ def _chunk(name: str, start: int, chunk: ListChunk) -> bytes:
         13: (LIST, encode_list(STRUCT, [encode_struct(page)])),
     }
     return encode_struct({2: (I64, encode_int(0)), 3: (STRUCT, encode_struct(column))})
-
-
-def _reader(data: bytes) -> CompactReader:
-    return CompactReader(data, max_values=1 << 62)  # pyarrow's own bytes: they may be as many as they are.
-
-
-def _fields(struct: bytes) -> dict[int, tuple[int, bytes]]:
-    return _reader(struct).raw_struct()
-
-
-def _items(written: bytes) -> list[bytes]:
-    return _reader(written).raw_list()

@@ -169,8 +169,10 @@ class _Policy:
 
 def _bytes_of(values: NDArray[Any]) -> memoryview:
     """An array's bytes in C order."""
-    flat = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-    return memoryview(flat)  # type: ignore[arg-type]  # NumPy's stubs hide the buffer protocol
+    plain = np.ascontiguousarray(values)
+    if plain.dtype.kind in "mM":  # Of which NumPy gives no buffer.
+        plain = plain.view(np.int64)
+    return memoryview(plain)  # type: ignore[arg-type]  # NumPy's stubs hide the buffer protocol
 
 
 def _read_pool(

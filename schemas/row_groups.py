@@ -138,7 +138,8 @@ def pieces_of(
     if isinstance(batch, MultiAgentBatch):
         return [_joint_pieces(batch, schema)]
     plain = unpadded(batch)
-    text = json.dumps(attributes_of(batch))  # Padding goes, and the length that it gave stays.
+    attributes = attributes_of(batch)  # Padding goes, and the length that it gave stays.
+    text = json.dumps(attributes) if attributes else "{}"
     policy = schema.policies[DEFAULT_POLICY_ID]
     arrays = policy.flatten(plain, policy=DEFAULT_POLICY_ID)
     most = max(_PIECE_STACKS // max(schema.row_bytes, 1) if schema.stacked else len(plain), 1)
@@ -462,7 +463,8 @@ def _cut_rows(
                 before = text_ends[start - 1] if start else 0
                 fits = int(np.searchsorted(text_ends, before + _GROUP_TEXT, side="right"))
                 stop = min(max(fits, start + 1), stop)
-            yield start, stop, {name: values[start:stop] for name, values in arrays.items()}
+            whole = stop - start == rows
+            yield start, stop, arrays if whole else {name: x[start:stop] for name, x in arrays.items()}
             start = stop
 
 

@@ -85,6 +85,15 @@ class PolicySchema:
         return grouped
 
     @cached_property
+    def _arrays(self) -> dict[str, tuple[str, np.dtype[Any], tuple[int, ...]]]:
+        """Columns of one array of numbers -> physical name, dtype and shape of a row: nearly all."""
+        return {
+            column: (leaf.physical, leaf.spec.numpy, leaf.spec.shape)
+            for column, (leaf, *others) in self.columns.items()
+            if not others and not leaf.path and leaf.spec.kind in ("scalar", "list", "bytes")
+        }
+
+    @cached_property
     def per_row(self) -> list[Leaf]:
         """Leaves with one value a row: all but those that are per sequence or derived."""
         return [
@@ -138,6 +147,11 @@ class PolicySchema:
                     f"{sorted(batch.keys())}: give every batch of one writer the same columns",
                     column=column,
                 ) from None
+            if column in self._arrays and type(value) is np.ndarray:
+                name, dtype, shape = self._arrays[column]
+                if value.dtype == dtype and value.shape[1:] == shape:
+                    arrays[name] = value
+                    continue
             self._flatten_column(column, value, wanted, arrays)
         if len(names) != len(batch.keys()):
             extra = sorted(set(batch.keys()) - set(names))

@@ -34,11 +34,14 @@ __all__ = [
     "Field",
     "Fields",
     "RawFields",
+    "RawLists",
     "encode_int",
     "encode_list",
     "encode_struct",
     "encode_text",
     "encode_varint",
+    "raw_int",
+    "raw_struct",
 ]
 
 # Types, as they are written. A bool field is written as 1 or 2, which is its value.
@@ -80,6 +83,8 @@ class Field(NamedTuple):
 Fields: TypeAlias = Mapping[int, Field]
 #: Number of a field, ascending -> its type, and its value as it is written.
 RawFields: TypeAlias = Mapping[int, tuple[int, bytes]]
+#: Number of a field that is a list of structs -> likewise for these, or None.
+RawLists: TypeAlias = "Mapping[int, RawLists | None]"
 
 # No type: any is passed over.
 _UNKNOWN: Final = Field("", 0)
@@ -112,34 +117,6 @@ class CompactReader:
             return self._struct(fields, 0)
         except IndexError:
             raise CorruptData(f"a Thrift struct ends at byte {len(self._data)}, within a value") from None
-
-    def raw_struct(self) -> dict[int, tuple[int, bytes]]:
-        """The struct here, its values as they are written: what `encode_struct` puts together again."""
-        found: dict[int, tuple[int, bytes]] = {}
-        number = 0
-        while head := self._data[self.at]:
-            self.at += 1
-            kind, step = head & 15, head >> 4
-            number = number + step if step else self._zigzag(I16)
-            start = self.at
-            self._skip(kind, 0, is_item=False)
-            found[number] = kind, bytes(self._data[start : self.at])
-        self.at += 1
-        return found
-
-    def raw_list(self) -> list[bytes]:
-        """The items of the list here, as they are written."""
-        kind, size = self._list_head()
-        found = []
-        for _ in range(size):
-            start = self.at
-            self._skip(kind, 0, is_item=True)
-            found.append(bytes(self._data[start : self.at]))
-        return found
-
-    def integer(self) -> int:
-        """The integer here."""
-        return self._zigzag(I64)
 
     def _struct(self, fields: Fields, depth: int) -> dict[str, Any]:
         # The place is kept in a variable, and integers of one byte, which are most, are read here: calls and
@@ -324,6 +301,91 @@ class CompactReader:
         self._left -= values
         if self._left < 0:
             raise UnsafeData(f"more than {self._max} values in a Parquet footer or page header")
+
+
+def raw_struct(data: bytes, lists: RawLists | None = None, *, at: int = 0) -> tuple[dict[int, Any], int]:
+    """A struct that a library of ours has just written, its values as they are written, and where it ends.
+
+    Args:
+        data: Trusted bytes: nothing is checked.
+        lists: Fields that are lists of structs -> likewise for these: such a field is given as a list of raw
+            structs, or of bytes where that is None. Others are (type, bytes), as `encode_struct` takes them.
+        at: Where the struct begins.
+    """
+    found: dict[int, Any] = {}
+    number = 0
+    while head := data[at]:
+        number += head >> 4  # Parquet's fields are never more than 15 apart.
+        kind = head & 15
+        start = at + 1
+        if lists is not None and number in lists:
+            found[number], at = _raw_list(data, start, lists[number])
+        else:
+            at = _end_of(data, start, kind)
+            found[number] = kind, data[start:at]
+    return found, at + 1
+
+
+def _raw_list(data: bytes, at: int, lists: RawLists | None) -> tuple[list[Any], int]:
+    size, at = _size_of_list(data, at)
+    found: list[Any] = []
+    for _ in range(size):
+        if lists is None:
+            start, at = at, _end_of(data, at, STRUCT)
+            found.append(data[start:at])
+        else:
+            item, at = raw_struct(data, lists, at=at)
+            found.append(item)
+    return found, at
+
+
+def _end_of(data: bytes, at: int, kind: int) -> int:
+    """Where a value of a type ends that begins at ``at``."""
+    if kind == STRUCT:
+        # Written out for integers and texts, which nearly all values are: calls are what this costs.
+        while head := data[at]:
+            at += 1
+            kind = head & 15
+            if I16 <= kind <= I64:
+                while data[at] > 127:
+                    at += 1
+                at += 1
+            elif kind == TEXT and data[at] < 128:
+                at += data[at] + 1
+            elif kind > _FALSE:  # The value of a bool is its type.
+                at = _end_of(data, at, kind)
+        return at + 1
+    if kind == LIST:
+        kind = data[at] & 15
+        size, at = _size_of_list(data, at)
+        for _ in range(size):
+            at = _end_of(data, at, kind)
+        return at
+    if kind == TEXT:
+        size, at = _varint(data, at)
+        return at + size
+    if I16 <= kind <= I64:
+        return _varint(data, at)[1]
+    return at + (8 if kind == _DOUBLE else 1)
+
+
+def _size_of_list(data: bytes, at: int) -> tuple[int, int]:
+    size = data[at] >> 4
+    return (size, at + 1) if size < 15 else _varint(data, at + 1)
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while (byte := data[at]) > 127:
+        value |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+    return value | byte << shift, at + 1
+
+
+def raw_int(written: bytes) -> int:
+    """The integer that is written so."""
+    value, _ = _varint(written, 0)
+    return value >> 1 ^ -(value & 1)
 
 
 def encode_struct(fields: RawFields) -> bytes:

@@ -29,6 +29,8 @@ _COLUMNS: dict[str, Any] = {
     "images": np.random.default_rng(0).integers(0, 255, (_ROWS, 24, 24, 3), np.uint8),
     "tensors": np.random.default_rng(0).normal(size=(_ROWS, 2, 3, 4)).astype(np.float16),
     "nothing": np.zeros((_ROWS, 0), np.float32),
+    "dates": _NUMBERS.astype("M8[s]"),
+    "turned": np.asfortranarray(np.arange(3.0 * _ROWS).reshape(_ROWS, 3)).astype(">f8", order="K"),
     "text": np.array(["", "a", "ü", "x" * 300, "\0"]),
     "infos": _texts({}, {"a": 1}, {"b": [1.5, None]}, {"c": "ü"}, {}),
 }
