@@ -16,7 +16,6 @@ from rlio._lazy import lazy_exports
 
 __all__ = [
     "DQN",
-    "AsyncInput",
     "BatchBuilder",
     "BehaviourCloning",
     "CacheError",
@@ -31,8 +30,6 @@ __all__ = [
     "EnvError",
     "EnvRunner",
     "Episode",
-    "ExternalEnv",
-    "ExternalRunner",
     "ForeignParquetReader",
     "HoleError",
     "IOContext",
@@ -52,8 +49,6 @@ __all__ = [
     "OutputWriter",
     "ParquetWriter",
     "Policy",
-    "PolicyClient",
-    "PolicyServerInput",
     "PublishError",
     "RandomPolicy",
     "RecordExperience",
@@ -97,7 +92,6 @@ if TYPE_CHECKING:
     from rlio.batch_builder import BatchBuilder, MultiAgentBatchBuilder
     from rlio.columns import Columns
     from rlio.dataset import Dataset, open_dataset
-    from rlio.envs.external import ExternalEnv
     from rlio.episode import Episode
     from rlio.errors import (
         CacheError,
@@ -131,7 +125,6 @@ if TYPE_CHECKING:
     from rlio.policies.policy import Policy
     from rlio.policies.random_policy import RandomPolicy
     from rlio.policies.torch_policy import TorchPolicy
-    from rlio.readers.async_input import AsyncInput
     from rlio.readers.d4rl_reader import D4RLReader
     from rlio.readers.dataset_reader import DatasetReader
     from rlio.readers.foreign_parquet import ForeignParquetReader
@@ -147,9 +140,6 @@ if TYPE_CHECKING:
     from rlio.resolve import read, register_input, register_output
     from rlio.rollout.config import RolloutConfig
     from rlio.rollout.env_runner import EnvRunner
-    from rlio.rollout.external_runner import ExternalRunner
-    from rlio.rollout.policy_client import PolicyClient
-    from rlio.rollout.policy_server import PolicyServerInput
     from rlio.storage.spool import Spool
     from rlio.worker import RolloutWorker
     from rlio.writers.json_writer import JsonWriter
@@ -163,7 +153,6 @@ else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "AsyncInput": "rlio.readers.async_input",
             "BatchBuilder": "rlio.batch_builder",
             "BehaviourCloning": "rlio.policies.behaviour_cloning",
             "CacheError": "rlio.errors",
@@ -179,8 +168,6 @@ else:
             "EnvError": "rlio.errors",
             "EnvRunner": "rlio.rollout.env_runner",
             "Episode": "rlio.episode",
-            "ExternalEnv": "rlio.envs.external",
-            "ExternalRunner": "rlio.rollout.external_runner",
             "ForeignParquetReader": "rlio.readers.foreign_parquet",
             "HoleError": "rlio.errors",
             "IOContext": "rlio.interfaces",
@@ -200,8 +187,6 @@ else:
             "OutputWriter": "rlio.interfaces",
             "ParquetWriter": "rlio.writers.parquet_writer",
             "Policy": "rlio.policies.policy",
-            "PolicyClient": "rlio.rollout.policy_client",
-            "PolicyServerInput": "rlio.rollout.policy_server",
             "PublishError": "rlio.errors",
             "RandomPolicy": "rlio.policies.random_policy",
             "RecordExperience": "rlio.recording",

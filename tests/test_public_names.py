@@ -25,7 +25,6 @@ INITS = {
 
 # A name that leaves this list breaks somebody's program: the changelog says so, and what to do.
 PUBLIC = [
-    "AsyncInput",
     "BatchBuilder",
     "BehaviourCloning",
     "CacheError",
@@ -41,8 +40,6 @@ PUBLIC = [
     "EnvError",
     "EnvRunner",
     "Episode",
-    "ExternalEnv",
-    "ExternalRunner",
     "ForeignParquetReader",
     "HoleError",
     "IOContext",
@@ -62,8 +59,6 @@ PUBLIC = [
     "OutputWriter",
     "ParquetWriter",
     "Policy",
-    "PolicyClient",
-    "PolicyServerInput",
     "PublishError",
     "RandomPolicy",
     "RecordExperience",
