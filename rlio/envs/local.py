@@ -60,10 +60,7 @@ class LocalStepper(SubEnvStepper):
         self._make = make
         self._iterate = action_iterator(self.action_space, envs.action_space)
         self._seedless = {env for env in range(self.num_envs) if not takes_seed(self._envs[env])}
-        if self._seedless:
-            logger.warning(
-                "%s: reset() takes no seed, so that its episodes cannot be repeated", self._envs[0]
-            )
+        self._tell_seedless()
         #: Checks of environments whose first reset and first step have not both happened.
         self._checks = {}
         if check:

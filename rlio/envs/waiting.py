@@ -15,7 +15,6 @@ Example:
 
 from __future__ import annotations
 
-import logging
 from enum import Enum
 from typing import Any
 
@@ -27,8 +26,6 @@ from rlio.envs.sub_envs import SubEnvStepper, action_iterator
 from rlio.errors import OptionError
 
 __all__ = ["ProcessStepper"]
-
-logger = logging.getLogger("rlio")
 
 # Seconds to make an environment and reset it: it may import and load much before its first step.
 _MAKING_SECONDS = 60.0
@@ -83,8 +80,8 @@ class ProcessStepper(SubEnvStepper):
         self._unmade: set[int] = set()
         self._news = 0
         self._iterate = action_iterator(self.action_space, envs.action_space)
-        if envs.seedless:
-            logger.warning("reset() takes no seed, so that the environments' episodes cannot be repeated")
+        self._seedless = set(envs.seedless)
+        self._tell_seedless()
 
     # ---- stepping ----
 
