@@ -10,15 +10,19 @@ Example:
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlio.columns import Columns
+from rlio.connectors.connector import ConnectorLike
+from rlio.connectors.mean_std import MeanStdFilter
 from rlio.envs.making import EnvLike
 from rlio.errors import OptionError
 from rlio.policies.policy import Policy
+from rlio.rollout.callbacks import CallbacksLike, combine
 from rlio.rollout.config import RolloutConfig, VectorizeMode
 from rlio.rollout.env_runner import EnvRunner
 
@@ -69,6 +73,10 @@ def evaluate(
     explore: bool = False,
     clip_actions: bool = False,
     normalize_actions: bool = False,
+    observation_connectors: Sequence[ConnectorLike] = (),
+    action_connectors: Sequence[ConnectorLike] = (),
+    filters: Mapping[str, Sequence[MeanStdFilter]] | None = None,
+    callbacks: CallbacksLike = None,
 ) -> EvaluationResult:
     """Measure what ``policy`` earns in ``env``.
 
@@ -86,12 +94,18 @@ def evaluate(
         explore: Whether the policy explores.
         clip_actions: As in `RolloutConfig`.
         normalize_actions: As in `RolloutConfig`.
+        observation_connectors: As in `RolloutConfig`.
+        action_connectors: As in `RolloutConfig`.
+        filters: The state of the `MeanStdFilter`s among the connectors, as `EnvRunner.get_filters` gives it;
+            they learn nothing here.
+        callbacks: Told of the evaluation and of its episodes; see `RolloutCallbacks`.
 
     Returns:
         The episodes, those of the first environment first, each environment's in their order.
 
     Raises:
         OptionError: ``episodes`` is below 1, or the environment cannot be made.
+        StateError: ``filters`` are not those of the connectors.
     """
     if episodes < 1:
         raise OptionError(f"episodes={episodes}: at least 1")
@@ -103,15 +117,36 @@ def evaluate(
         explore=explore,
         clip_actions=clip_actions,
         normalize_actions=normalize_actions,
+        observation_connectors=observation_connectors if filters is None else _frozen(observation_connectors),
+        action_connectors=action_connectors,
+        # What is measured is what the environment gives, also where Atari's would be clipped.
+        clip_rewards=False,
     )
-    runner = EnvRunner(env, policy, config=config, seed=seed)
+    told = combine(callbacks)
+    runner = EnvRunner(env, policy, config=config, seed=seed, callbacks=told)
     try:
+        if filters is not None:
+            runner.sync_filters(filters)
+        told.on_evaluate_start(runner=runner)
         played = _play(runner, episodes)
+        result = EvaluationResult(
+            np.array([total for total, _ in played]), np.array([length for _, length in played], np.int64)
+        )
+        told.on_evaluate_end(runner=runner, evaluation_metrics=result)
     finally:
         runner.stop()
-    return EvaluationResult(
-        np.array([total for total, _ in played]), np.array([length for _, length in played], np.int64)
-    )
+    return result
+
+
+def _frozen(connectors: Sequence[ConnectorLike]) -> list[ConnectorLike]:
+    """``connectors``, with copies of the filters that do not learn."""
+    made: list[ConnectorLike] = []
+    for connector in connectors:
+        if isinstance(connector, MeanStdFilter):
+            connector = connector.copy()
+            connector.update = False
+        made.append(connector)
+    return made
 
 
 def _play(runner: EnvRunner, episodes: int) -> list[tuple[float, int]]:
