@@ -10,7 +10,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
 from typing import Any, Literal
@@ -82,6 +82,7 @@ class Provenance:
         }
 
 
+@cache  # Each is a file that is read; a process has its libraries for good.
 def _versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for package in _PACKAGES:

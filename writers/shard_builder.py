@@ -79,13 +79,12 @@ class ShardBuilder:
 
     def add(self, buffer: GroupBuffer) -> GroupBuffer:
         """Encode the rows of a buffer, and give an empty buffer of the same schema to go on with."""
-        # Here and not in the background, which has more to do: encoding takes twice the rest of a write.
-        ready = ready_group(buffer.take(), buffer.schema)
+        group = buffer.take()
         try:
             self._wait()
         finally:
             # Also where the wait is interrupted: the rows have left their buffer, and are nowhere else.
-            self._jobs.submit(lambda: self._encode(ready, buffer.schema))
+            self._jobs.submit(lambda: self._encode(ready_group(group, buffer.schema), buffer.schema))
         spare, self._spare = self._spare, buffer
         return spare if spare is not None and spare.schema is buffer.schema else GroupBuffer(buffer.schema)
 

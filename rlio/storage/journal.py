@@ -206,12 +206,6 @@ class Journal:
         if os.path.lexists(path):  # Of an attempt that failed, which was not removed then; it has no rows.
             _remove(path)
         segment = SegmentWriter(path, header=header, first=self.end)
-        try:
-            if self._spool.sync != "never":
-                sync_folder(self.path)
-        except OSError as error:
-            _drop(segment)  # So that the next write() can try again under the same name.
-            raise PublishError(f"the log could not be synced: {error}", uri=segment.path) from error
         self._segments.append(segment)
         self._open, self._begins_shard, self._open_begins = segment, False, self._begins_shard
         if self._spool.sync == "interval" and self._thread is None:

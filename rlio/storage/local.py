@@ -29,7 +29,7 @@ from rlio.errors import UnsafeData, excerpt
 from rlio.storage.names import TMP_DIR
 from rlio.storage.paths import Entry
 
-__all__ = ["LocalFolder", "PendingFile", "sync_descriptor", "warn_of_links", "write_whole"]
+__all__ = ["LocalFolder", "PendingFile", "sync_descriptor", "sync_folder", "warn_of_links", "write_whole"]
 
 logger = logging.getLogger("rlio")
 
@@ -225,7 +225,8 @@ class LocalFolder:
         except FileNotFoundError:
             with contextlib.suppress(FileExistsError):  # another writer was quicker
                 os.mkdir(folder.at(name), dir_fd=folder.fd)
-            if self.sync:
+            # What lies in `TMP_DIR` has another name before anybody relies on it.
+            if self.sync and name != TMP_DIR:
                 folder.sync()
 
     def _make_root(self) -> None:
@@ -238,7 +239,7 @@ class LocalFolder:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(path)
             if self.sync:
-                _sync_path(os.path.dirname(path))
+                sync_folder(os.path.dirname(path))
 
     def _write(self, folder: _Folder, name: str, data: memoryview) -> None:
         fd = os.open(folder.at(name), _CREATE, 0o666, dir_fd=folder.fd)
@@ -418,7 +419,8 @@ def sync_descriptor(fd: int) -> None:
     os.fsync(fd)
 
 
-def _sync_path(folder: str) -> None:
+def sync_folder(folder: str) -> None:
+    """Make the names in a folder durable. Windows has no such call."""
     if _HAS_OPENAT:
         fd = os.open(folder, _FOLDER)
         try:

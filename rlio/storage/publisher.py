@@ -81,6 +81,9 @@ class Publisher:
         self._accept = accept
         #: Schemas of which no row is here yet.
         self._announced: deque[Schema] = deque()
+        #: The schema of the last rows, and whether it is to be stored before they are.
+        self._expected: Schema | None = None
+        self._is_new = False
         #: Hash of the schema that must not be stored, and why; its rows wait until it may.
         self._conflict: tuple[str, SchemaConflict] | None = None
         self._changed = threading.Condition()
@@ -122,6 +125,13 @@ class Publisher:
         with self._changed:
             self._announced.append(schema)
             self._changed.notify_all()
+
+    def expect(self, schema: Schema) -> None:
+        """Store a schema, in the background, of which rows are logged: a shard then need not wait for it."""
+        if schema is not self._expected:
+            with self._changed:
+                self._expected, self._is_new = schema, True
+                self._changed.notify_all()
 
     def check(self) -> None:
         """Raise where rows of an announced schema must not be stored: then none is to follow them.
@@ -285,6 +295,13 @@ class Publisher:
                 "whether schema %s fits %s is not known yet: %s", schema.hash, self._storage.uri, error
             )
 
+    def _store_early(self, schema: Schema) -> None:
+        try:
+            self._store_schema(schema)
+        except Exception as error:
+            # Tried again with its first shard, whose error is told.
+            logger.info("schema %s is not stored in %s yet: %s", schema.hash, self._storage.uri, error)
+
     def _accept_schema(self, schema: Schema) -> None:
         try:
             self._accept(schema)
@@ -310,6 +327,9 @@ class Publisher:
                 if self._announced:
                     schema = self._announced.popleft()
                     return lambda: self._look_at(schema)
+                if self._expected is not None and self._is_new and not self._queue:
+                    expected, self._is_new = self._expected, False
+                    return lambda: self._store_early(expected)
                 if self._queue and not self._queue[0].busy:
                     delay = self._retry_at - time.monotonic()
                     if self._urgent or delay <= 0:
@@ -323,10 +343,7 @@ class Publisher:
             return None
 
     def _store(self, shard: WaitingShard) -> None:
-        if shard.schema.hash not in self._schemas:
-            self._accept_schema(shard.schema)
-            self._storage.put(schema_path(shard.schema.hash), shard.schema.text.encode())
-            self._schemas.add(shard.schema.hash)
+        self._store_schema(shard.schema)
         pending, shard.pending = shard.pending, None
         if pending is not None:
             try:
@@ -335,6 +352,12 @@ class Publisher:
             except OSError as error:
                 logger.warning("a shard must be written anew: %s", error)
         put_shard(self._storage, self._writer_id, shard.name, self._data_of(shard))
+
+    def _store_schema(self, schema: Schema) -> None:
+        if schema.hash not in self._schemas:
+            self._accept_schema(schema)
+            self._storage.put(schema_path(schema.hash), schema.text.encode())
+            self._schemas.add(schema.hash)
 
     def _data_of(self, shard: WaitingShard) -> memoryview:
         if shard.data is not None:

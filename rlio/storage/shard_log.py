@@ -172,9 +172,10 @@ class ShardLog:
             # A root that cannot be written, or is in another format, is found out before rows are taken.
             can_wait = spooled is not None and not self._beside and writer_id is None
             self._has_root = self._make_root(can_wait=can_wait)
-            if self._claims:
-                self._claim(given=writer_id is not None)
+            claiming = self._claim(given=writer_id is not None) if self._claims else None
             self.journal = self._open_journal(spool, spooled, about or {})
+            if claiming is not None:
+                claiming.join(_CLAIM_SECONDS)
         except BaseException as error:
             if self._claims and writer_id is not None:
                 # So that the same id can be given again; where that fails too, it cannot.
@@ -255,11 +256,14 @@ class ShardLog:
             raise found from error
         self._accepted.add(schema.hash)
 
-    def _claim(self, *, given: bool) -> None:
-        """Be seen. A drawn id needs no claim to be safe: a store that hangs does not hold up its writer."""
+    def _claim(self, *, given: bool) -> threading.Thread | None:
+        """Be seen, now or once the thread that is given has ended.
+
+        A drawn id needs no claim to be safe: a store that hangs does not hold up its writer.
+        """
         if given:
             claim(self.storage, self.writer_id)
-            return
+            return None
 
         def attempt() -> None:
             try:
@@ -269,7 +273,7 @@ class ShardLog:
 
         thread = threading.Thread(target=attempt, name="rlio-claim", daemon=True)
         thread.start()
-        thread.join(_CLAIM_SECONDS)
+        return thread
 
     def _open_journal(
         self, spool: Spool | None, where: str | None, about: Mapping[str, Any]
@@ -401,6 +405,8 @@ class ShardLog:
         """
         if self.journal is not None and frames:
             self.journal.append(frames, schema={"schema": schema.text, "shard_rows": shard_rows})
+            # Rows of it will follow: its file can be there by then.
+            self._publisher.expect(schema)
 
     def cut(self, *, begins_shard: bool) -> None:
         """Begin a new segment of the log; see `Journal.cut`."""

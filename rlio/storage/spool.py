@@ -36,6 +36,7 @@ from rlio.errors import OptionError, PublishError, RlioError, UnsafeData, excerp
 from rlio.storage.endpoint import endpoint_of
 from rlio.storage.filesystem import Storage
 from rlio.storage.local import sync_descriptor, write_whole
+from rlio.storage.local import sync_folder as sync_folder
 from rlio.storage.names import WAL_DIR, ShardName, is_writer_id
 from rlio.storage.wal import Sync
 
@@ -472,15 +473,6 @@ def first_row(segment: str) -> int:
     """The first row of a segment, as its path says."""
     match = _SEGMENT.fullmatch(os.path.basename(segment))
     return int(match[1]) if match else 0
-
-
-def sync_folder(path: str) -> None:
-    """Make the names in a folder durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        sync_descriptor(fd)
-    finally:
-        os.close(fd)
 
 
 @cache

@@ -38,7 +38,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 import zstandard
 
 from rlio.errors import CorruptData, PublishError, UnsafeData
-from rlio.storage.local import sync_descriptor
+from rlio.storage.local import sync_descriptor, sync_folder
 from rlio.storage.names import MAX_ROW
 
 __all__ = [
@@ -97,6 +97,8 @@ class SegmentWriter:
         self.end = first
         self.bytes = 0
         self._synced = 0
+        #: Whether the file's name is durable, too.
+        self._named = False
         self._broken: str | None = None
         #: Whether the file ends with its last frame, or with a part of another.
         self._whole = True
@@ -170,6 +172,9 @@ class SegmentWriter:
                 return
             try:
                 _fdatasync(self._fd)
+                if not self._named:
+                    sync_folder(os.path.dirname(self.path))
+                    self._named = True
             except OSError as error:
                 self._broken = f"a sync failed: {error}"
                 raise PublishError(f"the log could not be synced: {error}", uri=self.path) from error
