@@ -263,15 +263,15 @@ class PolicyGroup:
         """Let each policy that is to be trained learn on its rows.
 
         Returns:
-            What was measured, with ``num_grad_updates_lifetime``; {} for who does not learn.
+            What was measured, with ``num_grad_updates_lifetime``; {} for who does not learn, or has no rows.
 
         Raises:
             OptionError: The batch has rows of an unknown policy, or of one that cannot learn.
         """
         if isinstance(batch, SampleBatch):
             self._check_known([DEFAULT_POLICY_ID])
-            is_to_train = self.is_policy_to_train(DEFAULT_POLICY_ID, batch)
-            return self._learn(DEFAULT_POLICY_ID, batch) if is_to_train else {}
+            learns = batch.count and self.is_policy_to_train(DEFAULT_POLICY_ID, batch)
+            return self._learn(DEFAULT_POLICY_ID, batch) if learns else {}
         return {policy_id: self._learn(policy_id, rows) for policy_id, rows in self.trained_rows(batch)}
 
     def do_minibatch_sgd(
@@ -295,8 +295,8 @@ class PolicyGroup:
         rng = np.random.default_rng(seed)
         if isinstance(batch, SampleBatch):
             self._check_known([DEFAULT_POLICY_ID])
-            is_to_train = self.is_policy_to_train(DEFAULT_POLICY_ID, batch)
-            return self._sgd(DEFAULT_POLICY_ID, batch, rng, options) if is_to_train else {}
+            learns = batch.count and self.is_policy_to_train(DEFAULT_POLICY_ID, batch)
+            return self._sgd(DEFAULT_POLICY_ID, batch, rng, options) if learns else {}
         return {
             policy_id: self._sgd(policy_id, rows, rng, options)
             for policy_id, rows in self.trained_rows(batch)
