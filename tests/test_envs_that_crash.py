@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,15 @@ import pytest
 from crashing_env import LENGTH, Crashing, Transitions, fails_once
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
+from rlio import (
+    DatasetReader,
+    EnvRunner,
+    RandomPolicy,
+    RolloutConfig,
+    RolloutWorker,
+    SampleBatch,
+    concat_samples,
+)
 from rlio.envs.context import EnvContext
 from rlio.envs.local import LocalStepper
 from rlio.envs.making import EnvSetup, make_stepper
@@ -24,6 +34,7 @@ from rlio.envs.seeding import EpisodeSeeds, episode_seed
 from rlio.envs.stepping import Stepper, VectorStepper
 from rlio.envs.waiting import ProcessStepper
 from rlio.errors import EnvError, OptionError
+from rlio.rollout.callbacks import RolloutCallbacks
 
 AT_ONCE = RestartPolicy(pause_s=0.0)
 ACTIONS = np.zeros(3, int)
@@ -142,11 +153,10 @@ def test_without_restarts_the_error_says_which_environment_episode_and_seed(mode
     assert len(seen.rows) == 3 * 2 * LENGTH
 
 
-@pytest.mark.parametrize("how", ["die", "hang"])
-@pytest.mark.parametrize("t", [0, 3])
+@pytest.mark.parametrize(("how", "t"), [("die", 0), ("die", 3), ("hang", 3)])
 def test_a_process_that_dies_or_hangs_is_replaced(how: str, t: int) -> None:
     fails = fails_once(1, episode=2, t=t, how=how)
-    stepper = stepper_of(fails, "async", step_timeout=1.0 if how == "hang" else None)
+    stepper = stepper_of(fails, "async", step_timeout=2.0 if how == "hang" else None)
     seen = sampled(stepper, until=5)
     # The reset is part of the step before it, whose row is lost with it: nobody is left to tell of it.
     assert seen.faulty == [1]
@@ -273,13 +283,15 @@ def test_where_all_are_down_it_waits_for_the_first() -> None:
     assert seen.episodes(0) == [(1, 0)]
 
 
-def test_an_environment_whose_episodes_never_end_is_given_up() -> None:
+def test_an_environment_whose_episodes_never_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlio.envs.restarting._EPISODES_LOST", 50)
+
     def fails(env: Crashing, what: str) -> None:
         if env.t == 2:
             raise ValueError("always")
 
     stepper = stepper_of(fails, "sync")
-    with pytest.raises(EnvError, match="none of its last 1000 episodes came to an end"):
+    with pytest.raises(EnvError, match="none of its last 50 episodes came to an end"):
         sampled(stepper, until=1)
 
 
@@ -354,3 +366,126 @@ def test_a_step_that_works_begins_the_count_anew() -> None:
         restarts.made_anew(0)
         restarts.stepped(0)
     assert restarts.count == 50
+
+
+# ---- what becomes of it in a runner ----
+
+
+class Told(RolloutCallbacks):
+    """Keeps what episodes ended with, and which environments were made."""
+
+    def __init__(self) -> None:
+        self.ends: list[tuple[int, int, str]] = []
+        self.made: list[tuple[int, bool]] = []
+
+    def on_episode_end(self, *, episode: Any, error: Exception | None = None, **kwargs: Any) -> None:
+        self.ends.append((episode.env_index, episode.length, "" if error is None else str(error)))
+
+    def on_sub_environment_created(self, *, env_index: int, context: Any = None, **kwargs: Any) -> None:
+        self.made.append((env_index, context.recreated))
+
+
+def runner_of(fails: Callable[[Crashing, str], None], mode: Any, **options: Any) -> tuple[EnvRunner, Told]:
+    told = Told()
+    config = RolloutConfig(
+        num_envs=3,
+        vectorize_mode=mode,
+        env_config={"fails": fails},
+        **{"rollout_fragment_length": 4 * LENGTH, "restart_failed_sub_environments": True} | options,
+    )
+    return EnvRunner(Crashing, RandomPolicy(), config=config, callbacks=told, seed=7), told
+
+
+def assert_whole(batch: SampleBatch) -> None:
+    """Each episode of the batch has steps 0, 1, 2, ... of one life and episode of one environment."""
+    for rows in batch.split_by_episode():
+        assert (rows["obs"][:, :3] == rows["obs"][0, :3]).all()
+        assert (rows["obs"][:, 3] == rows["t"]).all()
+        assert (np.diff(rows["t"]) == 1).all()
+        assert (rows["new_obs"][:, :3] == rows["obs"][:, :3]).all()
+        assert (rows["new_obs"][:, 3] == rows["t"] + 1).all()
+        assert (rows["terminateds"] == (rows["t"] == LENGTH - 1)).all()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("batch_mode", ["truncate_episodes", "complete_episodes"])
+@pytest.mark.parametrize("t", [0, 3, LENGTH])
+def test_a_runner_discards_the_episode_counts_it_and_goes_on(mode: str, batch_mode: str, t: int) -> None:
+    """Row "env-error protocol": on_episode_end gets the error; the metrics count a faulty episode."""
+    runner, told = runner_of(fails_once(1, episode=2, t=t), mode, batch_mode=batch_mode)
+    batches = [runner.run() for _ in range(4)]
+    runner.stop()
+    for batch in batches:
+        assert_whole(batch)
+        if batch_mode == "truncate_episodes":
+            assert len(batch) == 3 * 4 * LENGTH
+        else:
+            assert len(batch) >= 4 * LENGTH
+            assert all(len(rows) == LENGTH for rows in batch.split_by_episode())
+    rows = concat_samples(batches)
+    of_env = rows["obs"][rows["env_id"] == 1][:, 1:3]
+    # The failed one, (0, 2), is not among them, or only its rows that were handed out before.
+    assert [tuple(row) for row in np.unique(of_env, axis=0).astype(int).tolist()][:3] == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+    ]
+    assert runner.steps_dropped == max(t - 1, 0)
+    summary = runner.get_metrics().summarise()
+    assert summary["num_faulty_episodes"] == 1
+    assert told.made == [(0, False), (1, False), (2, False), (1, True)]
+    errors = [end for end in told.ends if end[2]]
+    # Where the reset fails, no episode had begun that could end.
+    assert errors == ([] if t == 0 else [(1, t - 1, "the simulator is gone")])
+    assert all(length == LENGTH for _, length, error in told.ends if not error)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("t", [0, 3])
+def test_a_runner_without_restarts_raises_and_begins_anew(mode: str, t: int) -> None:
+    runner, _ = runner_of(fails_once(1, episode=2, t=t), mode, restart_failed_sub_environments=False)
+    with pytest.raises(EnvError, match=r"environment 1 failed in .*the simulator is gone"):
+        runner.run()
+    batch = runner.run()
+    runner.stop()
+    assert_whole(batch)
+    assert len(batch) == 3 * 4 * LENGTH
+
+
+@pytest.mark.parametrize(("p_crash", "p_crash_reset"), [(0.1, 0.0), (0.0, 0.3), (0.1, 0.3)])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_environments_that_crash_at_random(mode: str, p_crash: float, p_crash_reset: float) -> None:
+    """Upstream's test_envs_that_crash: crash on step and on reset, with restarts."""
+
+    def fails(env: Crashing, what: str) -> None:
+        p = {"make": 0.0, "reset": p_crash_reset, "step": p_crash}[what]
+        if what != "make" and env.np_random.random() < p:
+            raise ValueError("crashed")
+
+    runner, _ = runner_of(fails, mode)
+    batches = [runner.run() for _ in range(3)]
+    runner.stop()
+    for batch in batches:
+        assert_whole(batch)
+        assert len(batch) == 3 * 4 * LENGTH
+    summary = runner.get_metrics().summarise()
+    assert summary["num_faulty_episodes"] > 0
+    assert summary["episode_len_min"] == summary["episode_len_max"] == LENGTH
+
+
+def test_a_worker_restarts_environments_and_records_no_row_of_a_failed_episode(tmp_path: Path) -> None:
+    """Row "restart_failed_sub_environments" of RolloutWorker; what is handed out is what is stored."""
+    rollout = RolloutConfig(
+        num_envs=3,
+        rollout_fragment_length=4 * LENGTH,
+        batch_mode="complete_episodes",
+        restart_failed_sub_environments=True,
+        env_config={"fails": fails_once(1, episode=2, t=3)},
+    )
+    output = str(tmp_path / "out")
+    with RolloutWorker(Crashing, RandomPolicy(), rollout=rollout, output=output, seed=0) as worker:
+        rows = sum(len(worker.sample()) for _ in range(4))
+    stored = concat_samples(list(DatasetReader(output, epochs=1)))
+    assert len(stored) == rows
+    assert_whole(stored)
+    assert set(np.unique(stored["obs"][stored["env_id"] == 1][:, 1])) == {0, 1}
