@@ -64,16 +64,18 @@ class MultiAgentStepper:
     Args:
         env: Made anew after an error: a step that failed half-way cannot be gone on from.
         horizon: Steps after which an episode is truncated; None: what the environment says.
+        check: Whether the values of the first reset and the first step are checked against the spaces.
 
     Attributes:
         env: The environment.
         steps: Steps of the episode so far.
     """
 
-    def __init__(self, env: MultiAgentEnv, *, horizon: int | None = None) -> None:
+    def __init__(self, env: MultiAgentEnv, *, horizon: int | None = None, check: bool = False) -> None:
         self.env = env
         self.steps = 0
         self._horizon = horizon
+        self._unchecked = {"reset", "step"} if check else set()
         self._known: set[AgentId] = set(env.possible_agents)
         for agent in self._known:
             _check_id(agent, "possible_agents")
@@ -103,7 +105,7 @@ class MultiAgentStepper:
         self._seen, self._gone = set(obs), set()
         self.steps = self._idle = 0
         self._acting = obs
-        return MultiAgentStep(obs, {}, {}, {}, infos, common, False, False, False)
+        return self._checked("reset", MultiAgentStep(obs, {}, {}, {}, infos, common, False, False, False))
 
     def step(self, actions: MultiAgentDict) -> MultiAgentStep:
         """Take one step.
@@ -151,7 +153,10 @@ class MultiAgentStepper:
             obs = {agent: value for agent, value in obs.items() if agent not in self._gone}
         self._acting = obs
         is_over = terminated or truncated
-        return MultiAgentStep(obs, finals, rewards, ended, infos, common, is_over, terminated, truncated)
+        return self._checked(
+            "step",
+            MultiAgentStep(obs, finals, rewards, ended, infos, common, is_over, terminated, truncated),
+        )
 
     def _ended(
         self,
@@ -182,6 +187,13 @@ class MultiAgentStepper:
         return ended
 
     # ---- checks ----
+
+    def _checked(self, method: str, step: MultiAgentStep) -> MultiAgentStep:
+        """``step``, whose values are looked at where it is the first of its kind."""
+        if method in self._unchecked:
+            self._unchecked.remove(method)
+            _check_values(self.env, step)
+        return step
 
     def _dict(self, method: str, what: str, value: Any) -> dict[Any, Any]:
         if not isinstance(value, dict):

@@ -1,0 +1,254 @@
+"""`MultiAgentEnvs`: the environments of a multi-agent runner: made, seeded, stepped, and made anew.
+
+Example:
+    >>> from rlio.envs.multi_agent import make_multi_agent
+    >>> from rlio.rollout.config import RolloutConfig
+    >>> make = make_multi_agent("CartPole-v1")
+    >>> envs = MultiAgentEnvs(make, config=RolloutConfig(num_envs=2, env_config={"num_agents": 3}))
+    >>> envs.start_from(seed=0, worker_index=0, restart=0)
+    >>> step = envs.reset(1)
+    >>> sorted(step.observations), envs.seeds.current
+    ([0, 1, 2], [None, 1038405988])
+    >>> envs.close()
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from rlio.envs.context import EnvContext, create, takes_context
+from rlio.envs.multi_agent import MultiAgentDict, MultiAgentEnv, as_multi_agent_env
+from rlio.envs.multi_agent_stepping import MultiAgentStep, MultiAgentStepper
+from rlio.envs.restarting import RestartPolicy, Restarts
+from rlio.envs.seeding import EpisodeSeeds
+from rlio.errors import OptionError, RlioError, excerpt
+
+if TYPE_CHECKING:
+    from rlio.rollout.config import RolloutConfig
+
+__all__ = ["MultiAgentEnvLike", "MultiAgentEnvs"]
+
+logger = logging.getLogger("rlio")
+
+#: A MultiAgentEnv or an environment of PettingZoo's, or a function that makes one. Any: PettingZoo's classes.
+MultiAgentEnvLike = Any
+#: Told of each environment that was made: its index, the environment, what its maker was told.
+OnMade = Callable[[int, MultiAgentEnv, EnvContext], None]
+
+
+class MultiAgentEnvs:
+    """Environments in this process, stepped one by one.
+
+    Args:
+        env: A `MultiAgentEnv` or an environment of PettingZoo's, which cannot be multiplied; or a function
+            that makes one, and may take an `EnvContext`.
+        config: How many there are, and what happens to those that fail.
+        worker_index: For the function.
+        num_workers: For the function.
+        on_made: Told of each environment.
+
+    Attributes:
+        seeds: What episodes are seeded with.
+        restarts: Which environments are down.
+        errors: What the last failure of an environment was.
+
+    Raises:
+        OptionError: It cannot be made, or is something else.
+    """
+
+    seeds: EpisodeSeeds
+
+    def __init__(
+        self,
+        env: MultiAgentEnvLike,
+        *,
+        config: RolloutConfig,
+        worker_index: int = 0,
+        num_workers: int = 0,
+        on_made: OnMade | None = None,
+    ) -> None:
+        _check_mode(config)
+        self._config = config
+        self._on_made = on_made
+        self._context = EnvContext(config.env_config, worker_index=worker_index, num_workers=num_workers)
+        self._make = self._maker(env)
+        os.environ.update(config.extra_python_environs)
+        policy = (
+            RestartPolicy(max_restarts=config.max_env_restarts)
+            if config.restart_failed_sub_environments
+            else None
+        )
+        self.restarts = Restarts(policy, num_envs=config.num_envs)
+        self.errors: dict[int, Exception] = {}
+        self._steppers: list[MultiAgentStepper] = []
+        with ExitStack() as opened:
+            for index in range(config.num_envs):
+                try:
+                    self._steppers.append(self._made(index))
+                except RlioError:
+                    raise
+                except Exception as error:
+                    raise OptionError(
+                        f"env={excerpt(env)} cannot be made: {type(error).__name__}: "
+                        f"{excerpt(str(error), 500)}"
+                    ) from error
+                opened.callback(self._steppers[-1].close)
+            opened.pop_all()
+
+    def _maker(self, env: MultiAgentEnvLike) -> Callable[[EnvContext], Any]:
+        if isinstance(env, str) or env is None:
+            raise OptionError(
+                f"env={excerpt(env)}: expected a MultiAgentEnv, an environment of PettingZoo's, or a "
+                "function that makes one, such as make_multi_agent('CartPole-v1')"
+            )
+        if not callable(env) or isinstance(env, MultiAgentEnv):
+            given = as_multi_agent_env(env)
+            if self._config.num_envs != 1:
+                raise OptionError(
+                    f"num_envs={self._config.num_envs} but env is one environment, {excerpt(env)}: "
+                    "pass a function that makes it"
+                )
+            if self._config.restart_failed_sub_environments:
+                raise OptionError(
+                    "restart_failed_sub_environments=True makes environments anew, but env is one "
+                    "environment: pass a function that makes it"
+                )
+            return lambda _: given
+        make = env
+        if takes_context(make) or not self._config.env_config:
+            return lambda context: create(make, context)
+        try:
+            inspect.signature(make).bind(None)
+        except TypeError as error:
+            raise OptionError(
+                f"env_config={excerpt(dict(self._config.env_config))}, but env={excerpt(env)} takes no "
+                "argument: let it take an EnvContext"
+            ) from error
+        return make  # type: ignore[no-any-return] # any function
+
+    def _made(self, index: int, *, recreated: bool = False) -> MultiAgentStepper:
+        context = self._context.with_index(index, recreated=recreated)
+        env = as_multi_agent_env(self._make(context))
+        config = self._config
+        if config.validate_env is not None:
+            config.validate_env(env, context)
+        horizon = None if config.soft_horizon else config.horizon
+        stepper = MultiAgentStepper(env, horizon=horizon, check=config.check_env)
+        if self._on_made is not None:
+            self._on_made(index, env, context)
+        return stepper
+
+    # ---- what they are ----
+
+    def __len__(self) -> int:
+        return len(self._steppers)
+
+    @property
+    def envs(self) -> list[MultiAgentEnv]:
+        """The environments; of those that are down, what is left."""
+        return [stepper.env for stepper in self._steppers]
+
+    def context(self, index: int) -> EnvContext:
+        """What the maker of an environment was told."""
+        return self._context.with_index(index)
+
+    # ---- stepping ----
+
+    def start_from(self, *, seed: int, worker_index: int, restart: int) -> None:
+        """Seed the episodes that follow; see `EpisodeSeeds`."""
+        self.seeds = EpisodeSeeds(seed, worker_index=worker_index, restart=restart, num_envs=len(self))
+
+    @property
+    def up(self) -> list[int]:
+        """Environments that are not down."""
+        down = self.restarts.down
+        return [index for index in range(len(self)) if index not in down]
+
+    def revive(self, *, wait: bool = False) -> list[int]:
+        """Make environments anew that are down, where it is time for it, and say which: `reset` them.
+
+        Args:
+            wait: Whether to wait until it is time for one.
+
+        Raises:
+            EnvError: One has failed too often.
+        """
+        restarts = self.restarts
+        if wait and restarts.down:
+            time.sleep(restarts.seconds_until_due())
+        revived = []
+        for index in sorted(restarts.down):
+            if not restarts.is_due(index):
+                continue
+            try:
+                self._close_quietly(index)
+                self._steppers[index] = self._made(index, recreated=True)
+            except Exception as error:
+                restarts.failed(index, error, where=" to be made anew")
+            else:
+                restarts.made_anew(index)
+                revived.append(index)
+        return revived
+
+    def _close_quietly(self, index: int) -> None:
+        try:
+            self._steppers[index].close()
+        except Exception as error:
+            # It has failed before, and said why; a new one takes its place.
+            logger.debug("environment %s failed to close: %s", index, error)
+
+    def reset(self, index: int) -> MultiAgentStep | None:
+        """Start an episode; None: the environment failed, and is down.
+
+        Raises:
+            EnvError: It failed, and is not to be made anew.
+            SchemaError: What it gave makes no sense.
+        """
+        seed = self.seeds.next(index)
+        return self._tried(index, "in reset()", lambda stepper: stepper.reset(seed=seed))
+
+    def step(self, index: int, actions: MultiAgentDict) -> MultiAgentStep | None:
+        """Take a step; see `reset`."""
+        step = self._tried(index, "in step()", lambda stepper: stepper.step(actions))
+        if step is not None and index in self.restarts.failing:
+            self.restarts.stepped(index, ended=step.is_over)
+        return step
+
+    def _tried(
+        self, index: int, where: str, call: Callable[[MultiAgentStepper], MultiAgentStep]
+    ) -> MultiAgentStep | None:
+        stepper = self._steppers[index]
+        try:
+            return call(stepper)
+        except RlioError:
+            raise  # it does not fail: it is none
+        except Exception as error:
+            self.errors[index] = error
+            self.restarts.failed(
+                index,
+                error,
+                where=f" {where}, step {stepper.steps}",
+                episode=self.seeds.episodes[index] - 1,
+                seed=self.seeds.current[index],
+            )
+            return None
+
+    def close(self) -> None:
+        """Close all of them."""
+        with ExitStack() as stack:
+            for stepper in self._steppers:
+                stack.callback(stepper.close)
+
+
+def _check_mode(config: RolloutConfig) -> None:
+    if config.vectorize_mode != "sync":
+        raise OptionError(
+            f"vectorize_mode={config.vectorize_mode!r}: environments with several agents are stepped in this "
+            "process, 'sync'; for more processes take more workers"
+        )

@@ -1,0 +1,758 @@
+"""`MultiAgentEnvRunner`: several policies act for the agents of several environments, and all is recorded.
+
+Example:
+    >>> from rlio.envs.multi_agent import make_multi_agent
+    >>> from rlio.policies.random_policy import RandomPolicy
+    >>> from rlio.rollout.config import RolloutConfig
+    >>> runner = MultiAgentEnvRunner(
+    ...     make_multi_agent("CartPole-v1"),
+    ...     {"even": RandomPolicy(), "odd": RandomPolicy()},
+    ...     lambda agent_id, episode: ("even", "odd")[agent_id % 2],
+    ...     config=RolloutConfig(num_envs=2, rollout_fragment_length=5, env_config={"num_agents": 3}),
+    ...     seed=0,
+    ... )
+    >>> batch = runner.run()
+    >>> batch.env_steps(), batch.agent_steps(), len(batch["even"]), len(batch["odd"])
+    (10, 30, 20, 10)
+    >>> runner.stop()
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from rlio.batch import MultiAgentBatch, SampleBatch
+from rlio.connectors.mean_std import MeanStdFilter
+from rlio.envs.multi_agent import AgentId, MultiAgentEnv
+from rlio.errors import ClosedError, OptionError, StateError, excerpt
+from rlio.interfaces import JsonState
+from rlio.policies.checkpoint import select_components
+from rlio.policies.policy import Policy, PolicyState
+from rlio.policies.weights import accepts_weights
+from rlio.rollout.agent_group import AgentGroup
+from rlio.rollout.agent_mapping import AgentMapping, MappingFn
+from rlio.rollout.agent_parts import AgentPart, cut, joined
+from rlio.rollout.agent_rows import EPISODE
+from rlio.rollout.callbacks import CallbacksLike, combine, overridden
+from rlio.rollout.config import RolloutConfig
+from rlio.rollout.metrics import MetricsCollector, RolloutMetrics
+from rlio.rollout.multi_agent_envs import MultiAgentEnvLike, MultiAgentEnvs
+from rlio.rollout.multi_agent_episode import MultiAgentEpisode
+from rlio.rollout.multi_agent_loop import MultiAgentLoop, PlayedEpisode
+
+if TYPE_CHECKING:
+    from rlio.envs.context import EnvContext
+
+__all__ = ["MultiAgentEnvRunner"]
+
+logger = logging.getLogger("rlio")
+
+#: Policy id -> the batch of its rows, None if a part was changed; and its parts.
+_Parts: TypeAlias = "dict[str, tuple[SampleBatch | None, list[AgentPart]]]"
+
+# Unroll ids of different workers never meet: 2^40 fragments each.
+_UNROLLS_A_WORKER = 1 << 40
+
+
+class MultiAgentEnvRunner:
+    """Steps environments in which several agents act, and gives what happened, policy by policy.
+
+    A row is an agent's transition: from the observation on which it acts to the next that it gets, with the
+    sum of its rewards in between, however many steps of the environment that takes. Columns are those of
+    `EnvRunner`; ``t`` is the environment's step in which the agent acted and ``agent_index`` its position
+    among ``possible_agents`` (agents that are not there get the numbers behind, as they appear). Rows are
+    ordered by environment, episode, agent and time.
+
+    A row is handed out when it is known what came of it: that of an agent which waits for its turn at the
+    end of a fragment comes with the next one. Where an episode is over and an agent has not seen anything
+    since it acted, its last row keeps the rewards and has ``new_obs_valid`` False. An agent's rewards before
+    its first observation are in its first row; those after its end are added to its last row, or, where that
+    was handed out already, counted in `late_rewards` and told once.
+
+    Args:
+        env: A `MultiAgentEnv` or an environment of PettingZoo's, or a function that makes one and may take an
+            `EnvContext`. The runner closes it.
+        policies: Policy id -> policy, looked at anew for each action: what is added there can act, and what
+            is removed acts no more.
+        policy_mapping_fn: Called with agent id and episode (a `RunningEpisode`), and with ``worker=`` (this
+            runner) if it takes that, once for each agent and episode; gives the policy id. None: the only
+            policy acts for all, or each for the agent of its name.
+        config: How to step and record; None: the defaults. ``count_steps_by`` says what fragments count.
+        callbacks: Told of what happens; see `RolloutCallbacks`.
+        seed: Of environments, episode ids and those policies that are not bound yet. None draws one from the
+            OS, logs it and keeps it in `seeds`.
+        worker_index: Makes the seeds and ids of workers with the same ``seed`` different.
+        num_workers: For makers of environments.
+
+    Attributes:
+        seeds: What everything random was seeded with: ``seed, worker_index, policy``; environments are
+            seeded with `episode_seed`.
+        metrics: What is counted; see `get_metrics`.
+
+    Raises:
+        OptionError: An environment cannot be made, or a policy cannot act in it.
+    """
+
+    def __init__(
+        self,
+        env: MultiAgentEnvLike,
+        policies: Mapping[str, Policy],
+        policy_mapping_fn: MappingFn | None = None,
+        *,
+        config: RolloutConfig | None = None,
+        callbacks: CallbacksLike = None,
+        seed: int | None = None,
+        worker_index: int = 0,
+        num_workers: int = 0,
+    ) -> None:
+        _check_policies(policies)
+        given = config if config is not None else RolloutConfig()
+        self.config = given.resolved(num_workers=num_workers, worker_index=worker_index)
+        self.worker_index = worker_index
+        self.callbacks = combine(callbacks)
+        self._hooks = overridden(self.callbacks)
+        self.metrics = MetricsCollector(perf_ema_coef=self.config.sampler_perf_stats_ema_coef)
+        self.seeds = _seeds(seed, worker_index)
+        self._restarts = 0
+        self._unrolls = worker_index * _UNROLLS_A_WORKER
+        self._closed = self._warned = False
+        self._mapping = AgentMapping(policies, config=self.config, seed_of=self._seed_of, worker=self)
+        self._mapping.set_function(policy_mapping_fn)
+        self._given_env = env
+        self._num_workers = num_workers
+        #: Whether the seeds of environments and ids are those of now.
+        self._is_seeded = False
+        #: Whether the next step can be taken: not at first, and not after one that failed half-way.
+        self._ready = False
+        #: Whether rows of running episodes were handed out.
+        self._is_cut = False
+        #: The last steps of episodes that go on, by number, for chunks that follow.
+        self._tails: dict[int, MultiAgentEpisode] = {}
+        self._envs = self._new_envs()
+        try:
+            self._loop = MultiAgentLoop(
+                self._envs,
+                self._mapping,
+                config=self.config,
+                callbacks=self.callbacks,
+                metrics=self.metrics,
+                new_id=self._new_episode_id,
+                runner=self,
+                worker_index=worker_index,
+            )
+            self._tell_of_envs()
+            self.make_module()
+        except BaseException:
+            self._envs.close()
+            raise
+
+    def _new_envs(self) -> MultiAgentEnvs:
+        return MultiAgentEnvs(
+            self._given_env,
+            config=self.config,
+            worker_index=self.worker_index,
+            num_workers=self._num_workers,
+            on_made=self._on_made,
+        )
+
+    def _tell_of_envs(self) -> None:
+        if "on_environment_created" in self._hooks:
+            self.callbacks.on_environment_created(runner=self, env=self._envs.envs)
+
+    def make_env(self) -> None:
+        """Make the environments anew; those that are there are closed, and their episodes dropped.
+
+        Raises:
+            OptionError: They cannot be made.
+        """
+        self._loop.forget()
+        self._envs.close()
+        self._envs = self._loop.envs = self._new_envs()
+        self._is_seeded = self._ready = False
+        self._tell_of_envs()
+
+    def make_module(self) -> None:
+        """Give spaces to policies that have none, as far as it is known for which agents they act.
+
+        Raises:
+            OptionError: A policy cannot act in these spaces.
+        """
+        self._mapping.bind(self.envs[0], worker_index=self.worker_index)
+
+    def _on_made(self, index: int, env: MultiAgentEnv, context: EnvContext) -> None:
+        if context.recreated:
+            self.metrics.episodes_failed(0, restarts=1)
+        if "on_sub_environment_created" in self._hooks:
+            self.callbacks.on_sub_environment_created(runner=self, env=env, env_index=index, context=context)
+
+    # ---- what it steps ----
+
+    @property
+    def policies(self) -> Mapping[str, Policy]:
+        """Policy id -> policy."""
+        return self._mapping.policies
+
+    def set_policy_mapping_fn(self, policy_mapping_fn: MappingFn | None) -> None:
+        """Say anew which policy acts for which agent, from the next episodes on.
+
+        Raises:
+            OptionError: It is no function.
+        """
+        self._mapping.set_function(policy_mapping_fn)
+
+    @property
+    def num_envs(self) -> int:
+        """Environments that are stepped together."""
+        return len(self._envs)
+
+    @property
+    def envs(self) -> list[MultiAgentEnv]:
+        """The environments."""
+        return self._envs.envs
+
+    @property
+    def env_id(self) -> str:
+        """The environment's name in its metadata, or else its class's."""
+        env = self._envs.envs[0]
+        inner = getattr(env, "env", env)
+        name = (getattr(inner, "metadata", None) or {}).get("name")
+        return str(name) if name else type(inner).__name__
+
+    @property
+    def timesteps(self) -> int:
+        """Rows recorded so far."""
+        return self._loop.timesteps
+
+    @property
+    def steps_dropped(self) -> int:
+        """Rows that were recorded and will be in no batch."""
+        return self._loop.rows_dropped
+
+    @property
+    def late_rewards(self) -> float:
+        """Sum of the rewards that came when the row to which they belong was gone."""
+        return self._loop.late_rewards
+
+    def get_spaces(self) -> dict[str, Any]:
+        """Policy id -> (observation space, action space), as policies see them, of those that have some.
+
+        ``"__env__"`` has those of the environment: two dicts by agent id.
+        """
+        env = self._envs.envs[0]
+        agents = list(env.possible_agents)
+        found: dict[str, Any] = {
+            "__env__": (
+                {agent: env.get_observation_space(agent) for agent in agents},
+                {agent: env.get_action_space(agent) for agent in agents},
+            )
+        }
+        for policy_id in self.policies:
+            policy = self.policies[policy_id]
+            if policy.is_bound:
+                found[policy_id] = policy.observation_space, policy.action_space
+        return found
+
+    def assert_healthy(self) -> None:
+        """Raise unless the runner can sample.
+
+        Raises:
+            ClosedError: It is stopped.
+        """
+        if self._closed:
+            raise ClosedError("the MultiAgentEnvRunner is stopped: make a new one, or sample before stop()")
+
+    def get_metrics(self) -> RolloutMetrics:
+        """What happened since the last call."""
+        return self.metrics.drain()
+
+    def stop(self) -> None:
+        """Close the environments; may be called again."""
+        if not self._closed:
+            self._closed = True
+            self._envs.close()
+
+    # ---- sampling ----
+
+    def run(self, steps: int | None = None) -> MultiAgentBatch:
+        """Sample a batch.
+
+        Args:
+            steps: In place of the config's ``rollout_fragment_length``.
+
+        Returns:
+            In truncate mode, with ``count_steps_by="env_steps"``, exactly ``steps`` steps of each environment
+            (where one has failed, the others make up for it), or with ``"agent_steps"`` at least num_envs x
+            ``steps`` rows. In complete mode whole episodes with at least ``steps`` in all. Policies that did
+            not act are left out.
+
+        Raises:
+            OptionError: ``steps`` is below 1.
+            EnvError: An environment failed.
+            SchemaError: An environment or a policy gave what makes no sense.
+            ClosedError: After `stop`.
+        """
+        self.metrics.begin()
+        taken = self._sampled(self.config.fragment_steps if steps is None else steps)
+        batch = MultiAgentBatch(self._joined(taken.parts), taken.env_steps)
+        self._count(batch.env_steps(), {policy_id: len(rows) for policy_id, rows in batch.items()})
+        return batch
+
+    def sample(
+        self,
+        *,
+        num_timesteps: int | None = None,
+        num_episodes: int | None = None,
+        explore: bool | None = None,
+        random_actions: bool = False,
+        force_reset: bool = False,
+    ) -> list[MultiAgentEpisode]:
+        """Sample episodes, or chunks of episodes.
+
+        A chunk comes with its ``lookback``: of each agent, the last ``episode_lookback_horizon`` steps of the
+        chunk before, if that was sampled here too. Chunks have no ``state_in_k``: with a recurrent policy,
+        each step's state is the ``state_out_k`` of the one before.
+
+        Args:
+            num_timesteps: At least so many steps in all, of what ``count_steps_by`` says; chunks in truncate
+                mode, else whole episodes. With neither number, as much as `run` gives.
+            num_episodes: Exactly so many whole episodes; begun ones of which rows were handed out are
+                abandoned.
+            explore: In place of the config's.
+            random_actions: Act uniformly at random, without policies. New episodes begin where it is
+                different from the last call.
+            force_reset: Begin new episodes everywhere first.
+
+        Raises:
+            OptionError: Both numbers are given, or one is below 1.
+            EnvError: An environment failed.
+            SchemaError: An environment or a policy gave what makes no sense.
+            ClosedError: After `stop`.
+        """
+        if num_timesteps is not None and num_episodes is not None:
+            raise OptionError(
+                f"num_timesteps={num_timesteps} and num_episodes={num_episodes}: give one of them"
+            )
+        if num_episodes is not None and num_episodes < 1:
+            raise OptionError(f"num_episodes={num_episodes}: at least 1")
+        steps = self.config.fragment_steps
+        if num_timesteps is not None:
+            whole = self.config.batch_mode == "complete_episodes"
+            steps = num_timesteps if whole else -(-num_timesteps // self.num_envs)
+        self.metrics.begin()
+        self._ready = self._ready and not force_reset
+        self._loop.explore = self.config.explore if explore is None else explore
+        try:
+            taken = self._sampled(steps, episodes=num_episodes or 0, at_random=random_actions)
+        finally:
+            self._loop.explore = self.config.explore
+        chunks = self._chunks(taken)
+        self._count(taken.env_steps, taken.rows)
+        if "on_sample_end" in self._hooks:
+            self.callbacks.on_sample_end(runner=self, samples=chunks)
+        return chunks
+
+    def _chunks(self, taken: _Taken) -> list[MultiAgentEpisode]:
+        by_episode: dict[int, list[AgentPart]] = {number: [] for number in taken.episodes}
+        for _, parts in taken.parts.values():
+            for part in parts:
+                by_episode[part.number].append(part)
+        chunks = []
+        for number, parts in by_episode.items():
+            episode = taken.episodes[number]
+            if parts or taken.fresh[number]:
+                chunks.append(self._chunk(episode, parts, taken.fresh[number]))
+            if episode.is_over:
+                self._tails.pop(number, None)
+        return chunks
+
+    def _chunk(self, episode: PlayedEpisode, parts: list[AgentPart], fresh: int) -> MultiAgentEpisode:
+        agents = {self._loop.agent_id(part.agent_index): part for part in parts}
+        chunk = MultiAgentEpisode(
+            episode.shown.eps_id,
+            {agent: part.to_episode(agent) for agent, part in agents.items()},
+            env_ts={agent: part.env_ts() for agent, part in agents.items()},
+            policy_ids={agent: part.policy_id for agent, part in agents.items()},
+            agent_indexes={agent: part.agent_index for agent, part in agents.items()},
+            env_t_started=episode.rows.t - fresh,
+            env_t=episode.rows.t,
+            terminated=episode.terminated,
+            truncated=episode.truncated,
+        )
+        chunk.lookback = self._tails.get(episode.number)
+        if chunk.lookback is not None and not chunk.lookback.leads_to(chunk):
+            chunk.lookback = None  # something was handed out in between
+        if self.config.episode_lookback_horizon and not episode.is_over:
+            self._tails[episode.number] = chunk.tail(self.config.episode_lookback_horizon)
+        return chunk
+
+    def _sampled(self, steps: int, *, episodes: int = 0, at_random: bool = False) -> _Taken:
+        """Take out fragments of ``steps`` of each environment, or whole episodes."""
+        if steps < 1:
+            raise OptionError(f"steps={steps}: a number of steps, at least 1")
+        self._make_ready(at_random=at_random)
+        if episodes or self.config.batch_mode == "complete_episodes":
+            return self._handed_out(self._complete(steps, episodes))
+        self._fragment(steps)
+        self._is_cut = True
+        return self._handed_out(None)
+
+    def _make_ready(self, *, at_random: bool) -> None:
+        """Begin, or begin anew where the last step failed half-way or actions have other columns now."""
+        self.assert_healthy()
+        if not self._ready or self._loop.at_random != at_random:
+            self._loop.at_random = at_random
+            self._begin()
+
+    def _begin(self) -> None:
+        self._ready = False
+        if not self._is_seeded:
+            self._envs.start_from(
+                seed=self.seeds["seed"], worker_index=self.worker_index, restart=self._restarts
+            )
+            self._episode_ids = np.random.default_rng(self._sequence(1))
+            self._is_seeded = True
+        self._tails.clear()
+        self._loop.begin()
+        self._is_cut = False
+        self._ready = True
+
+    def _step(self, envs: Collection[int] | None = None) -> None:
+        self._ready = False
+        self._loop.step(envs)
+        self._ready = True
+
+    def _fragment(self, steps: int) -> None:
+        """Step until there are exactly num_envs x ``steps`` steps, or at least so many rows."""
+        loop, wanted = self._loop, steps * self.num_envs
+        while True:
+            loop.revive()
+            if self.config.count_steps_by == "agent_steps":
+                if sum(group.rows.closed_rows for group in loop.groups.values()) >= wanted:
+                    return
+                self._step()
+                continue
+            lacking = wanted - loop.fresh
+            if lacking <= 0:
+                return
+            # The last step is not taken by all, where one has failed and others make up for it.
+            self._step(None if lacking >= len(loop.playing) else sorted(loop.playing)[:lacking])
+
+    def _complete(self, steps: int, episodes: int) -> list[PlayedEpisode]:
+        """Step until episodes with ``steps`` in all, or so many ``episodes``, are over; and say which."""
+        if self._is_cut:
+            self._begin()
+        loop = self._loop
+        while True:
+            if episodes and len(loop.over) >= episodes:
+                return loop.over[:episodes]
+            if not episodes and sum(map(self._size, loop.over)) >= steps:
+                return loop.over[:]
+            self._warn_of_long_episodes(steps)
+            loop.revive()
+            self._step()
+
+    def _size(self, episode: PlayedEpisode) -> int:
+        return episode.agent_steps if self.config.count_steps_by == "agent_steps" else episode.rows.t
+
+    def _warn_of_long_episodes(self, steps: int) -> None:
+        # RLlib's bound.
+        if not self._warned and self._loop.fresh > max(1000, 10 * steps * self.num_envs):
+            self._warned = True
+            logger.warning(
+                "%d steps wait for their episodes to end, and a batch is to have %d: do they end at all? "
+                "Give horizon=, or batch_mode='truncate_episodes'",
+                self._loop.fresh, steps,
+            )  # fmt: skip
+
+    # ---- what is handed out ----
+
+    def _handed_out(self, over: list[PlayedEpisode] | None) -> _Taken:
+        """Take out rows: of the episodes ``over``, or None: all that are closed."""
+        loop = self._loop
+        known = {episode.number: episode for episode in (*loop.playing.values(), *loop.over)}
+        chosen = known if over is None else {episode.number: episode for episode in over}
+        unwanted = [number for number, each in known.items() if not each.shown.training_enabled]
+        parts: _Parts = {}
+        for policy_id, group in list(loop.groups.items()):
+            self._drop_unwanted(policy_id, group, unwanted)
+            taken = self._taken(group, None if over is None else list(chosen))
+            if taken is not None:
+                parts[policy_id] = cut(policy_id, taken)
+        fresh = {number: each.fresh for number, each in chosen.items()}
+        loop.fresh -= sum(fresh.values())
+        for episode in chosen.values():
+            episode.fresh = 0
+        loop.over = [episode for episode in loop.over if episode.number not in chosen]
+        wanted = {number: each for number, each in chosen.items() if each.shown.training_enabled}
+        return _Taken(self._postprocessed(parts, chosen), wanted, fresh)
+
+    def _drop_unwanted(self, policy_id: str, group: AgentGroup, unwanted: list[int]) -> None:
+        """Forget closed rows of episodes that nobody wants to train on, and of policies that are gone."""
+        drop = np.zeros(len(group.rows), bool)
+        if policy_id not in self.policies:
+            drop[:] = True
+        elif unwanted:
+            drop = np.isin(group.rows.integers(EPISODE), unwanted)
+        if drop.any():
+            self._loop.drop(group, drop & group.rows.closed)
+        if policy_id not in self.policies and not len(group.rows) and not group.waiting:
+            self._mapping.forget(policy_id)
+
+    def _taken(self, group: AgentGroup, numbers: list[int] | None) -> dict[str, Any] | None:
+        """The closed rows of the episodes ``numbers``, None: of all; None if there are none."""
+        rows = group.rows
+        chosen = rows.closed if numbers is None else np.isin(rows.integers(EPISODE), numbers)
+        if not chosen.any():
+            return None
+        columns, moved = rows.take(chosen)
+        self._loop.moved(group, moved)
+        return columns
+
+    def _postprocessed(self, parts: _Parts, episodes: Mapping[int, PlayedEpisode]) -> _Parts:
+        """``parts``, where a policy or a callback wants it, put through `Policy.postprocess_trajectory`."""
+        hooked = "on_postprocess_trajectory" in self._hooks
+        wanted = [each for each in parts if hooked or self.policies[each].postprocesses]
+        if not wanted:
+            return parts
+        by_episode: dict[int, dict[AgentId, tuple[str, SampleBatch]]] = {}
+        for _, own in parts.values():
+            for part in own:
+                agent = self._loop.agent_id(part.agent_index)
+                by_episode.setdefault(part.number, {})[agent] = part.policy_id, part.rows
+        made = dict(parts)
+        for policy_id in wanted:
+            _, own = parts[policy_id]
+            for part in own:
+                self._postprocess(part, by_episode[part.number], episodes[part.number])
+            made[policy_id] = None, own
+        return made
+
+    def _postprocess(
+        self, part: AgentPart, originals: dict[AgentId, tuple[str, SampleBatch]], episode: PlayedEpisode
+    ) -> None:
+        agent_id = self._loop.agent_id(part.agent_index)
+        policy = self.policies[part.policy_id]
+        # A copy: what is changed in place is not what the others are to see.
+        rows = part.rows.copy()
+        if policy.postprocesses:
+            others = {agent: each for agent, each in originals.items() if agent != agent_id}
+            rows = policy.postprocess_trajectory(rows, others, episode.shown)
+        if "on_postprocess_trajectory" in self._hooks:
+            self.callbacks.on_postprocess_trajectory(
+                runner=self,
+                episode=episode.shown,
+                agent_id=agent_id,
+                policy_id=part.policy_id,
+                policies=self.policies,
+                postprocessed_batch=rows,
+                original_batches=originals,
+            )
+        part.rows = rows
+
+    def _joined(self, parts: _Parts) -> dict[str, SampleBatch]:
+        batches = {}
+        for policy_id, (whole, own) in parts.items():
+            batches[policy_id] = joined(
+                own, unrolls=self._unrolls, whole=whole, max_seq_len=self.policies[policy_id].max_seq_len
+            )
+            self._unrolls += len(own)
+        return batches
+
+    def _count(self, env_steps: int, rows: Mapping[str, int]) -> None:
+        versions = [self.policies[policy_id].weights_seq_no for policy_id in rows]
+        self.metrics.sampled(
+            env_steps,
+            agent_steps=sum(rows.values()),
+            policy_steps=rows,
+            weights_seq_no=max(versions, default=0),
+        )
+
+    # ---- filters ----
+
+    def get_filters(self, *, flush_after: bool = False) -> dict[str, list[MeanStdFilter]]:
+        """Copies of the `MeanStdFilter`s among the observation connectors, by policy id.
+
+        Args:
+            flush_after: Reset their buffers: what came in until now is in the copies, and is counted once.
+        """
+        found = {}
+        for policy_id, filters in self._filters().items():
+            found[policy_id] = [each.copy() for each in filters]
+            if flush_after:
+                for each in filters:
+                    each.reset_buffer()
+        return found
+
+    def sync_filters(self, filters: Mapping[str, Sequence[MeanStdFilter]]) -> None:
+        """Make the filters equal to ``filters``, as `get_filters` gave them, here or elsewhere.
+
+        Those of policies that have not acted here are passed over: they have none yet.
+
+        Raises:
+            StateError: A policy has more or fewer of them.
+        """
+        for policy_id, mine in self._filters().items():
+            theirs = filters.get(policy_id, mine)
+            if len(theirs) != len(mine):
+                raise StateError(
+                    f"{len(theirs)} filters for the {len(mine)} of the policy {excerpt(policy_id)}"
+                )
+            for own, other in zip(mine, theirs, strict=True):
+                if own is not other:
+                    own.sync(other)
+
+    def _filters(self) -> dict[str, list[MeanStdFilter]]:
+        return {
+            policy_id: [each for each in group.connectors[0].connectors if isinstance(each, MeanStdFilter)]
+            for policy_id, group in self._loop.groups.items()
+        }
+
+    # ---- seeds and state ----
+
+    def _sequence(self, *key: int) -> np.random.SeedSequence:
+        return np.random.SeedSequence(self.seeds["seed"], spawn_key=(self.worker_index, self._restarts, *key))
+
+    def _seed_of(self, policy_id: str) -> int:
+        sequence = np.random.SeedSequence(self.seeds["policy"], spawn_key=tuple(policy_id.encode()))
+        return _number(sequence)
+
+    def _new_episode_id(self) -> int:
+        return int(self._episode_ids.integers(0, 1 << 63, dtype=np.int64, endpoint=False))
+
+    def state_dict(self) -> JsonState:
+        """Return seeds and counters as JSON. Environments cannot be saved: see `load_state_dict`."""
+        waiting = sum(len(group.rows) for group in self._loop.groups.values())
+        return {
+            "seed": self.seeds["seed"],
+            "restarts": self._restarts,
+            "timesteps": self.timesteps,
+            "unrolls": self._unrolls,
+            "steps_dropped": self.steps_dropped + waiting,
+        }
+
+    def load_state_dict(self, state: JsonState) -> None:
+        """Continue counting from a state of `state_dict`, at the start of new episodes.
+
+        The episodes are others than those before, and the same ones for each runner that loads the state.
+        Rows that were recorded but not handed out when it was saved are in `steps_dropped`.
+
+        Raises:
+            StateError: A key is missing, or no whole number.
+        """
+        seed, restarts, timesteps, unrolls, dropped = (
+            _int_state(state, key) for key in ("seed", "restarts", "timesteps", "unrolls", "steps_dropped")
+        )
+        self.seeds = _seeds(seed, self.worker_index)
+        self._restarts = restarts + 1
+        self._loop.forget()
+        self._loop.timesteps, self._unrolls, self._loop.rows_dropped = timesteps, unrolls, dropped
+        self._is_seeded = self._ready = False
+
+    def get_state(
+        self, components: Collection[str] | None = None, *, not_components: Collection[str] = ()
+    ) -> PolicyState:
+        """Return what makes the runner what it is: nested dicts of arrays and of what JSON takes.
+
+        Args:
+            components: Of ``"policies"`` (by id), ``"connectors"`` (by policy id), ``"runner"``
+                (`state_dict`) and ``"metrics"``; None: all.
+            not_components: Parts to leave out.
+
+        Raises:
+            OptionError: There is no such component.
+        """
+        parts: dict[str, Callable[[], Any]] = {
+            "policies": lambda: {each: self.policies[each].get_state() for each in self.policies},
+            "connectors": lambda: {
+                policy_id: {"observation": before, "action": behind}
+                for policy_id, (before, behind) in self._mapping.connector_states().items()
+            },
+            "runner": self.state_dict,
+            "metrics": self.metrics.state_dict,
+        }
+        chosen = select_components(parts, components, not_components)
+        return {name: parts[name]() for name in chosen}
+
+    def set_state(self, state: PolicyState) -> None:
+        """Take over the components of a state of `get_state`, those that are there.
+
+        Without ``"runner"`` episodes go on. A policy is taken over if its ``weights_seq_no`` is newer than
+        what is here, or 0; policies that are not here are passed over.
+
+        Raises:
+            StateError: It is of other policies or connectors.
+        """
+        for policy_id, own in state.get("policies", {}).items():
+            policy = self.policies.get(policy_id)
+            if policy is not None and accepts_weights(policy.weights_seq_no, own.get("weights_seq_no")):
+                policy.set_state(own)
+        self._mapping.load_connector_states(
+            {each: (own["observation"], own["action"]) for each, own in state.get("connectors", {}).items()}
+        )
+        if "runner" in state:
+            self.load_state_dict(state["runner"])
+        if "metrics" in state:
+            self.metrics.load_state_dict(state["metrics"])
+
+
+def _int_state(state: JsonState, key: str) -> int:
+    value = state.get(key)
+    if not isinstance(value, int):
+        raise StateError(f"the runner's state needs {key!r} (int), but it has {excerpt(value)}")
+    return value
+
+
+class _Taken(NamedTuple):
+    """What is handed out.
+
+    Attributes:
+        parts: Policy id -> the batch, None if a part was changed, and its parts.
+        episodes: Number -> episode, of those that are trained on.
+        fresh: Number -> steps of the environment that are handed out.
+    """
+
+    parts: _Parts
+    episodes: dict[int, PlayedEpisode]
+    fresh: dict[int, int]
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """Policy id -> rows."""
+        return {policy_id: sum(len(part.rows) for part in own) for policy_id, (_, own) in self.parts.items()}
+
+    @property
+    def env_steps(self) -> int:
+        """Steps of environments, of the episodes that are trained on."""
+        return sum(self.fresh[number] for number in self.episodes)
+
+
+def _check_policies(policies: Any) -> None:
+    if not isinstance(policies, Mapping) or not policies:
+        raise OptionError(
+            f"policies={excerpt(policies)}: expected policies by id, such as "
+            "{'default_policy': RandomPolicy()}"
+        )
+    if isinstance(policies, dict):  # others hold nothing else
+        for policy_id, policy in policies.items():
+            if not isinstance(policy_id, str) or not isinstance(policy, Policy):
+                raise OptionError(
+                    f"policies[{excerpt(policy_id)}] is {excerpt(policy)}: expected a Policy, under a str"
+                )
+
+
+def _seeds(seed: int | None, worker_index: int) -> dict[str, int]:
+    """What everything random of a runner is seeded with."""
+    entropy = np.random.SeedSequence(seed).entropy
+    assert isinstance(entropy, int)
+    if seed is None:
+        logger.info("MultiAgentEnvRunner: seed %s, drawn from the OS", entropy)
+    (policy,) = np.random.SeedSequence(entropy, spawn_key=(worker_index,)).spawn(1)
+    return {"seed": entropy, "worker_index": worker_index, "policy": _number(policy)}
+
+
+def _number(sequence: np.random.SeedSequence) -> int:
+    return int(sequence.generate_state(1)[0] >> 2)
