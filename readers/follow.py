@@ -39,6 +39,7 @@ from rlio.errors import (
     excerpt,
 )
 from rlio.interfaces import Batch, JsonState, ReadLedger, ReadOptions, Unit
+from rlio.replay.buffers import Buffers
 from rlio.replay.positions import check_options, columns_digest
 from rlio.replay.segment_reader import (
     Ahead,
@@ -50,6 +51,7 @@ from rlio.replay.segment_reader import (
     own_size,
     split_batch,
 )
+from rlio.schemas.folded import Folded, unfold
 from rlio.storage import listing as listings
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import Listing, Segment, list_settled
@@ -71,7 +73,7 @@ class _Chunk:
     Attributes:
         writer: Whose they are.
         until: The row after the last of them.
-        batch: What is left.
+        batch: What is left, frame stacks not looked up yet.
         units: How many units that is.
         rows: How many rows.
         served: Units that were served before it.
@@ -79,7 +81,7 @@ class _Chunk:
 
     writer: str
     until: int
-    batch: Batch
+    batch: Folded
     units: int
     rows: int
     served: int = 0
@@ -89,7 +91,7 @@ class _Decoded(NamedTuple):
     """A row group from the background: all live ones of its segment, and its rows (None: lost)."""
 
     spans: list[Span]
-    batch: Batch | None
+    batch: Folded | None
 
 
 class _Mark(NamedTuple):
@@ -149,6 +151,8 @@ class FollowPass:
         self._given_up: set[str] = set()
         self._gone: Counter[str] = Counter()
         self._ahead: Ahead[_Decoded] = Ahead(self._decode)
+        # Of frame stacks.
+        self._buffers = Buffers()
         self._spans_of: tuple[Segment, list[Span]] | None = None
         self._tally = ReadLedger()
         self._over = False
@@ -235,7 +239,8 @@ class FollowPass:
 
     def _serve(self, chunk: _Chunk, units: int) -> tuple[Batch, int]:
         """Units from the front of the chunk; the cursor steps over them."""
-        head, rest = split_batch(chunk.batch, 0, units, self.unit)
+        head, rest = split_batch(chunk.batch.batch, 0, units, self.unit)
+        batch = unfold([replace(chunk.batch, batch=head)], self._buffers.empty)
         left = rest.agent_steps()
         # Of plain rows as many as were asked for; of others, what is not left over.
         rows = units if self._segments.counting.by_row else chunk.rows - left
@@ -244,13 +249,17 @@ class FollowPass:
         if units == chunk.units:
             self._rows[chunk.writer] = chunk.until
             self._chunk = None
-            return head, units
+            return batch, units
         if not self._is_joint:  # The rows of joint steps do not follow each other: see `_position_in_chunk`.
             self._rows[chunk.writer] += rows
         self._chunk = replace(
-            chunk, batch=rest, units=chunk.units - units, rows=left, served=chunk.served + units
+            chunk,
+            batch=replace(chunk.batch, batch=rest),
+            units=chunk.units - units,
+            rows=left,
+            served=chunk.served + units,
         )
-        return head, units
+        return batch, units
 
     @property
     def _segments(self) -> SegmentReader:
@@ -316,7 +325,7 @@ class FollowPass:
             return self._current[0], self._current[2]
         return (self._queue[0], 0) if self._queue else None
 
-    def _enter(self, writer: str, span: Span, batch: Batch | None) -> _Chunk | None:
+    def _enter(self, writer: str, span: Span, batch: Folded | None) -> _Chunk | None:
         """Bring the cursor to a group's first row, and over the group if it is lost."""
         self._skip(writer, span.first)  # A hole: it was believed, or there would be no group after it.
         if batch is None:
@@ -338,7 +347,7 @@ class FollowPass:
         if self._spans_of is None or self._spans_of[0] != segment:
             self._spans_of = (segment, self._segments.spans(segment))
         spans = self._spans_of[1]
-        return _Decoded(spans, self._segments.read(segment, spans[index]))
+        return _Decoded(spans, self._segments.read_folded(segment, spans[index]))
 
     def _forget_listing(self) -> None:
         """List again before going on."""
@@ -612,7 +621,7 @@ class FollowPass:
                 uri=self._storage.uri,
             )
         rest = split_batch(whole, 0, served, self.unit)[1]
-        return _Chunk(writer, until, rest, units - served, rest.agent_steps(), served)
+        return _Chunk(writer, until, Folded(rest), units - served, rest.agent_steps(), served)
 
     def close(self) -> None:
         """End the background thread, and any wait for rows."""

@@ -13,8 +13,8 @@ Example:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any, TypeAlias
@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch import Column, MultiAgentBatch, SampleBatch, concat_samples
+from rlio.columns import Columns
 from rlio.errors import CorruptData
 from rlio.nested import Path, leaves, unflatten
 from rlio.schemas.arrow import empty_array
@@ -99,6 +100,15 @@ class Folded:
 
     batch: SampleBatch | MultiAgentBatch
     frames: Mapping[tuple[str, Path], Frames] = field(default_factory=dict)
+
+    def parts(self, rows: int) -> Iterator[Folded]:
+        """The batch in parts of so many rows, of which each can be looked up by itself; else in one."""
+        batch = self.batch
+        if not self.frames or not isinstance(batch, SampleBatch) or Columns.SEQ_LENS in batch:
+            yield self
+            return
+        for start in range(0, len(batch), rows):
+            yield replace(self, batch=batch[start : start + rows])
 
 
 def fold(

@@ -116,6 +116,20 @@ def test_nested_stacks_beside_other_leaves_come_back() -> None:
                     assert np.array_equal(batch[name]["joints"][1], vector[rows])
 
 
+def test_a_follower_and_a_store_give_what_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = recording()
+    root = stored(columns, row_groups_of=32)
+    with DatasetReader(root, follow=True, batch_size=7, idle_timeout=0) as reader:
+        batches = list(reader)
+    assert sum(map(len, batches)) == ROWS
+    monkeypatch.setattr("rlio.replay.build.own_size", lambda dataset: 2)  # Row groups in parts of eight rows.
+    with DatasetReader(root, batch_size=7, epochs=1, shuffle=True, seed=0, cache="memory") as reader:
+        batches += list(reader)
+    assert sum(map(len, batches)) == 2 * ROWS
+    for batch in batches:
+        assert_rows(batch, columns)
+
+
 def test_a_writer_without_stacks_is_read_beside_one_with_them() -> None:
     """Too few rows show no stacks: those observations are stored whole."""
     columns = recording()

@@ -13,13 +13,18 @@ from rlio.dataset import Dataset, common_columns
 from rlio.errors import ClosedError
 from rlio.interfaces import Batch
 from rlio.replay.rows import Piece, StoreRows
-from rlio.replay.segment_reader import GroupOptions, SegmentReader, counting_of
+from rlio.replay.segment_reader import GroupOptions, SegmentReader, counting_of, own_size
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.filling import Filling
+from rlio.schemas.folded import unfold
 from rlio.schemas.schema import Leaf, PolicySchema, Schema
 from rlio.storage.listing import Segment
 
 __all__ = ["Built", "SegmentKey", "Source", "build", "key_of", "schema_of"]
+
+# Row groups of stacks are looked up so many batches, of 8 MiB at most, at a time: where such a part ends, the
+# frames of a stack are kept once more.
+_PART_BATCHES = 4
 
 
 class SegmentKey(NamedTuple):
@@ -119,15 +124,20 @@ def _with_validity(pid: str, policy: PolicySchema, schemas: Sequence[Schema]) ->
 
 
 def batches_of(source: Source, reader: SegmentReader, segments: Sequence[Segment]) -> Iterator[Decoded]:
-    """Every row group of some segments, in order; None in place of a lost one."""
+    """Every row group of some segments, in order; None in place of a lost one. Those of stacks in parts."""
+    most = _PART_BATCHES * own_size(source.dataset)
     for segment in segments:
         for span in reader.spans(segment):
-            batch = reader.read(segment, span)
-            yield Decoded(segment, batch, len(span.rows))
+            folded = reader.read_folded(segment, span)
+            if folded is None:
+                yield Decoded(segment, None, len(span.rows))
+            else:
+                for part in folded.parts(most):
+                    yield Decoded(segment, unfold([part]), part.batch.agent_steps())
 
 
 class Decoded(NamedTuple):
-    """A row group.
+    """A row group, or a part of one.
 
     Attributes:
         segment: What it is a part of.
