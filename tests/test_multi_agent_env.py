@@ -11,7 +11,7 @@ from gymnasium.spaces import Box, Discrete
 
 from rlio.envs.multi_agent import MultiAgentEnv, as_multi_agent_env, make_multi_agent
 from rlio.envs.multi_agent_stepping import MultiAgentStepper, check_multi_agent_env
-from rlio.errors import OptionError, SchemaError
+from rlio.errors import EnvError, OptionError, SchemaError
 
 NO_FLAGS = {"__all__": False}
 
@@ -253,7 +253,7 @@ def test_an_episode_in_which_nobody_ever_acts_again_is_an_error() -> None:
 
 
 def test_the_check_looks_into_spaces_and_rewards() -> None:
-    with pytest.raises(SchemaError, match="not in its space"):
+    with pytest.raises(EnvError, match=r"agent 'a': the observation is 11\.0 at index"):
         check_multi_agent_env(Scripted(made({"a": obs(11)})), steps=1)
     with pytest.raises(SchemaError, match="the reward 'much'"):
         check_multi_agent_env(Scripted(made({"a": obs(1)}, {"a": "much"})), steps=1)

@@ -16,6 +16,7 @@ Example:
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,8 +27,9 @@ from rlio.nested import path_text
 
 if TYPE_CHECKING:
     import gymnasium as gym
+    from gymnasium.vector import VectorEnv
 
-__all__ = ["EnvCheck", "check_methods", "takes_seed"]
+__all__ = ["EnvCheck", "VectorCheck", "check_methods", "check_observation", "check_spaces", "takes_seed"]
 
 _HINT = "check_env=False goes on without looking"
 
@@ -45,7 +47,7 @@ class EnvCheck:
 
     def __init__(self, env: gym.Env[Any, Any], name: str) -> None:
         self._where = f"{name} ({type(env.unwrapped).__name__})"
-        self._check_spaces(env)
+        check_spaces(env, self._where)
         check_methods(env, self._where)
         self._space = env.observation_space
         self._leaves = leaves_of(env.observation_space)
@@ -56,7 +58,7 @@ class EnvCheck:
         if not isinstance(result, tuple) or len(result) != 2:
             raise _wrong(where, f"gave {_shape_of(result)}: expected (observation, info)")
         obs, info = result
-        self._check_obs(obs, where)
+        check_observation(self._leaves, obs, where)
         _check_info(info, where)
 
     def step(self, result: Any) -> None:
@@ -68,7 +70,7 @@ class EnvCheck:
                 f"gave {_shape_of(result)}: expected (observation, reward, terminated, truncated, info)",
             )
         obs, reward, terminated, truncated, info = result
-        self._check_obs(obs, where)
+        check_observation(self._leaves, obs, where)
         if not isinstance(reward, (int, float, np.number)) and np.shape(reward) != ():
             raise _wrong(where, f"the reward is {excerpt(reward)}: expected a number")
         if not np.isfinite(float(reward)):
@@ -78,22 +80,82 @@ class EnvCheck:
                 raise _wrong(where, f"{name} is {excerpt(value)}: expected True or False")
         _check_info(info, where)
 
-    def _check_spaces(self, env: gym.Env[Any, Any]) -> None:
-        from gymnasium import Space
 
-        for name in ("observation_space", "action_space"):
-            space = getattr(env, name, None)
-            if not isinstance(space, Space):
-                raise _wrong(self._where, f"{name} is {excerpt(space)}: expected a gymnasium space")
+class VectorCheck:
+    """The same for a vector environment: what it gives must have a row for each of its environments.
 
-    def _check_obs(self, obs: Any, where: str) -> None:
+    Args:
+        envs: The vector environment.
+
+    Raises:
+        EnvError: From the methods: what is wrong, and where.
+    """
+
+    def __init__(self, envs: VectorEnv[Any, Any, Any]) -> None:
+        self._where, self._num_envs = type(envs.unwrapped).__name__, envs.num_envs
+        self._leaves = leaves_of(envs.single_observation_space)
+
+    def reset(self, result: Any) -> None:
+        """Look at what ``reset()`` gave."""
+        where = f"{self._where}, reset()"
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise _wrong(where, f"gave {_shape_of(result)}: expected (observations, infos)")
+        self._check_rows(result[0], where)
+        _check_info(result[1], where)
+
+    def step(self, result: Any) -> None:
+        """Look at what ``step()`` gave."""
+        where = f"{self._where}, step()"
+        if not isinstance(result, tuple) or len(result) != 5:
+            raise _wrong(
+                where,
+                f"gave {_shape_of(result)}: expected observations, rewards, terminations, truncations, infos",
+            )
+        obs, rewards, terminateds, truncateds, infos = result
+        self._check_rows(obs, where)
+        for name, value in (("rewards", rewards), ("terminations", terminateds), ("truncations", truncateds)):
+            if np.shape(value) != (self._num_envs,):
+                raise _wrong(where, f"{name} have the shape {np.shape(value)}: expected ({self._num_envs},)")
+        for name, value in (("terminations", terminateds), ("truncations", truncateds)):
+            if np.asarray(value).dtype != bool:
+                raise _wrong(where, f"{name} are {np.asarray(value).dtype}: expected bool")
+        _check_info(infos, where)
+
+    def _check_rows(self, obs: Any, where: str) -> None:
         for leaf in self._leaves:
-            place = f" at {path_text(leaf.path)}" if leaf.path else ""
-            try:
-                value = leaf_of(obs, leaf.path)
-            except SchemaError as error:
-                raise _wrong(where, f"the observation has nothing{place}: {_shape_of(obs)}") from error
-            _check_leaf(leaf, value, f"{where}: the observation{place}")
+            rows = _part(obs, leaf, where)
+            if len(rows) != self._num_envs:
+                raise _wrong(
+                    where, f"the observations{_place(leaf)} are {len(rows)} rows: expected {self._num_envs}"
+                )
+            for env, row in enumerate(rows):
+                _check_leaf(leaf, row, f"{where}: the observation{_place(leaf)} of environment {env}")
+
+
+def check_observation(leaves: Sequence[Leaf], obs: Any, where: str) -> None:
+    """Check that ``obs`` has the dtypes, or some that can be cast, shapes and bounds of a space.
+
+    Args:
+        leaves: Of the space.
+        obs: One observation.
+        where: Who gave it, for messages.
+
+    Raises:
+        EnvError: It has not.
+    """
+    for leaf in leaves:
+        _check_leaf(leaf, _part(obs, leaf, where), f"{where}: the observation{_place(leaf)}")
+
+
+def _place(leaf: Leaf) -> str:
+    return f" at {path_text(leaf.path)}" if leaf.path else ""
+
+
+def _part(obs: Any, leaf: Leaf, where: str) -> Any:
+    try:
+        return leaf_of(obs, leaf.path)
+    except SchemaError as error:
+        raise _wrong(where, f"the observation has nothing{_place(leaf)}: {_shape_of(obs)}") from error
 
 
 def _check_leaf(leaf: Leaf, value: Any, what: str) -> None:
@@ -140,6 +202,20 @@ def _shape_of(value: Any) -> str:
     if isinstance(value, dict):
         return f"a dict with the keys {excerpt(list(value))}"
     return f"{type(value).__name__} {excerpt(value)}"
+
+
+def check_spaces(env: gym.Env[Any, Any], where: str) -> None:
+    """Check that ``env`` has spaces of gymnasium's.
+
+    Raises:
+        EnvError: It has none.
+    """
+    from gymnasium import Space
+
+    for name in ("observation_space", "action_space"):
+        space = getattr(env, name, None)
+        if not isinstance(space, Space):
+            raise _wrong(where, f"{name} is {excerpt(space)}: expected a gymnasium space")
 
 
 def check_methods(env: gym.Env[Any, Any], where: str) -> None:

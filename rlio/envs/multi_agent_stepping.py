@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rlio.envs.checking import check_observation
+from rlio.envs.leaves import leaves_of
 from rlio.envs.multi_agent import ALL_AGENTS, COMMON_INFO, AgentId, MultiAgentDict, MultiAgentEnv
 from rlio.errors import OptionError, SchemaError, excerpt
 
@@ -263,6 +265,7 @@ def check_multi_agent_env(env: MultiAgentEnv, *, seed: int = 0, steps: int = 20)
 
     Raises:
         SchemaError: Something does not fit.
+        EnvError: An observation is not in its space.
         OptionError: An id is no id, or an agent has no space.
     """
     stepper = MultiAgentStepper(env)
@@ -287,12 +290,8 @@ def _random_action(env: MultiAgentEnv, agent: AgentId, rng: np.random.Generator)
 
 def _check_values(env: MultiAgentEnv, step: MultiAgentStep) -> None:
     for agent, value in (step.observations | step.finals).items():
-        space = env.get_observation_space(agent)
-        if not space.contains(value):
-            raise SchemaError(
-                f"{type(env).__name__} gave agent {excerpt(agent)} the observation {excerpt(value)}, "
-                f"which is not in its space {excerpt(str(space))}: check dtype, shape and bounds"
-            )
+        leaves = leaves_of(env.get_observation_space(agent))
+        check_observation(leaves, value, f"{type(env).__name__}, agent {excerpt(agent)}")
     for agent, reward in step.rewards.items():
         if isinstance(reward, bool) or not isinstance(reward, (int, float, np.number)):
             raise SchemaError(
