@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from rlio.envs.checking import check_spaces
 from rlio.envs.context import EnvContext, create
 from rlio.envs.leaves import leaves_of
 from rlio.envs.restarting import RestartPolicy
@@ -145,13 +146,18 @@ class _Maker:
     def __init__(self, env: Any, setup: EnvSetup) -> None:
         self._env, self._context, self._validate = env, setup.context, setup.validate
         self._keywords = {"render_mode": "rgb_array"} if setup.render else {}
+        self._check = setup.check
 
     def __call__(self, index: int, recreated: bool = False) -> Any:
+        from gymnasium import Env
+
         context = self._context.with_index(index, recreated=recreated)
         if callable(self._env):
             made = create(self._env, context)
         else:
             made = _make(self._env, **self._keywords, **context)
+        if self._check and isinstance(made, Env):
+            check_spaces(made, f"environment {index} ({type(made.unwrapped).__name__})")
         if self._validate is not None:
             self._validate(made, context)
         return made
@@ -204,7 +210,7 @@ def _stepper_of(
     from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
     if setup.restarts is None:
-        return VectorStepper(envs)
+        return VectorStepper(envs, check=setup.check)
     # Not their subclasses, which may do something else in a step.
     if type(envs) is SyncVectorEnv:
         makers = envs.env_fns
@@ -220,7 +226,7 @@ def _stepper_of(
             batch_wait_ms=setup.batch_wait_ms,
         )
         return _in_processes(_Maker(_OneOf(functions), each), each)
-    return VectorStepper(envs, make=make, restarts=setup.restarts)
+    return VectorStepper(envs, make=make, restarts=setup.restarts, check=setup.check)
 
 
 class _OneOf:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from rlio.envs.checking import VectorCheck
 from rlio.envs.leaves import leaf_of, leaves_of
 from rlio.envs.restarting import RestartPolicy, Restarts
 from rlio.envs.seeding import EpisodeSeeds
@@ -163,6 +164,7 @@ class VectorStepper(Stepper):
         envs: A gymnasium vector environment whose metadata say its autoreset mode.
         make: Makes it anew, after it failed.
         restarts: When to do so; None: failures are raised.
+        check: Check the first reset and the first step.
         clock: Seconds; for tests, like ``sleep``.
         sleep: Waits.
 
@@ -176,6 +178,7 @@ class VectorStepper(Stepper):
         *,
         make: Callable[[], VectorEnv[Any, Any, Any]] | None = None,
         restarts: RestartPolicy | None = None,
+        check: bool = False,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -200,6 +203,7 @@ class VectorStepper(Stepper):
         self._next_step = self._mode is AutoresetMode.NEXT_STEP
         self._same_step = self._mode is AutoresetMode.SAME_STEP
         self._make = make
+        self._check = VectorCheck(envs) if check else None
         # All of it fails together: the restarts of one.
         self._restarts = Restarts(restarts, num_envs=1, clock=clock)
         self._sleep = sleep
@@ -249,8 +253,10 @@ class VectorStepper(Stepper):
             self._current = np.array(given, np.int64)
         else:
             self._current = np.full(self.num_envs, -1 if given is None else given, np.int64)
-        obs, _ = self.envs.reset(seed=given)
-        return obs
+        result = self.envs.reset(seed=given)
+        if self._check is not None:
+            self._check.reset(result)
+        return result[0]
 
     def _failed(self, error: Exception, where: str) -> None:
         """Make the environments anew after ``error``, or raise."""
@@ -280,7 +286,11 @@ class VectorStepper(Stepper):
             EnvError: They failed, and are not to be made anew, or failed too often.
         """
         try:
-            step = self.read(self.envs.step(actions))
+            result = self.envs.step(actions)
+            if self._check is not None:
+                self._check.step(result)
+                self._check = None
+            step = self.read(result)
             if step.finals and self.is_reset_by_caller:
                 step = step._replace(obs=self._reset_some(step.starts))
         # Whatever it is: an environment is other people's code.
