@@ -202,15 +202,17 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
         CorruptData: It is no such file, or damaged.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise CorruptData("this is a single array, not a .npz file", uri=os.fspath(path))
+        # Read first: NumPy leaves a file that it cannot take apart open.
+        loaded = np.load(io.BytesIO(Path(path).read_bytes()), allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            raise CorruptData("this is a single array, not a .npz file of arrays", uri=os.fspath(path))
+        with loaded as file:
             return {name: file[name] for name in file.files}
     except FileNotFoundError as error:
         raise DataNotFound("there is no such file", uri=os.fspath(path)) from error
+    except CorruptData:
+        raise
     except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
-        if isinstance(error, CorruptData):
-            raise
         raise CorruptData(f"this is no .npz file of arrays: {error!r}", uri=os.fspath(path)) from error
 
 

@@ -1,0 +1,146 @@
+"""`ActorCritic`: learns from its own recent steps, by advantages (A2C), or in several bounded passes (PPO).
+
+Example:
+    >>> from rlio.policies.sgd import do_minibatch_sgd
+    >>> from rlio.rollout.config import RolloutConfig
+    >>> from rlio.rollout.env_runner import EnvRunner
+    >>> policy = ActorCritic(clip_param=0.2)
+    >>> runner = EnvRunner("CartPole-v1", policy, config=RolloutConfig(num_envs=4), seed=0)
+    >>> batch = runner.run()
+    >>> batch["advantages"].shape, batch["value_targets"].dtype
+    ((800,), dtype('float32'))
+    >>> stats = do_minibatch_sgd(
+    ...     policy.learn_on_batch, batch, num_sgd_iter=2, sgd_minibatch_size=200,
+    ...     standardize_fields=["advantages"], seed=0)
+    >>> policy.updates, sorted(stats)
+    (8, ['entropy', 'grad_norm', 'kl', 'loss', 'policy_loss', 'vf_loss'])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlio.columns import Columns
+from rlio.errors import OptionError
+from rlio.policies.postprocessing import GAE
+from rlio.policies.torch_policy import MakeModule, MakeOptimizer, TorchPolicy
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["ActorCritic"]
+
+
+class ActorCritic(TorchPolicy):
+    """A policy with values, in any space that `TorchPolicy` acts in, recurrent ones included.
+
+    The loss is ``policy_loss + vf_loss_coeff * vf_loss - entropy_coeff * entropy``: with ``clip_param``,
+    PPO's clipped surrogate, which allows for several passes over a batch (`do_minibatch_sgd`); without it,
+    ``-logp * advantage``, for one. ``vf_loss`` is half the mean squared error of the values. Rows count by
+    their ``weights`` where there is such a column. Reports these, and ``kl``, an estimate of how far the
+    policy has moved from the one that acted.
+
+    It learns from what `postprocess_trajectory` adds. Advantages are used as they are: standardise them over
+    the batch that is learned from.
+
+    Args:
+        module: As in `TorchPolicy`, with the value as its last output.
+        gae: How advantages are estimated.
+        clip_param: How far the probability of an action may move, as a ratio: 1 - clip to 1 + clip; None:
+            not bounded.
+        vf_loss_coeff: Weight of the values' loss.
+        entropy_coeff: Weight of the entropy.
+        optimizer: As in `TorchPolicy`.
+        learning_rate: As in `TorchPolicy`.
+        hidden: As in `TorchPolicy`.
+        max_grad_norm: As in `TorchPolicy`.
+        device: As in `TorchPolicy`.
+        max_seq_len: As in `TorchPolicy`.
+
+    Raises:
+        OptionError: A value is out of range.
+
+    Source: Mnih et al., "Asynchronous methods for deep reinforcement learning" (2016); Schulman et al.,
+    "Proximal policy optimization algorithms" (2017).
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module | MakeModule | None = None,
+        *,
+        gae: GAE | None = None,
+        clip_param: float | None = 0.2,
+        vf_loss_coeff: float = 0.5,
+        entropy_coeff: float = 0.0,
+        optimizer: MakeOptimizer | None = None,
+        learning_rate: float | None = None,
+        hidden: Sequence[int] | None = None,
+        max_grad_norm: float | None = 0.5,  # the usual one of PPO
+        device: str = "cpu",
+        max_seq_len: int | None = None,
+    ) -> None:
+        options = GAE() if gae is None else gae
+        super().__init__(
+            module,
+            optimizer=optimizer,
+            learning_rate=learning_rate,
+            hidden=hidden,
+            max_grad_norm=max_grad_norm,
+            device=device,
+            postprocessing=options,
+            max_seq_len=max_seq_len,
+        )
+        if not options.use_critic:
+            raise OptionError("gae=GAE(use_critic=False): an ActorCritic has a critic; leave it True")
+        if clip_param is not None and not clip_param > 0:
+            raise OptionError(f"clip_param={clip_param}: above 0, or None for no bound")
+        for name, value in (("vf_loss_coeff", vf_loss_coeff), ("entropy_coeff", entropy_coeff)):
+            if not value >= 0:
+                raise OptionError(f"{name}={value}: at least 0")
+        self._clip_param = clip_param
+        self._vf_loss_coeff = vf_loss_coeff
+        self._entropy_coeff = entropy_coeff
+
+    def _needed_columns(self) -> Sequence[str]:
+        return (
+            Columns.OBS,
+            Columns.ACTIONS,
+            Columns.ACTION_LOGP,
+            Columns.ADVANTAGES,
+            Columns.VALUE_TARGETS,
+        )
+
+    def _compute_loss(
+        self, outputs: torch.Tensor, tensors: dict[str, Any]
+    ) -> tuple[torch.Tensor, dict[str, float]]:
+        import torch
+
+        chosen_by, values = self.split_outputs(outputs)
+        assert values is not None
+        weights = tensors.get(Columns.WEIGHTS)
+
+        def mean(rows: torch.Tensor) -> torch.Tensor:
+            return rows.mean() if weights is None else (rows * weights).sum() / weights.sum()
+
+        logp = self.distribution.logp(chosen_by, tensors[Columns.ACTIONS])
+        moved = logp - tensors[Columns.ACTION_LOGP]
+        advantages = tensors[Columns.ADVANTAGES]
+        if self._clip_param is None:
+            gains = logp * advantages
+        else:
+            ratio = moved.exp()
+            bounded = ratio.clamp(1 - self._clip_param, 1 + self._clip_param)
+            gains = torch.minimum(ratio * advantages, bounded * advantages)
+        policy_loss = -mean(gains)
+        vf_loss = mean(0.5 * (values - tensors[Columns.VALUE_TARGETS]) ** 2)
+        entropy = mean(self.distribution.entropy(chosen_by))
+        loss = policy_loss + self._vf_loss_coeff * vf_loss - self._entropy_coeff * entropy
+        moved = moved.detach()
+        return loss, {
+            "policy_loss": float(policy_loss.detach()),
+            "vf_loss": float(vf_loss.detach()),
+            "entropy": float(entropy.detach()),
+            # Never below 0, and of little variance: Schulman, "Approximating KL divergence" (2020).
+            "kl": float(mean(moved.exp() - 1 - moved)),
+        }
