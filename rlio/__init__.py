@@ -16,6 +16,8 @@ from rlio._lazy import lazy_exports
 
 __all__ = [
     "DQN",
+    "GAE",
+    "ActorCritic",
     "BatchBuilder",
     "BehaviourCloning",
     "CacheError",
@@ -49,6 +51,8 @@ __all__ = [
     "OutputWriter",
     "ParquetWriter",
     "Policy",
+    "PolicyMap",
+    "PolicySpec",
     "PublishError",
     "RandomPolicy",
     "RecordExperience",
@@ -120,9 +124,13 @@ if TYPE_CHECKING:
     from rlio.maintenance.repair import repair
     from rlio.maintenance.trim import trim
     from rlio.maintenance.verify import verify
+    from rlio.policies.actor_critic import ActorCritic
     from rlio.policies.behaviour_cloning import BehaviourCloning
     from rlio.policies.dqn import DQN
     from rlio.policies.policy import Policy
+    from rlio.policies.policy_map import PolicyMap
+    from rlio.policies.policy_spec import PolicySpec
+    from rlio.policies.postprocessing import GAE
     from rlio.policies.random_policy import RandomPolicy
     from rlio.policies.torch_policy import TorchPolicy
     from rlio.readers.d4rl_reader import D4RLReader
@@ -153,6 +161,7 @@ else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
+            "ActorCritic": "rlio.policies.actor_critic",
             "BatchBuilder": "rlio.batch_builder",
             "BehaviourCloning": "rlio.policies.behaviour_cloning",
             "CacheError": "rlio.errors",
@@ -169,6 +178,7 @@ else:
             "EnvRunner": "rlio.rollout.env_runner",
             "Episode": "rlio.episode",
             "ForeignParquetReader": "rlio.readers.foreign_parquet",
+            "GAE": "rlio.policies.postprocessing",
             "HoleError": "rlio.errors",
             "IOContext": "rlio.interfaces",
             "InputReader": "rlio.interfaces",
@@ -187,6 +197,8 @@ else:
             "OutputWriter": "rlio.interfaces",
             "ParquetWriter": "rlio.writers.parquet_writer",
             "Policy": "rlio.policies.policy",
+            "PolicyMap": "rlio.policies.policy_map",
+            "PolicySpec": "rlio.policies.policy_spec",
             "PublishError": "rlio.errors",
             "RandomPolicy": "rlio.policies.random_policy",
             "RecordExperience": "rlio.recording",

@@ -25,6 +25,7 @@ INITS = {
 
 # A name that leaves this list breaks somebody's program: the changelog says so, and what to do.
 PUBLIC = [
+    "ActorCritic",
     "BatchBuilder",
     "BehaviourCloning",
     "CacheError",
@@ -41,6 +42,7 @@ PUBLIC = [
     "EnvRunner",
     "Episode",
     "ForeignParquetReader",
+    "GAE",
     "HoleError",
     "IOContext",
     "InputReader",
@@ -59,6 +61,8 @@ PUBLIC = [
     "OutputWriter",
     "ParquetWriter",
     "Policy",
+    "PolicyMap",
+    "PolicySpec",
     "PublishError",
     "RandomPolicy",
     "RecordExperience",
