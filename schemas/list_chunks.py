@@ -63,12 +63,14 @@ class ListChunk(NamedTuple):
         physical: Parquet's type of its values.
         values: How many there are.
         packed, unpacked: Bytes with and without compression, both with the page's header.
+        crc32: Of the page without its header.
     """
 
     physical: int
     values: int
     packed: int
     unpacked: int
+    crc32: int
 
 
 #: Column -> first byte in the file, and the chunk that begins there.
@@ -109,9 +111,15 @@ def encode_lists(
     body[: len(levels)] = levels
     _split(values, body[len(levels) :].reshape(values.itemsize, len(values)))
     packed = compressor.compress(memoryview(body))  # type: ignore[arg-type]  # NumPy's stubs hide the protocol
-    header = _page_header(len(values), unpacked=len(body), packed=packed)
-    kind = _TYPES[values.dtype.str[1:]]
-    chunk = ListChunk(kind, len(values), len(header) + len(packed), len(header) + len(body))
+    crc32 = zlib.crc32(packed)
+    header = _page_header(len(values), unpacked=len(body), packed=len(packed), crc32=crc32)
+    chunk = ListChunk(
+        physical=_TYPES[values.dtype.str[1:]],
+        values=len(values),
+        packed=len(header) + len(packed),
+        unpacked=len(header) + len(body),
+        crc32=crc32,
+    )
     return chunk, [header, packed]
 
 
@@ -138,8 +146,7 @@ def _split(flat: NDArray[Any], planes: NDArray[np.uint8]) -> None:
         np.right_shift(numbers, 8 * place, out=plane, casting="unsafe")
 
 
-def _page_header(values: int, *, unpacked: int, packed: bytes) -> bytes:
-    crc32 = zlib.crc32(packed)
+def _page_header(values: int, *, unpacked: int, packed: int, crc32: int) -> bytes:
     data = {
         1: (I32, encode_int(values)),
         2: (I32, encode_int(_BYTE_STREAM_SPLIT)),
@@ -150,7 +157,7 @@ def _page_header(values: int, *, unpacked: int, packed: bytes) -> bytes:
         {
             1: (I32, encode_int(0)),
             2: (I32, encode_int(unpacked)),
-            3: (I32, encode_int(len(packed))),
+            3: (I32, encode_int(packed)),
             4: (I32, encode_int(crc32 - (crc32 >> 31 << 32))),  # As the signed integer that the field is.
             5: (STRUCT, encode_struct(data)),
         }

@@ -23,6 +23,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from rlio.errors import OptionError, excerpt
+from rlio.schemas.crc32 import joined_crc32
 from rlio.schemas.group_arrays import BATCH, STREAM, ReadyGroup, file_fields
 from rlio.schemas.list_chunks import (
     PlacedChunks,
@@ -197,30 +198,37 @@ class ShardEncoder:
         self._writer.write_table(
             pa.Table.from_arrays(arrays, schema=pa.schema(self._fields)), row_group_size=group.rows
         )
-        self._add_lists(ready)
+        pages = self._add_lists(ready)
         stop = self.encoded_bytes
-        self._checksums.append(self._submit(lambda: self._checksum(start, stop)))
+        self._checksums.append(self._submit(lambda: self._checksum(start, stop, pages)))
         self._groups.append(GroupInfo(start, stop, 0, group.rows, group.units, group.env_steps))
         self.rows += group.rows
 
-    def _add_lists(self, ready: ReadyGroup) -> None:
-        """Write the columns that pyarrow does not, behind those that it has written."""
-        placed = {}
+    def _add_lists(self, ready: ReadyGroup) -> list[tuple[int, int, int]]:
+        """Write the columns that pyarrow does not; gives their pages: first and last byte, CRC-32."""
+        placed, pages = {}, []
         for name, length in self._lists.items():
             values = ready.arrays[name].values.to_numpy()
             chunk, parts = encode_lists(values, length, self._compressor)
             placed[name] = self.encoded_bytes, chunk
             for part in parts:
                 self._sink.write(part)
+            stop = self.encoded_bytes
+            pages.append((stop - len(parts[-1]), stop, chunk.crc32))
         self._chunks.append(placed)
+        return pages
 
-    def _checksum(self, start: int, stop: int) -> int:
+    def _checksum(self, start: int, stop: int, pages: Sequence[tuple[int, int, int]] = ()) -> int:
         """CRC-32 of a byte range, which also goes into the file's; runs in the order of the file."""
-        data = self._memory[start:stop]
-        self._crc32 = zlib.crc32(data, self._crc32)
-        crc32 = zlib.crc32(data)
+        # Each byte is looked at once: of pages that is done, and the file's CRC follows from its parts'.
+        crc32, at = 0, start
+        for first, last, page_crc32 in pages:
+            crc32 = joined_crc32(zlib.crc32(self._memory[at:first], crc32), page_crc32, last - first)
+            at = last
+        crc32 = zlib.crc32(self._memory[at:stop], crc32)
+        self._crc32 = joined_crc32(self._crc32, crc32, stop - start)
         if self._tee is not None:
-            self._tee(data)
+            self._tee(self._memory[start:stop])
         return crc32
 
     def finish(self) -> EncodedShard:
