@@ -18,6 +18,7 @@ __all__ = [
     "DQN",
     "GAE",
     "ActorCritic",
+    "AsyncInput",
     "BatchBuilder",
     "BehaviourCloning",
     "CacheError",
@@ -32,6 +33,8 @@ __all__ = [
     "EnvError",
     "EnvRunner",
     "Episode",
+    "ExternalEnv",
+    "ExternalRunner",
     "ForeignParquetReader",
     "HoleError",
     "IOContext",
@@ -51,7 +54,9 @@ __all__ = [
     "OutputWriter",
     "ParquetWriter",
     "Policy",
+    "PolicyClient",
     "PolicyMap",
+    "PolicyServerInput",
     "PolicySpec",
     "PublishError",
     "RandomPolicy",
@@ -96,6 +101,7 @@ if TYPE_CHECKING:
     from rlio.batch_builder import BatchBuilder, MultiAgentBatchBuilder
     from rlio.columns import Columns
     from rlio.dataset import Dataset, open_dataset
+    from rlio.envs.external import ExternalEnv
     from rlio.episode import Episode
     from rlio.errors import (
         CacheError,
@@ -133,6 +139,7 @@ if TYPE_CHECKING:
     from rlio.policies.postprocessing import GAE
     from rlio.policies.random_policy import RandomPolicy
     from rlio.policies.torch_policy import TorchPolicy
+    from rlio.readers.async_input import AsyncInput
     from rlio.readers.d4rl_reader import D4RLReader
     from rlio.readers.dataset_reader import DatasetReader
     from rlio.readers.foreign_parquet import ForeignParquetReader
@@ -148,6 +155,9 @@ if TYPE_CHECKING:
     from rlio.resolve import read, register_input, register_output
     from rlio.rollout.config import RolloutConfig
     from rlio.rollout.env_runner import EnvRunner
+    from rlio.rollout.external_runner import ExternalRunner
+    from rlio.rollout.policy_client import PolicyClient
+    from rlio.rollout.policy_server import PolicyServerInput
     from rlio.storage.spool import Spool
     from rlio.worker import RolloutWorker
     from rlio.writers.json_writer import JsonWriter
@@ -162,6 +172,7 @@ else:
         __name__,
         {
             "ActorCritic": "rlio.policies.actor_critic",
+            "AsyncInput": "rlio.readers.async_input",
             "BatchBuilder": "rlio.batch_builder",
             "BehaviourCloning": "rlio.policies.behaviour_cloning",
             "CacheError": "rlio.errors",
@@ -177,6 +188,8 @@ else:
             "EnvError": "rlio.errors",
             "EnvRunner": "rlio.rollout.env_runner",
             "Episode": "rlio.episode",
+            "ExternalEnv": "rlio.envs.external",
+            "ExternalRunner": "rlio.rollout.external_runner",
             "ForeignParquetReader": "rlio.readers.foreign_parquet",
             "GAE": "rlio.policies.postprocessing",
             "HoleError": "rlio.errors",
@@ -197,7 +210,9 @@ else:
             "OutputWriter": "rlio.interfaces",
             "ParquetWriter": "rlio.writers.parquet_writer",
             "Policy": "rlio.policies.policy",
+            "PolicyClient": "rlio.rollout.policy_client",
             "PolicyMap": "rlio.policies.policy_map",
+            "PolicyServerInput": "rlio.rollout.policy_server",
             "PolicySpec": "rlio.policies.policy_spec",
             "PublishError": "rlio.errors",
             "RandomPolicy": "rlio.policies.random_policy",

@@ -26,6 +26,7 @@ INITS = {
 # A name that leaves this list breaks somebody's program: the changelog says so, and what to do.
 PUBLIC = [
     "ActorCritic",
+    "AsyncInput",
     "BatchBuilder",
     "BehaviourCloning",
     "CacheError",
@@ -41,6 +42,8 @@ PUBLIC = [
     "EnvError",
     "EnvRunner",
     "Episode",
+    "ExternalEnv",
+    "ExternalRunner",
     "ForeignParquetReader",
     "GAE",
     "HoleError",
@@ -61,7 +64,9 @@ PUBLIC = [
     "OutputWriter",
     "ParquetWriter",
     "Policy",
+    "PolicyClient",
     "PolicyMap",
+    "PolicyServerInput",
     "PolicySpec",
     "PublishError",
     "RandomPolicy",

@@ -1,0 +1,176 @@
+"""`AsyncInput`: another reader's batches, sampled in a background thread.
+
+Example:
+    >>> from rlio.batch import SampleBatch
+    >>> from rlio.interfaces import InputReader
+    >>> class Always(InputReader):
+    ...     def _next(self):
+    ...         return SampleBatch(rewards=[1.0] * 10)
+    >>> with AsyncInput(Always()) as reader:
+    ...     len(reader.sample()), len(reader.sample(25))
+    (10, 25)
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+import weakref
+from collections import deque
+
+from rlio.errors import EndOfData, OptionError, excerpt
+from rlio.interfaces import Batch, InputReader, JsonState, ReadLedger
+
+__all__ = ["AsyncInput"]
+
+# How long a thread whose reader nobody closed is waited for: it may be in a `sample` that waits for rows.
+_LAST_SECONDS = 5.0
+
+
+class AsyncInput(InputReader):
+    """Samples ``child`` in a thread of its own, ahead of what is asked for; for live experience.
+
+    Environments step while a learner learns, with the weights of that moment: rows are up to ``queue_size``
+    batches older than those of a plain sampler. Set weights between two calls of the policy only if it can
+    take them at any time; ``lock`` is held while the child samples.
+
+    An error of the child surfaces in `sample`, after the batches before it; the next call goes on. So does
+    its end.
+
+    Args:
+        child: The reader; used by the thread alone, and closed with this one.
+        queue_size: Batches that wait at most; the thread waits then.
+        blackhole_outputs: Drop batches where the queue is full, or always if it is 0: the child's metrics are
+            all that is wanted. Their rows are counted in `rows_dropped`.
+
+    Attributes:
+        lock: Held while the child samples.
+
+    Raises:
+        OptionError: ``child`` is no reader, or ``queue_size`` below 1 (0 with ``blackhole_outputs``).
+    """
+
+    replayable = False
+
+    def __init__(self, child: InputReader, *, queue_size: int = 5, blackhole_outputs: bool = False) -> None:
+        if not isinstance(child, InputReader):
+            raise OptionError(f"AsyncInput takes a reader, not {excerpt(child)}: rlio.read() opens a path")
+        if operator.index(queue_size) < (0 if blackhole_outputs else 1):
+            raise OptionError(f"AsyncInput(queue_size={queue_size}): batches that may wait, at least 1")
+        self.child = child
+        self.unit = child.unit
+        self._queue = _Queue(queue_size, drops=blackhole_outputs)
+        self.lock = self._queue.sampling
+        self._thread: threading.Thread | None = None
+        if blackhole_outputs:
+            self._start()
+
+    @property
+    def rows_dropped(self) -> int:
+        """Rows that were sampled but not kept."""
+        return self._queue.dropped
+
+    @property
+    def ledger(self) -> ReadLedger:
+        """With what the child left out, and what was not kept. See `InputReader`."""
+        dropped = self.rows_dropped
+        return super().ledger.over(self.child.ledger).plus(expected=dropped, dropped=dropped)
+
+    def _start(self) -> None:
+        # A daemon: the interpreter waits for other threads before anybody could tell them to end.
+        self._thread = threading.Thread(
+            target=_sample_on, args=(self._queue, self.child), name="rlio-async-input", daemon=True
+        )
+        self._finalizer = weakref.finalize(self, _end, self._queue, self._thread, _LAST_SECONDS)
+        self._thread.start()
+
+    def _next(self) -> Batch:
+        if self._thread is None:
+            self._start()
+        return self._queue.get()
+
+    def _position(self) -> JsonState:
+        with self.lock:
+            return {"child": self.child.state_dict()}
+
+    def _seek(self, position: JsonState) -> None:
+        with self.lock:
+            self._queue.clear()
+            self.child.load_state_dict(position["child"])
+
+    def _close(self) -> None:
+        if self._thread is not None:
+            self._finalizer.detach()
+            _end(self._queue, self._thread, None)
+        self.child.close()
+
+
+class _Queue:
+    """Batches, and errors, that wait for their turn."""
+
+    def __init__(self, size: int, *, drops: bool) -> None:
+        #: Held while the child is used.
+        self.sampling = threading.RLock()
+        self.stopped = False
+        self.dropped = 0
+        self._size, self._drops = size, drops
+        self._items: deque[Batch | BaseException] = deque()
+        self._changed = threading.Condition()
+
+    def put(self, item: Batch | BaseException) -> None:
+        """Add an item, once there is room; after an error wait until it was taken."""
+        with self._changed:
+            if self._drops and not isinstance(item, BaseException) and len(self._items) >= self._size:
+                self.dropped += item.agent_steps()
+                return
+            self._changed.wait_for(lambda: self.stopped or len(self._items) < max(self._size, 1))
+            self._items.append(item)
+            self._changed.notify_all()
+            if isinstance(item, BaseException):
+                self._changed.wait_for(lambda: self.stopped or item not in self._items)
+
+    def get(self) -> Batch:
+        """Wait for the next batch, or raise the error in its place."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._items))
+            item = self._items.popleft()
+            self._changed.notify_all()
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    def clear(self) -> None:
+        """Drop what waits."""
+        with self._changed:
+            self.dropped += sum(
+                item.agent_steps() for item in self._items if not isinstance(item, BaseException)
+            )
+            self._items.clear()
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Tell the thread to end."""
+        with self._changed:
+            self.stopped = True
+            self._changed.notify_all()
+
+
+def _sample_on(queue: _Queue, child: InputReader) -> None:
+    """What the thread does. It holds no reference to the `AsyncInput`, which may be dropped unclosed."""
+    while not queue.stopped:
+        item: Batch | BaseException
+        try:
+            with queue.sampling:
+                item = child.sample()
+        # Whatever it is, it is raised where the batch would have been.
+        except BaseException as error:
+            item = error
+        queue.put(item)
+        if isinstance(item, EndOfData) and queue.stopped:
+            return
+
+
+def _end(queue: _Queue, thread: threading.Thread, timeout: float | None) -> None:
+    queue.stop()
+    if thread is not threading.current_thread():  # Garbage is collected in any thread.
+        thread.join(timeout)

@@ -1,0 +1,108 @@
+"""`ExternalEnv`: an environment that has the loop itself, such as a simulator or a game server.
+
+Example:
+    >>> from gymnasium.spaces import Box, Discrete
+    >>> class Countdown(ExternalEnv):
+    ...     def run(self):
+    ...         while True:
+    ...             episode = self.start_episode()
+    ...             for left in (3.0, 2.0, 1.0):
+    ...                 action = self.get_action(episode, [left])
+    ...                 self.log_returns(episode, float(action))
+    ...             self.end_episode(episode, [0.0])
+    >>> from rlio.policies.random_policy import RandomPolicy
+    >>> from rlio.rollout.external_runner import ExternalRunner
+    >>> runner = ExternalRunner(Countdown(Box(0.0, 3.0, (1,)), Discrete(2)), RandomPolicy(), seed=0)
+    >>> batch = runner.run(6)
+    >>> batch["obs"].ravel().tolist()
+    [3.0, 2.0, 1.0, 3.0, 2.0, 1.0]
+    >>> runner.stop()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rlio.errors import OptionError
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+__all__ = ["EpisodeSink", "ExternalEnv"]
+
+
+class EpisodeSink(Protocol):
+    """Who answers loops: `rlio.rollout.external_episodes.ExternalEpisodes`, or a client of a server."""
+
+    def start(self, episode_id: str | None = None, *, training_enabled: bool = True) -> str: ...
+
+    def get_action(self, episode_id: str, observation: Any) -> Any: ...
+
+    def log_action(self, episode_id: str, observation: Any, action: Any, **columns: Any) -> None: ...
+
+    def log_returns(self, episode_id: str, reward: float, info: Mapping[str, Any] | None = None) -> None: ...
+
+    def end(self, episode_id: str, observation: Any = None, *, truncated: bool = False) -> None: ...
+
+
+class ExternalEnv:
+    """Override `run`, which gets a thread of its own, and call the other methods in it, in any threads.
+
+    Any number of episodes may run side by side; their actions are chosen together. Policies act in
+    ``observation_space`` and ``action_space``.
+
+    Args:
+        observation_space: Of the observations that are reported.
+        action_space: Of the actions that are wanted.
+    """
+
+    def __init__(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self._sink: EpisodeSink | None = None
+
+    def run(self) -> None:
+        """Play episodes.
+
+        An error in it surfaces where experience is sampled, and its end is the end of the data.
+        """
+        raise OptionError(
+            f"{type(self).__name__} has no run(): override it with the loop that plays episodes"
+        )
+
+    def attach(self, sink: EpisodeSink) -> None:
+        """Say who answers; done by `ExternalRunner`.
+
+        Raises:
+            OptionError: Somebody does already.
+        """
+        if self._sink is not None:
+            raise OptionError("this ExternalEnv has a runner already: make another one")
+        self._sink = sink
+
+    @property
+    def _attached(self) -> EpisodeSink:
+        if self._sink is None:
+            raise OptionError(f"nobody samples this {type(self).__name__}: give it to an ExternalRunner")
+        return self._sink
+
+    def start_episode(self, episode_id: str | None = None, *, training_enabled: bool = True) -> str:
+        """Begin an episode and return its name; see `ExternalEpisodes.start`."""
+        return self._attached.start(episode_id, training_enabled=training_enabled)
+
+    def get_action(self, episode_id: str, observation: Any) -> Any:
+        """Report an observation and wait for the policy's action; see `ExternalEpisodes.get_action`."""
+        return self._attached.get_action(episode_id, observation)
+
+    def log_action(self, episode_id: str, observation: Any, action: Any, **columns: Any) -> None:
+        """Report an observation and the action that was taken; see `ExternalEpisodes.log_action`."""
+        self._attached.log_action(episode_id, observation, action, **columns)
+
+    def log_returns(self, episode_id: str, reward: float, info: Mapping[str, Any] | None = None) -> None:
+        """Report a reward for the last action; see `ExternalEpisodes.log_returns`."""
+        self._attached.log_returns(episode_id, reward, info)
+
+    def end_episode(self, episode_id: str, observation: Any = None, *, truncated: bool = False) -> None:
+        """Report the end of an episode; see `ExternalEpisodes.end`."""
+        self._attached.end(episode_id, observation, truncated=truncated)

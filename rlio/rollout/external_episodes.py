@@ -1,0 +1,552 @@
+"""`ExternalEpisodes`: episodes whose loops are elsewhere, in other threads or behind a network.
+
+Whoever runs an episode asks for actions and reports rewards; whoever samples answers with a policy, many
+episodes in one batch, and takes the rows.
+
+Example:
+    >>> import numpy as np
+    >>> from gymnasium.spaces import Box, Discrete
+    >>> from rlio.policies.random_policy import RandomPolicy
+    >>> policy = RandomPolicy()
+    >>> policy.bind(Box(0.0, 9.0, (1,)), Discrete(2), seed=0)
+    >>> episodes = ExternalEpisodes(policy, immediate=True)
+    >>> name = episodes.start()
+    >>> for t in range(3):
+    ...     action = episodes.get_action(name, [float(t)])
+    ...     episodes.log_returns(name, 1.0)
+    >>> episodes.end(name, [3.0])
+    >>> batch = episodes.take()
+    >>> batch["new_obs"].tolist(), batch["terminateds"].tolist()
+    ([[1.0], [2.0], [3.0]], [False, False, True])
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.batch import SampleBatch
+from rlio.columns import STATE_OUT_PREFIX, Columns
+from rlio.envs.leaves import Leaf, leaf_of, leaves_of
+from rlio.errors import ClosedError, EnvError, OptionError, SchemaError, excerpt
+from rlio.nested import map_structure, path_text
+from rlio.policies.policy import Policy
+from rlio.rollout.acting import STATE_BEFORE_PREFIX
+from rlio.rollout.agent_rows import NEXT_T, AgentRows, structured
+from rlio.rollout.callbacks import RolloutCallbacks, RunningEpisode, overridden
+from rlio.rollout.metrics import MetricsCollector
+
+__all__ = ["LOGGED", "ExternalEpisodes"]
+
+#: Column, bool: the action was logged by the loop, not chosen by the policy.
+LOGGED = "logged_action"
+# What describes the choice of an action, and is therefore unknown of those that the policy did not choose.
+_OF_THE_CHOICE = (Columns.ACTION_LOGP, Columns.ACTION_PROB)
+
+
+@dataclass(eq=False)
+class _Episode:
+    """One running episode.
+
+    Attributes:
+        name: What its loop calls it.
+        running: What callbacks see.
+        state: The policy's recurrent state, without an axis for the batch.
+        t: Number of its next step.
+        row: Number of its open row; None where no action is under way.
+        action: The last one, (1, ...), nested as the space; None before the first.
+        reward: For it, so far.
+        reward_before: For the one before.
+        info: What came with `reward`.
+    """
+
+    name: str
+    running: RunningEpisode
+    state: tuple[NDArray[Any], ...]
+    began: float
+    t: int = 0
+    row: int | None = None
+    action: Any = None
+    reward: float = 0.0
+    reward_before: float = 0.0
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class _Request:
+    """A loop that waits.
+
+    Attributes:
+        episode: Whose.
+        obs: (1, ...), nested as the space.
+        logged: The action that it took itself, (1, ...); None: it wants one.
+        columns: Columns that it knows of that action.
+        answered: Set once there is a result.
+        action: The result.
+        error: Why there is none.
+    """
+
+    episode: _Episode
+    obs: Any
+    logged: Any
+    columns: Mapping[str, Any]
+    answered: threading.Event = field(default_factory=threading.Event)
+    action: Any = None
+    error: BaseException | None = None
+
+
+class ExternalEpisodes:
+    """The running episodes and their rows. Thread-safe.
+
+    A row is one transition with the columns of `EnvRunner` and the bool column ``logged_action``. Of logged
+    actions ``action_logp`` and ``action_prob`` are NaN, unless the loop says them: the policy did not choose.
+    A reward belongs to the last action before it. The final observation may be unknown: ``new_obs_valid`` is
+    False there.
+
+    Args:
+        policy: Acts; bound to its spaces.
+        explore: Whether it explores.
+        infos: Whether to record infos.
+        immediate: Whether actions are computed where they are asked for, one by one; else by `serve`.
+        timeout: Seconds that a loop waits for an action.
+        callbacks: Get to know of episodes.
+        metrics: Count them.
+        seed: Of the episode ids.
+        worker_index: For callbacks.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        explore: bool = True,
+        infos: bool = False,
+        immediate: bool = False,
+        timeout: float | None = None,
+        callbacks: RolloutCallbacks | None = None,
+        metrics: MetricsCollector | None = None,
+        seed: int | None = None,
+        worker_index: int = 0,
+    ) -> None:
+        self.policy = policy
+        self.explore = explore
+        #: Rows that were sampled so far.
+        self.timesteps = 0
+        #: Rows that no batch has, of episodes that are not for training.
+        self.rows_dropped = 0
+        self.changed = threading.Condition(threading.RLock())
+        self._observation_leaves = leaves_of(policy.observation_space)
+        self._action_leaves = leaves_of(policy.action_space)
+        self._no_action = [np.zeros(leaf.shape, leaf.dtype) for leaf in self._action_leaves]
+        self._rows = AgentRows(policy.observation_space, policy.action_space, infos=infos)
+        self._infos = infos
+        self._immediate = immediate
+        self._timeout = timeout
+        self._callbacks = callbacks if callbacks is not None else RolloutCallbacks()
+        self._wanted = overridden(self._callbacks)
+        self._metrics = metrics if metrics is not None else MetricsCollector()
+        self._ids = np.random.default_rng(seed)
+        self._worker_index = worker_index
+        self._episodes: dict[str, _Episode] = {}
+        self._waiting: list[_Request] = []
+        #: Ids of episodes that are over and have rows, and of those of which rows are not wanted.
+        self._over: set[int] = set()
+        self._unwanted: set[int] = set()
+        self._unrolls = worker_index << 40
+        #: Names of the policy's columns, once it has acted.
+        self._known: frozenset[str] | None = None
+        self._closed = False
+
+    # ---- called by loops ----
+
+    def start(self, episode_id: str | None = None, *, training_enabled: bool = True) -> str:
+        """Begin an episode.
+
+        Args:
+            episode_id: Its name; None makes one.
+            training_enabled: Whether its rows go into batches.
+
+        Returns:
+            The name.
+
+        Raises:
+            OptionError: An episode with this name runs.
+            ClosedError: Nobody samples any more.
+        """
+        name = uuid.uuid4().hex if episode_id is None else episode_id
+        with self.changed:
+            self._check_open()
+            if name in self._episodes:
+                raise OptionError(f"episode {excerpt(name)} runs already: end it first, or take another name")
+            running = RunningEpisode(
+                int(self._ids.integers(0, 1 << 63, dtype=np.int64)),
+                worker_index=self._worker_index,
+                training_enabled=training_enabled,
+            )
+            state = tuple(part[0] for part in self.policy.initial_state(1))
+            self._episodes[name] = _Episode(name, running, state, time.monotonic())
+            self._call("on_episode_created", running)
+        return name
+
+    def get_action(self, episode_id: str, observation: Any) -> Any:
+        """Report an observation and wait for the action.
+
+        Args:
+            episode_id: Of a running episode.
+            observation: Nested as the space; lists will do.
+
+        Returns:
+            The action, in memory of its own.
+
+        Raises:
+            OptionError: There is no such episode, or it waits for an action already.
+            SchemaError: The observation is not of the space.
+            EnvError: Nobody answered in time.
+            ClosedError: Nobody samples any more.
+        """
+        return self._ask(episode_id, observation, None, {})
+
+    def log_action(self, episode_id: str, observation: Any, action: Any, **columns: Any) -> None:
+        """Report an observation, and the action that was taken instead of the policy's.
+
+        Args:
+            episode_id: Of a running episode.
+            observation: Nested as the space.
+            action: Nested as the action space.
+            columns: What is known of the choice, such as ``action_logp``: columns that the policy has too.
+
+        Raises:
+            As `get_action`.
+        """
+        if self._known is not None:
+            _check_known(columns, self._known)
+        acted = _one(self._action_leaves, action, Columns.ACTIONS)
+        self._ask(episode_id, observation, acted, columns)
+
+    def log_returns(self, episode_id: str, reward: float, info: Mapping[str, Any] | None = None) -> None:
+        """Report a reward for the last action; several for one action add up.
+
+        Raises:
+            OptionError: There is no such episode, or no action in it yet.
+        """
+        with self.changed:
+            episode = self._episode(episode_id)
+            if episode.row is None:
+                raise OptionError(
+                    f"episode {excerpt(episode_id)} has a reward before its first action: log it after one"
+                )
+            episode.reward += float(reward)
+            episode.running.total_reward += float(reward)
+            episode.running.last_reward = float(reward)
+            if info:
+                episode.info.update(info)
+
+    def end(self, episode_id: str, observation: Any = None, *, truncated: bool = False) -> None:
+        """Report the end of an episode.
+
+        Args:
+            episode_id: Of a running episode.
+            observation: The final one; None if nobody knows it.
+            truncated: Whether it was cut, and did not end by itself.
+
+        Raises:
+            OptionError: There is no such episode.
+            SchemaError: The observation is not of the space.
+        """
+        seen = None if observation is None else _one(self._observation_leaves, observation, Columns.OBS)
+        with self.changed:
+            episode = self._episode(episode_id)
+            self._close_row(episode, seen, ended=(not truncated, truncated))
+            del self._episodes[episode_id]
+            running = episode.running
+            running.last_observation = observation
+            self._call("on_episode_end", running)
+            self._metrics.episode_ended(running, duration=time.monotonic() - episode.began)
+            if episode.t:
+                self._over.add(running.eps_id)
+            if not running.training_enabled:
+                self._unwanted.add(running.eps_id)
+            self.changed.notify_all()
+
+    def _ask(self, episode_id: str, observation: Any, logged: Any, columns: Mapping[str, Any]) -> Any:
+        obs = _one(self._observation_leaves, observation, Columns.OBS)
+        with self.changed:
+            episode = self._episode(episode_id)
+            if any(other.episode is episode for other in self._waiting):
+                raise OptionError(
+                    f"episode {excerpt(episode_id)} waits for an action already, in another thread"
+                )
+            episode.running.last_observation = observation
+            self._close_row(episode, obs, ended=(False, False))
+            request = _Request(episode, obs, logged, columns)
+            if self._immediate:
+                self._answer([request])
+            else:
+                self._waiting.append(request)
+                self.changed.notify_all()
+        if not self._immediate and not request.answered.wait(self._timeout):
+            with self.changed:
+                if request in self._waiting:
+                    self._waiting.remove(request)
+            raise EnvError(
+                f"nobody chose an action for episode {excerpt(episode_id)} within {self._timeout} s: sample, "
+                "or give loops more time (timeout=)"
+            )
+        if request.error is not None:
+            raise request.error
+        return request.action
+
+    def _episode(self, episode_id: str) -> _Episode:
+        self._check_open()
+        try:
+            return self._episodes[episode_id]
+        except KeyError:
+            raise OptionError(
+                f"no episode {excerpt(episode_id)} runs: start it first; running are "
+                f"{excerpt(sorted(self._episodes))}"
+            ) from None
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("nobody samples these episodes any more: the runner is stopped")
+
+    def _close_row(self, episode: _Episode, obs: Any, *, ended: tuple[bool, bool]) -> None:
+        """Say what came of the episode's last action."""
+        if episode.row is None:
+            return
+        self._rows.close(
+            np.array([episode.row]),
+            rewards=[episode.reward],
+            t=episode.t,
+            new_obs=obs,
+            ended=[ended],
+            infos=[episode.info] if self._infos else None,
+        )
+        self.timesteps += 1
+        running = episode.running
+        running.length = episode.t
+        running.last_info = episode.info
+        running.last_action = map_structure(lambda leaf: leaf[0], episode.action)
+        episode.row = None
+        episode.reward_before, episode.reward, episode.info = episode.reward, 0.0, {}
+        if not any(ended):
+            self._call("on_episode_step", running)
+        self.changed.notify_all()
+
+    # ---- called by whoever samples ----
+
+    def serve(self, timeout: float | None = None) -> None:
+        """Wait until something happens, and answer the loops that wait for an action, all at once.
+
+        Args:
+            timeout: Seconds to wait at most.
+        """
+        with self.changed:
+            if not self._waiting:
+                self.changed.wait(timeout)
+            waiting, self._waiting = self._waiting, []
+            if waiting:
+                self._answer(waiting)
+
+    def _answer(self, requests: list[_Request]) -> None:
+        try:
+            self._act(requests)
+        except BaseException as error:
+            # The loops must not wait for ever; whoever samples gets to know as well.
+            for request in requests:
+                request.error = error
+            if not self._immediate:
+                raise
+        finally:
+            for request in requests:
+                request.answered.set()
+
+    def _act(self, requests: list[_Request]) -> None:
+        policy, episodes = self.policy, [request.episode for request in requests]
+        obs = _joined([request.obs for request in requests])
+        states = tuple(
+            np.stack(parts) for parts in zip(*(episode.state for episode in episodes), strict=True)
+        )
+        actions, after, extras = policy.compute_actions(
+            obs,
+            states,
+            explore=self.explore,
+            inputs=self._inputs(episodes) if policy.input_columns else None,
+            timestep=self.timesteps,
+        )
+        columns = {name: np.array(value) for name, value in extras.items()}
+        for k, (old, new) in enumerate(zip(states, after, strict=True)):
+            columns[f"{STATE_BEFORE_PREFIX}{k}"] = old
+            columns[f"{STATE_OUT_PREFIX}{k}"] = np.asarray(new)
+        self._known = frozenset(columns)
+        logged = np.array([request.logged is not None for request in requests])
+        parts = [_row_of(actions, i) if r.logged is None else r.logged for i, r in enumerate(requests)]
+        for i, request in enumerate(requests):
+            if request.logged is not None:
+                _fill_in(columns, i, request.columns)
+        columns[LOGGED] = logged
+        first = self._rows.open(
+            obs,
+            _joined(parts),
+            columns,
+            {
+                Columns.EPS_ID: np.array([episode.running.eps_id for episode in episodes]),
+                Columns.T: np.array([episode.t for episode in episodes]),
+                Columns.WEIGHTS_SEQ_NO: policy.weights_seq_no,
+            },
+        )
+        for i, (request, episode) in enumerate(zip(requests, episodes, strict=True)):
+            if not episode.t:
+                self._call("on_episode_start", episode.running)
+            episode.row, episode.t = first + i, episode.t + 1
+            episode.state = tuple(np.array(part[i]) for part in after)
+            episode.action = parts[i]
+            request.action = map_structure(lambda leaf: leaf[0], parts[i])
+
+    def _inputs(self, episodes: list[_Episode]) -> SampleBatch:
+        """What the policy wants to know of the step before."""
+        none = _one(self._action_leaves, structured(self._action_leaves, self._no_action), Columns.ACTIONS)
+        before = [none if episode.action is None else episode.action for episode in episodes]
+        known: dict[str, Any] = {
+            Columns.T: np.array([episode.t for episode in episodes]),
+            Columns.EPS_ID: np.array([episode.running.eps_id for episode in episodes]),
+            Columns.ENV_ID: np.zeros(len(episodes), np.int64),
+            Columns.PREV_REWARDS: np.array([episode.reward_before for episode in episodes], np.float32),
+            Columns.PREV_ACTIONS: _joined(before),
+        }
+        return SampleBatch({name: known[name] for name in self.policy.input_columns})
+
+    def _call(self, name: str, episode: RunningEpisode) -> None:
+        if name in self._wanted:
+            getattr(self._callbacks, name)(runner=self, env=None, episode=episode)
+
+    # ---- rows ----
+
+    def rows_ready(self, *, whole: bool) -> int:
+        """Rows that `take` would give."""
+        with self.changed:
+            return int(np.count_nonzero(self._chosen(whole=whole)))
+
+    @property
+    def episodes_ready(self) -> int:
+        """Episodes that are over, and of which `take` would give rows."""
+        with self.changed:
+            return len(self._over)
+
+    def take(self, *, whole: bool = False) -> SampleBatch:
+        """Hand out rows, episode by episode.
+
+        Args:
+            whole: Only those of episodes that are over; else all whose outcome is known.
+
+        Returns:
+            A batch of its own memory, with ``unroll_id`` and without the rows that are not for training.
+        """
+        with self.changed:
+            chosen = self._chosen(whole=whole)
+            columns, moved = self._rows.take(chosen)
+            for episode in self._episodes.values():
+                if episode.row is not None:
+                    episode.row = int(moved[episode.row])
+            self._over &= set(self._rows.integers(Columns.EPS_ID).tolist())
+            unwanted = self._unwanted | {
+                e.running.eps_id for e in self._episodes.values() if not e.running.training_enabled
+            }
+            return self._finished(columns, unwanted)
+
+    def _chosen(self, *, whole: bool) -> NDArray[np.bool_]:
+        chosen = self._rows.closed
+        if whole:
+            chosen &= np.isin(self._rows.integers(Columns.EPS_ID), list(self._over))
+        return chosen
+
+    def _finished(self, columns: dict[str, Any], unwanted: set[int]) -> SampleBatch:
+        eps_id = columns[Columns.EPS_ID]
+        # Rows lie in the order of time, and episodes run side by side.
+        _, first, episode = np.unique(eps_id, return_index=True, return_inverse=True)
+        order = np.argsort(first[episode], kind="stable")
+        kept = order[~np.isin(eps_id[order], list(unwanted))]
+        self.rows_dropped += len(order) - len(kept)
+        self._metrics.rows_dropped(len(order) - len(kept))
+        whole = SampleBatch({name: column for name, column in columns.items() if name != NEXT_T})
+        batch: SampleBatch = whole[kept]
+        starts = np.ones(len(batch), bool)
+        starts[1:] = eps_id[kept][1:] != eps_id[kept][:-1]
+        batch[Columns.AGENT_INDEX] = np.zeros(len(batch), np.int64)
+        batch[Columns.ENV_ID] = np.zeros(len(batch), np.int64)
+        batch[Columns.UNROLL_ID] = self._unrolls + np.cumsum(starts) - 1
+        self._unrolls += int(starts.sum())
+        return batch
+
+    def close(self) -> None:
+        """Let everybody who waits go, with a ClosedError."""
+        with self.changed:
+            self._closed = True
+            for request in self._waiting:
+                request.error = ClosedError("the runner is stopped: no more actions are chosen")
+                request.answered.set()
+            self._waiting = []
+            self.changed.notify_all()
+
+
+def _one(specs: list[Leaf], value: Any, column: str) -> Any:
+    """A value of a space as a batch of one, in memory of its own."""
+    found = []
+    for leaf in specs:
+        part = leaf_of(value, leaf.path)
+        if leaf.is_object:
+            made = np.empty(1, object)
+            made[0] = part
+        else:
+            try:
+                given = np.asarray(part)
+            except ValueError as error:
+                raise _misfit(leaf, f"{excerpt(part)}, which is no array", column) from error
+            if given.shape != leaf.shape or not np.can_cast(given.dtype, leaf.dtype, "same_kind"):
+                raise _misfit(leaf, f"{given.dtype} {given.shape}", column)
+            made = given.astype(leaf.dtype)[None]
+        found.append(made)
+    return structured(specs, found)
+
+
+def _misfit(leaf: Leaf, found: str, column: str) -> SchemaError:
+    return SchemaError(
+        f"the loop gave {found}, and {excerpt(str(leaf.space))} holds {leaf.dtype} {leaf.shape}",
+        column="/".join(filter(None, (column, path_text(leaf.path)))),
+    )
+
+
+def _joined(parts: list[Any]) -> Any:
+    """Batches of one as one batch."""
+    return map_structure(lambda *found: np.concatenate(found), *parts)
+
+
+def _row_of(values: Any, i: int) -> Any:
+    """Row ``i`` as a batch of one, in memory of its own."""
+    return map_structure(lambda leaf: np.array(np.asarray(leaf)[i : i + 1]), values)
+
+
+def _check_known(given: Mapping[str, Any], known: Collection[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise SchemaError(
+                f"log_action() was given a column that the policy does not have: it has {sorted(known)}",
+                column=name,
+            )
+
+
+def _fill_in(columns: dict[str, NDArray[Any]], i: int, known: Mapping[str, Any]) -> None:
+    """Put what is known of a logged action into row ``i`` of the policy's columns."""
+    _check_known(known, columns)
+    for name in _OF_THE_CHOICE:
+        if name in columns:
+            columns[name][i] = np.nan
+    for name, value in known.items():
+        columns[name][i] = value

@@ -1,0 +1,278 @@
+"""`ExternalRunner`: samples an `ExternalEnv`: answers its loops, and gives their rows."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlio.batch import SampleBatch, concat_samples
+from rlio.columns import DEFAULT_POLICY_ID
+from rlio.envs.external import ExternalEnv
+from rlio.episode import Episode
+from rlio.errors import ClosedError, EndOfData, EnvError, OptionError, excerpt
+from rlio.interfaces import JsonState
+from rlio.policies.policy import Policy
+from rlio.rollout.callbacks import CallbacksLike, combine, overridden
+from rlio.rollout.config import RolloutConfig
+from rlio.rollout.external_episodes import ExternalEpisodes
+from rlio.rollout.metrics import MetricsCollector, RolloutMetrics
+from rlio.rollout.trajectories import with_sequences, without_states
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+__all__ = ["ExternalRunner"]
+
+logger = logging.getLogger("rlio")
+
+# How long the loop's thread is waited for when the runner stops: it may be in a simulator's call.
+_STOP_SECONDS = 5.0
+# How often it is looked whether the loop has ended meanwhile.
+_LOOK_SECONDS = 0.2
+
+
+class ExternalRunner:
+    """Lets ``env`` play in a thread of its own, chooses its actions while it samples, and collects rows.
+
+    Between two calls of `run` the loops that ask for an action wait. Rows are those of
+    `rlio.rollout.external_episodes.ExternalEpisodes`, postprocessed by the policy.
+
+    Args:
+        env: The environment, whose `ExternalEnv.run` is started here.
+        policy: Acts; bound to the environment's spaces here, if it was not before.
+        config: Of it, ``rollout_fragment_length`` (rows of all episodes together), ``batch_mode``,
+            ``explore`` and ``record_infos`` count.
+        callbacks: See `rlio.rollout.callbacks`.
+        seed: Of the policy, if it is not bound yet, and of the episode ids.
+        worker_index: Makes those of workers with the same ``seed`` different.
+        timeout: Seconds that a loop waits for an action before it gets an `EnvError`; None: for ever.
+
+    Raises:
+        OptionError: ``env`` is none, or the policy cannot act in its spaces.
+    """
+
+    def __init__(
+        self,
+        env: ExternalEnv,
+        policy: Policy,
+        *,
+        config: RolloutConfig | None = None,
+        callbacks: CallbacksLike = None,
+        seed: int | None = None,
+        worker_index: int = 0,
+        timeout: float | None = None,
+    ) -> None:
+        if not isinstance(env, ExternalEnv):
+            raise OptionError(f"env={excerpt(env)}: expected an ExternalEnv; others are EnvRunner's")
+        self.env, self.policy = env, policy
+        self.config = (config if config is not None else RolloutConfig()).resolved()
+        self.metrics = MetricsCollector()
+        self._callbacks = combine(callbacks)
+        seeds = np.random.SeedSequence(seed, spawn_key=(worker_index,)).generate_state(2)
+        policy.bind(env.observation_space, env.action_space, int(seeds[0]))
+        self.episodes = ExternalEpisodes(
+            policy,
+            explore=self.config.explore,
+            infos=self.config.record_infos,
+            timeout=timeout,
+            callbacks=self._callbacks,
+            metrics=self.metrics,
+            seed=int(seeds[1]),
+            worker_index=worker_index,
+        )
+        self._whole = self.config.batch_mode == "complete_episodes"
+        self._stopped = False
+        self._error: BaseException | None = None
+        env.attach(self.episodes)
+        # A daemon: a loop that hangs must not keep the interpreter.
+        self._thread = threading.Thread(target=self._play, name="rlio-external-env", daemon=True)
+        self._thread.start()
+
+    def _play(self) -> None:
+        try:
+            self.env.run()
+        except ClosedError:  # The runner was stopped, which the loop has noticed.
+            logger.debug("the loop of %s has ended with its runner", type(self.env).__name__)
+        except BaseException as error:  # Whatever it is: it is raised where experience is sampled.
+            self._error = error
+        with self.episodes.changed:
+            self.episodes.changed.notify_all()
+
+    # ---- what it samples ----
+
+    @property
+    def env_id(self) -> str | None:
+        """None: an external environment is in no registry."""
+        return None
+
+    @property
+    def observation_space(self) -> gym.Space[Any]:
+        """Of one observation."""
+        return self.env.observation_space
+
+    @property
+    def action_space(self) -> gym.Space[Any]:
+        """Of one action."""
+        return self.env.action_space
+
+    @property
+    def timesteps(self) -> int:
+        """Rows sampled so far."""
+        return self.episodes.timesteps
+
+    def run(self, steps: int | None = None) -> SampleBatch:
+        """Answer loops until there are rows for a batch.
+
+        Args:
+            steps: In place of the config's ``rollout_fragment_length``.
+
+        Returns:
+            At least ``steps`` rows, all that there are; in complete mode those of whole episodes only. Fewer
+            at the end of the loop.
+
+        Raises:
+            EndOfData: The loop has ended, and there are no more rows.
+            EnvError: It has raised an error, which is the cause.
+            ClosedError: After `stop`.
+        """
+        return with_sequences(self._sampled(steps), max_seq_len=self.policy.max_seq_len)
+
+    def _sampled(self, steps: int | None) -> SampleBatch:
+        wanted = self.config.fragment_steps if steps is None else steps
+        if wanted < 1:
+            raise OptionError(f"steps={steps}: a number of steps, at least 1")
+        self.metrics.begin()
+        self.serve_until(lambda: self.rows_ready >= wanted)
+        return self.hand_out()
+
+    @property
+    def rows_ready(self) -> int:
+        """Rows that `hand_out` would give."""
+        return self.episodes.rows_ready(whole=self._whole)
+
+    def sample(self, *, num_timesteps: int | None = None, num_episodes: int | None = None) -> list[Episode]:
+        """Answer loops until there are steps or episodes, and give them as episodes, or chunks of them.
+
+        Args:
+            num_timesteps: At least so many steps; with neither argument, a fragment of the config's size.
+            num_episodes: At least so many whole episodes.
+
+        Raises:
+            OptionError: Both are given, or one is below 1.
+            EndOfData: As `run`, like EnvError and ClosedError.
+        """
+        if num_timesteps is not None and num_episodes is not None:
+            raise OptionError(
+                f"num_timesteps={num_timesteps} and num_episodes={num_episodes}: give one of them"
+            )
+        if num_episodes is None:
+            batch = self._sampled(num_timesteps)
+        else:
+            if num_episodes < 1:
+                raise OptionError(f"num_episodes={num_episodes}: at least 1")
+            self.metrics.begin()
+            self.serve_until(lambda: self.episodes.episodes_ready >= num_episodes)
+            batch = self.postprocessed(self.episodes.take(whole=True))
+        return [Episode.from_batch(rows) for rows in without_states(batch).split_by_episode()]
+
+    def serve_until(self, enough: Callable[[], bool]) -> None:
+        """Answer loops until there is ``enough``, or no more to come; for who hands out the rows itself.
+
+        Raises:
+            EndOfData: As `run`, like EnvError and ClosedError.
+        """
+        while not enough():
+            if self._stopped:
+                raise ClosedError("the ExternalRunner is stopped: make a new one, or sample before stop()")
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise EnvError(
+                    f"{type(self.env).__name__}.run() raised {type(error).__name__}: "
+                    f"{excerpt(str(error), 500)}"
+                ) from error
+            if not self._thread.is_alive():
+                if self.rows_ready:
+                    return
+                raise EndOfData(f"{type(self.env).__name__}.run() has ended, and its rows were given")
+            self.episodes.serve(_LOOK_SECONDS)
+
+    def hand_out(self) -> SampleBatch:
+        """The rows that are ready, postprocessed, with a recurrent policy's state before each of them."""
+        return self.postprocessed(self.episodes.take(whole=self._whole))
+
+    def postprocessed(self, batch: SampleBatch) -> SampleBatch:
+        """Count rows of episodes that this runner's policy acted in, and let it postprocess them."""
+        self.metrics.sampled(len(batch), weights_seq_no=self.policy.weights_seq_no)
+        return self._postprocessed(batch) if len(batch) else batch
+
+    def _postprocessed(self, batch: SampleBatch) -> SampleBatch:
+        if "on_postprocess_trajectory" not in overridden(self._callbacks):
+            return self.policy.postprocess_batch(batch)
+        made = []
+        for part in batch.split_by_episode():
+            before = part.copy()
+            done = self.policy.postprocess_trajectory(part)
+            self._callbacks.on_postprocess_trajectory(
+                runner=self,
+                episode=None,
+                agent_id=None,
+                policy_id=DEFAULT_POLICY_ID,
+                policies={DEFAULT_POLICY_ID: self.policy},
+                postprocessed_batch=done,
+                original_batches={None: (DEFAULT_POLICY_ID, before)},
+            )
+            made.append(done)
+        return concat_samples(made)
+
+    def get_metrics(self) -> RolloutMetrics:
+        """What happened since the last call; see `MetricsCollector.drain`."""
+        return self.metrics.drain()
+
+    def get_spaces(self) -> dict[str, tuple[gym.Space[Any], gym.Space[Any]]]:
+        """Policy id -> (observation space, action space)."""
+        return {DEFAULT_POLICY_ID: (self.observation_space, self.action_space)}
+
+    def assert_healthy(self) -> None:
+        """Check that there is something to sample.
+
+        Raises:
+            ClosedError: After `stop`.
+            EnvError: The loop has raised an error.
+        """
+        if self._stopped:
+            raise ClosedError("the ExternalRunner is stopped: make a new one")
+        if self._error is not None:
+            raise EnvError(f"{type(self.env).__name__}.run() failed: {self._error!r}") from self._error
+
+    # ---- state and end ----
+
+    def state_dict(self) -> JsonState:
+        """Return counters as JSON. Loops elsewhere cannot be saved."""
+        return {"timesteps": self.episodes.timesteps, "rows_dropped": self.episodes.rows_dropped}
+
+    def load_state_dict(self, state: JsonState) -> None:
+        """Continue counting from a state of `state_dict`."""
+        self.episodes.timesteps = int(state["timesteps"])
+        self.episodes.rows_dropped = int(state["rows_dropped"])
+
+    def stop(self) -> None:
+        """Let the loops go, which get a ClosedError, and wait some seconds for the environment's thread.
+
+        May be called again.
+        """
+        if self._stopped:
+            return
+        self._stopped = True
+        self.episodes.close()
+        if self._thread is not threading.current_thread():
+            self._thread.join(_STOP_SECONDS)
+            if self._thread.is_alive():
+                logger.warning(
+                    "%s.run() goes on %.0f s after its runner was stopped: it asks for no actions",
+                    type(self.env).__name__,
+                    _STOP_SECONDS,
+                )

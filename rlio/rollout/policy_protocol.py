@@ -1,0 +1,144 @@
+"""What `PolicyServerInput` and `PolicyClient` say to each other: JSON over HTTP, and ``.npz`` for weights.
+
+A command is a POST to ``/v1/<command>`` with the header ``Authorization: Bearer <token>`` and a JSON object:
+
+| command | object | answer |
+|---|---|---|
+| ``start_episode`` | ``episode_id`` (str or null), ``training_enabled`` | ``{"episode_id": str}`` |
+| ``get_action`` | ``episode_id``, ``observation`` | ``{"action": value}`` |
+| ``log_action`` | ``episode_id``, ``observation``, ``action``, ``columns`` | ``{}`` |
+| ``log_returns`` | ``episode_id``, ``reward``, ``info`` | ``{}`` |
+| ``end_episode`` | ``episode_id``, ``observation`` (null: unknown), ``truncated`` | ``{}`` |
+| ``get_spaces`` | | ``{"observation": space, "action": space}``, as `rlio.schemas.space_to_json` |
+| ``get_weights`` | | ``.npz``, their version in the header ``X-Rlio-Weights-Seq-No`` |
+| ``report_samples`` | two lines, not an object: a schema and a batch, as in JSON shards | ``{}`` |
+
+A value is nested as its space: objects for Dict, lists for Tuple; an array is a list of lists or, quicker,
+``{"dtype": "<f4", "shape": [84, 84], "base64": "..."}`` in C order. An error is a status from 400 on and
+``{"error": name of a class in rlio.errors, "message": str}``.
+
+Example:
+    >>> import numpy as np
+    >>> to_json({"where": np.float32([0.5, 1.0]), "gear": np.int64(2)})
+    {'where': [0.5, 1.0], 'gear': 2}
+    >>> from_json(to_json(np.zeros((40, 40), np.uint8))).shape
+    (40, 40)
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+from typing import Any, Final
+
+import numpy as np
+
+from rlio import errors
+from rlio.batch import SampleBatch
+from rlio.errors import RlioError, SchemaError, excerpt
+from rlio.schemas.json_lines import decode_line, encode_line
+from rlio.schemas.schema import Schema
+
+__all__ = [
+    "PREFIX",
+    "WEIGHTS_SEQ_NO",
+    "batch_from_bytes",
+    "batch_to_bytes",
+    "error_class",
+    "from_json",
+    "to_json",
+]
+
+PREFIX: Final = "/v1/"
+WEIGHTS_SEQ_NO: Final = "X-Rlio-Weights-Seq-No"
+
+_ARRAY_KEYS: Final = {"dtype", "shape", "base64"}
+# Larger arrays are packed: as text each element takes several times its bytes, and much time.
+_MOST_AS_TEXT: Final = 64
+_KINDS: Final = "biuf"
+
+
+def to_json(value: Any) -> Any:
+    """A nested value as JSON; see the module."""
+    if isinstance(value, dict):
+        return {key: to_json(part) for key, part in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [to_json(part) for part in value]
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        if value.size <= _MOST_AS_TEXT or value.dtype.kind not in _KINDS:
+            return value.tolist()
+        return {
+            "dtype": value.dtype.str,
+            "shape": list(value.shape),
+            "base64": base64.b64encode(value.tobytes()).decode(),
+        }
+    return value
+
+
+def from_json(value: Any) -> Any:
+    """A nested value of `to_json`: packed arrays as arrays, everything else as it is.
+
+    Raises:
+        SchemaError: A packed array is none.
+    """
+    if isinstance(value, list):
+        return [from_json(part) for part in value] if _may_hold_arrays(value) else value
+    if not isinstance(value, dict):
+        return value
+    if value.keys() != _ARRAY_KEYS:
+        return {key: from_json(part) for key, part in value.items()}
+    try:
+        dtype, shape = np.dtype(str(value["dtype"])), tuple(int(size) for size in value["shape"])
+        data = base64.b64decode(value["base64"], validate=True)
+        # Checked before any memory is asked for by a stranger's numbers.
+        if dtype.kind not in _KINDS or min(shape, default=0) < 0:
+            raise ValueError(f"dtype {dtype} and shape {shape}")
+        if len(data) != dtype.itemsize * math.prod(shape):
+            raise ValueError(f"{len(data)} bytes for {shape} of {dtype}")
+    except (TypeError, ValueError, binascii.Error) as error:
+        raise SchemaError(f"{excerpt(value)} is no packed array: {error}") from error
+    return np.frombuffer(data, dtype).reshape(shape)
+
+
+def _may_hold_arrays(values: list[Any]) -> bool:
+    return any(isinstance(value, (dict, list)) for value in values)
+
+
+def batch_to_bytes(batch: SampleBatch) -> bytes:
+    """A batch as two lines: its schema, and itself."""
+    schema = Schema.of(batch)
+    return schema.text.encode() + b"\n" + encode_line(batch, schema)
+
+
+def batch_from_bytes(data: bytes) -> SampleBatch:
+    """A batch of `batch_to_bytes`, from a stranger.
+
+    Raises:
+        RlioError: It is none, damaged, or out of bounds.
+    """
+    text, separator, line = data.partition(b"\n")
+    if not separator:
+        raise SchemaError("expected two lines, a schema and a batch, but found one")
+    try:
+        schema = Schema.from_text(text.decode())
+    except UnicodeDecodeError as error:
+        raise SchemaError(f"the schema is no UTF-8: {error}") from error
+    found = decode_line(line.rstrip(b"\n"), lambda name: _the_schema(schema, name))
+    if not isinstance(found, SampleBatch):
+        raise SchemaError("samples of several policies are not reported to a policy server")
+    return found
+
+
+def _the_schema(schema: Schema, name: str) -> Schema:
+    if name != schema.hash:
+        raise SchemaError(f"the batch is of the schema {excerpt(name)}, and {schema.hash} came with it")
+    return schema
+
+
+def error_class(name: str) -> type[RlioError] | None:
+    """The class in `rlio.errors` with this name; None if there is none."""
+    found = getattr(errors, name, None) if name in errors.__all__ else None
+    return found if isinstance(found, type) and issubclass(found, RlioError) else None
