@@ -39,7 +39,7 @@ def space_like(values: Any) -> gym.Space[Any]:
     from gymnasium import spaces
 
     if isinstance(values, dict):
-        return spaces.Dict({key: space_like(part) for key, part in values.items()})
+        return spaces.Dict([(key, space_like(part)) for key, part in values.items()])
     if isinstance(values, tuple):
         return spaces.Tuple([space_like(part) for part in values])
     dtype, shape = values.dtype, values.shape[1:]
@@ -55,9 +55,10 @@ def nested_space(leaves: Sequence[Leaf], leaf_spaces: Sequence[gym.Space[Any]]) 
     """The space that is nested as ``leaves`` are, and has ``leaf_spaces`` in their places."""
     from gymnasium import spaces
 
+    # Pairs: of a dict, gymnasium sorts the keys.
     def build(node: Any) -> gym.Space[Any]:
         if isinstance(node, dict):
-            return spaces.Dict({key: build(part) for key, part in node.items()})
+            return spaces.Dict([(key, build(part)) for key, part in node.items()])
         if isinstance(node, tuple):
             return spaces.Tuple([build(part) for part in node])
         found: gym.Space[Any] = leaf_spaces[node]
