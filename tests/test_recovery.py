@@ -343,6 +343,8 @@ def test_a_crash_and_recovery_make_the_same_shards_as_no_crash(
     tmp_path: Path, kind: str, roll: str, batches: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rlio.schemas.schema._GROUP_BYTES", 4096)
+    monkeypatch.setattr("rlio.schemas.row_groups._GROUP_FRAMES", 1500)
+    monkeypatch.setattr("rlio.schemas.row_groups._PIECE_STACKS", 2500)
     options: dict[str, Any] = {"compression": "zstd"} if kind == "json.zst" else {}
 
     def open_at(name: str) -> Writer:

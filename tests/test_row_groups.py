@@ -41,6 +41,30 @@ def test_sequences_are_put_together_and_never_cut(lengths: list[int], limit: int
         assert following is None or sum(part) + following[0] > limit
 
 
+def test_stacks_that_share_no_frames_take_no_more_memory_than_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`Schema.group_rows` counts a frame a row: a group ends where there are many more."""
+    monkeypatch.setattr("rlio.schemas.row_groups._GROUP_FRAMES", 64 * 1000)
+    monkeypatch.setattr("rlio.schemas.row_groups._PIECE_STACKS", 8 * 64 * 100)
+    rng = np.random.default_rng(0)
+    frames = rng.integers(0, 256, (24, 8, 8), np.uint8)
+    stacks = np.stack([frames[i : i + 4] for i in range(21)])
+    schema = Schema.of(SampleBatch(obs=stacks[:-1], new_obs=stacks[1:]))
+    assert schema.stacked
+    assert schema.group_rows == 1 << 16
+    assert schema.batch_rows == 1 << 14
+    random = SampleBatch(
+        {name: rng.integers(0, 256, (700, 4, 8, 8), np.uint8) for name in ("obs", "new_obs")}
+    )
+    parts = pieces_of(random, schema, rooms=repeat(schema.group_rows), limit=schema.group_rows)
+    assert [piece.rows for (piece,) in parts] == [100] * 7
+    buffer, groups = GroupBuffer(schema), []
+    for (piece,) in parts:
+        buffer.append(piece)
+        if buffer.is_full:
+            groups.append(buffer.take().rows)
+    assert groups == [200, 200, 200]  # Of 1600 frames each.
+
+
 def test_cutting_copies_nothing() -> None:
     batch = numbered(100)
     parts = pieces_of(batch, Schema.of(batch), rooms=repeat(9), limit=9)
