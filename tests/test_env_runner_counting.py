@@ -53,7 +53,7 @@ def test_sync_environments(mode: AutoresetMode, truncates: bool) -> None:
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 def test_environments_that_are_vectors_by_themselves(mode: AutoresetMode, truncates: bool) -> None:
     envs = CountingVectorEnv(64, mode, truncates=truncates)
-    recorded(envs, rows=135_000, truncates=truncates)
+    recorded(envs, rows=136_000, truncates=truncates)
 
 
 @pytest.mark.parametrize("truncates", [False, True], ids=["terminated", "truncated"])
@@ -61,7 +61,7 @@ def test_environments_that_are_vectors_by_themselves(mode: AutoresetMode, trunca
 def test_environments_in_processes(mode: AutoresetMode, truncates: bool) -> None:
     makers = [partial(CountingEnv, i, truncates=truncates) for i in range(2)]
     envs = AsyncVectorEnv(makers, copy=False, autoreset_mode=mode)
-    recorded(envs, rows=2_500, truncates=truncates)
+    recorded(envs, rows=1_000, truncates=truncates)
 
 
 @pytest.mark.parametrize("restarts", [False, True], ids=["", "restarting"])

@@ -14,8 +14,7 @@ Example:
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -309,6 +308,7 @@ class EnvRunner:
             OptionError: ``steps`` is below 1.
             ClosedError: After `stop`.
         """
+        self._act_at_random(False)
         return with_sequences(self._sampled(steps), max_seq_len=self.policy.max_seq_len)
 
     def _sampled(self, steps: int | None = None) -> SampleBatch:
@@ -353,42 +353,43 @@ class EnvRunner:
             )
         if num_episodes is not None and num_episodes < 1:
             raise OptionError(f"num_episodes={num_episodes}: at least 1")
-        with self._acting_so(explore=explore, at_random=random_actions):
-            if force_reset:
-                self._forget_steps()
+        self._act_at_random(random_actions)
+        if force_reset:
+            self._forget_steps()
+        self._explore = self.config.explore if explore is None else explore
+        try:
             if num_episodes is not None:
                 batch = self._complete(episodes=num_episodes)
             elif num_timesteps is None or self.config.batch_mode == "complete_episodes":
                 batch = self._sampled(num_timesteps)
             else:
                 batch = self._sampled(-(-num_timesteps // self.num_envs))
+        finally:
+            self._explore = self.config.explore
         rows_of_episodes = without_states(batch).split_by_episode() if len(batch) else []
-        chunks = self._look_back.follow(
-            [Episode.from_batch(rows) for rows in rows_of_episodes], running=self._episodes.ids
-        )
+        running = self._episodes.ids.union(self._recorder.scalar(Columns.EPS_ID).tolist())
+        chunks = self._look_back.follow(map(Episode.from_batch, rows_of_episodes), running=running)
         self.callbacks.on_sample_end(runner=self, samples=chunks)
         return chunks
 
-    @contextmanager
-    def _acting_so(self, *, explore: bool | None, at_random: bool) -> Iterator[None]:
-        if at_random != self._acts_randomly:
-            # Rows that wait have other extra columns; and a policy that remembers is to see whole episodes.
-            if self._recorder.rows or self._acting.remembers:
-                self._forget_steps()
-            self._recorder.forget_extras()
-            if at_random and self._random_policy is None:
+    def _act_at_random(self, at_random: bool) -> None:
+        """From now on, act at random, or as the policy does."""
+        if at_random == self._acts_randomly:
+            return
+        # Rows that wait have other extra columns; and a policy that remembers is to see whole episodes.
+        if self._recorder.rows or self._acting.remembers:
+            self._forget_steps()
+        self._recorder.forget_extras()
+        acting = self.policy
+        if at_random:
+            if self._random_policy is None:
                 self._random_policy = RandomPolicy()
                 self._random_policy.bind(
                     self.observation_space, self.action_space, _number(self._sequence(3))
                 )
-            acting = self._random_policy if at_random and self._random_policy else self.policy
-            self._acting = Acting(acting, self.num_envs)
-            self._acts_randomly = at_random
-        self._explore = self.config.explore if explore is None else explore
-        try:
-            yield
-        finally:
-            self._explore = self.config.explore
+            acting = self._random_policy
+        self._acting = Acting(acting, self.num_envs)
+        self._acts_randomly = at_random
 
     def get_metrics(self) -> RolloutMetrics:
         """What happened since the last call."""
