@@ -18,13 +18,32 @@ import numpy as np
 
 from rlio.errors import OptionError, excerpt
 
-__all__ = ["Schedule", "Weight", "whole_weights"]
+__all__ = ["Schedule", "Shares", "Weight", "whole_weights"]
 
 #: A relative weight; a float counts as the decimal number that it prints as.
 Weight: TypeAlias = float | Fraction | Decimal
+#: Steps of each source.
+Shares: TypeAlias = tuple[int, ...]
 
-# Places of a cycle that are remembered, at most.
+# Places of a cycle that are remembered from one plan to the next, about.
 _PLACES = 1024
+
+
+class _Place:
+    """A place in the cycle of the weights' sum.
+
+    Attributes:
+        counts: Steps that each source has had since the cycle began.
+        shares: What is dealt here.
+        after: The place behind that; None: it is not known yet, and neither is what is dealt.
+    """
+
+    __slots__ = ("after", "counts", "shares")
+
+    def __init__(self, counts: Shares) -> None:
+        self.counts = counts
+        self.shares: Shares = ()
+        self.after: _Place | None = None
 
 
 class Schedule:
@@ -66,8 +85,9 @@ class Schedule:
         # Deadlines are compared as whole numbers: those of source i are multiples of common / weight_i.
         common = math.lcm(*(weight for weight in self.weights if weight))
         self._spacing = [common // weight if weight else 0 for weight in self.weights]
-        #: A size and a place in the cycle -> what is dealt there, and the place behind it.
-        self._known: dict[tuple[int, tuple[int, ...]], tuple[list[int], tuple[int, ...]]] = {}
+        #: Places in the cycle of `plan`, and how many steps lie between one and the next.
+        self._places: dict[Shares, _Place] = {}
+        self._step = 0
 
     def deal(self, n: int) -> list[int]:
         """Return how many of the next ``n`` steps each source gives, and count them."""
@@ -75,33 +95,34 @@ class Schedule:
         self.counts = [count + share for count, share in zip(self.counts, shares, strict=True)]
         return shares
 
-    def plan(self, n: int, times: int) -> list[list[int]]:
+    def plan(self, n: int, times: int) -> list[Shares]:
         """Return what as many calls of ``deal(n)`` would return, and count nothing.
 
         What is dealt depends on where in the cycle of the weights' sum one is, not on how many cycles there
         were: after each cycle every source has had its weight. So each place of the cycle is dealt once.
         """
         # Where no place is come to soon again, there is nothing to remember.
-        remembers = self._sum // math.gcd(self._sum, n) <= _PLACES
+        most = _PLACES if self._sum // math.gcd(self._sum, n) <= _PLACES else 1
+        if n != self._step or len(self._places) > most:
+            self._step, self._places = n, {}
         place, planned = self._place(self.counts), []
         for _ in range(times):
-            known = self._known.get((n, place))
-            if known is None:
-                shares = self._dealt(place, n)
-                after = self._place([count + share for count, share in zip(place, shares, strict=True)])
-                known = shares, after
-                if remembers:
-                    if len(self._known) >= _PLACES:  # Of other sizes, or with what was owed.
-                        self._known.clear()
-                    self._known[n, place] = known
-            shares, place = known
-            planned.append(shares)
+            if place.after is None:
+                place.shares = tuple(self._dealt(place.counts, n))
+                counts = zip(place.counts, place.shares, strict=True)
+                place.after = self._place([count + share for count, share in counts])
+            planned.append(place.shares)
+            place = place.after
         return planned
 
-    def _place(self, counts: Sequence[int]) -> tuple[int, ...]:
-        """Steps that each source has had, without those of whole cycles."""
+    def _place(self, counts: Sequence[int]) -> _Place:
+        """Where in the cycle one is."""
         cycles = sum(counts) // self._sum
-        return tuple(count - cycles * weight for count, weight in zip(counts, self.weights, strict=True))
+        within = tuple(count - cycles * weight for count, weight in zip(counts, self.weights, strict=True))
+        found = self._places.get(within)
+        if found is None:
+            found = self._places[within] = _Place(within)
+        return found
 
     def _dealt(self, counts: Sequence[int], n: int) -> list[int]:
         """How many of the next ``n`` steps each source gives, after it has had ``counts``."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
+from functools import cached_property
 from typing import NamedTuple
 
 from rlio.batch import SampleBatch, count_units, split_units
@@ -82,7 +83,7 @@ class MixSource:
             missing -= size
         return n - missing
 
-    @property
+    @cached_property
     def rows(self) -> RowSource | None:
         """Its next rows where they lie; None if they do not lie in a store."""
         found: RowSource | None = getattr(self.reader, "row_source", None)

@@ -28,7 +28,7 @@ from rlio.columns import Columns
 from rlio.errors import EndOfData, OptionError, StateError, excerpt
 from rlio.interfaces import Batch, InputReader, JsonState, ReadLedger
 from rlio.readers.mix_block import MixBlock, plain_columns, woven
-from rlio.readers.mix_schedule import Schedule, Weight, whole_weights
+from rlio.readers.mix_schedule import Schedule, Shares, Weight, whole_weights
 from rlio.readers.mix_source import MOST_AHEAD, MixSource
 from rlio.replay.buffers import Buffers
 from rlio.replay.joint_gather import JointGather
@@ -159,21 +159,26 @@ class MixedInput(InputReader):
     # ---- one batch ----
 
     def _next(self) -> Batch:
-        return self._take(self.batch_size)
+        block = self._block
+        if block is None:
+            block = self._block = self._next_block()
+            if block is None:
+                return self._join(self.batch_size)
+        batch = block.cut()
+        if block.is_spent:
+            self._settle()
+            self._block = None
+        return batch
 
     def _take(self, n: int) -> Batch:
         if n == self.batch_size:
-            block = self._block
-            if block is None:
-                block = self._block = self._next_block()
-            if block is not None:
-                batch = block.cut()
-                if block.is_spent:
-                    self._settle()
-                    self._block = None
-                return batch
+            return self._next()
         self._settle()
         self._block = None
+        return self._join(n)
+
+    def _join(self, n: int) -> Batch:
+        """A batch of ``n`` units, joined of what each source gives."""
         # What is left over waits with the sources, so the mixture itself has nothing left over.
         self._follow_weights()
         schedule, counts = self._schedule, self._schedule.counts
@@ -237,7 +242,7 @@ class MixedInput(InputReader):
             return None
         return MixBlock(columns, shares=shares, batch_size=self.batch_size)
 
-    def _filled(self, shares: list[list[int]]) -> list[list[int]]:
+    def _filled(self, shares: list[Shares]) -> list[Shares]:
         """Read what some batches have of each source, and give those for which all is there."""
         have = []
         for source, own in zip(self._sources, zip(*shares, strict=True), strict=True):
@@ -416,7 +421,7 @@ class MixedInput(InputReader):
 
     def _close(self) -> None:
         self._settle()
-        self._block = None
+        self._block = self._joint = None  # The rows of stores should not wait for the garbage collector.
         first: Exception | None = None
         for source in self._sources:
             try:

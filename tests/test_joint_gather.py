@@ -10,7 +10,7 @@ import pytest
 from counter_env import check_transitions
 from test_replay_store import LENGTHS, record
 
-from rlio import DatasetReader, MixedInput, ReplayStore
+from rlio import DatasetReader, MixedInput, ReplayStore, SampleBatch
 from rlio.errors import EndOfData
 from rlio.interfaces import InputReader
 from rlio.testing import assert_resumes
@@ -122,3 +122,26 @@ def test_stores_of_other_rows_are_joined(tmp_path: Path, store: ReplayStore) -> 
     mix = MixedInput([(store.epochs(seed=1), 0.5), (live.uniform(seed=1), 0.5)], batch_size=8)
     np.testing.assert_array_equal([len(mix.sample()) for _ in range(5)], 8)
     assert mix._block is None
+
+
+def test_columns_of_any_shape_come_whole_in_batches_of_any_size() -> None:
+    """Long batches are copied vector by vector, short ones number by number."""
+    rng = np.random.default_rng(0)
+    shapes: dict[str, tuple[int, ...]] = {"one": (), "many": (5,), "single": (1,), "matrix": (2, 3)}
+    columns = {
+        f"{name} {kind}": rng.integers(0, 2, (2000, *shape)).astype(kind)
+        for name, shape in shapes.items()
+        for kind in ("f4", "?", "u1", "i8", "f2")
+    }
+    columns = {
+        name: values * rng.integers(1, 100, values.shape).astype(values.dtype)
+        for name, values in columns.items()
+    }
+    live = ReplayStore(2000)
+    live.append(SampleBatch(columns, t=np.arange(2000)))
+    for size in (1, 300, 1900):
+        batch = live.uniform(batch_size=size, seed=size).sample()
+        assert isinstance(batch, SampleBatch)
+        for name, values in columns.items():
+            assert batch[name].dtype == values.dtype
+            np.testing.assert_array_equal(batch[name], values[batch["t"]])

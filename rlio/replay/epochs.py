@@ -295,13 +295,18 @@ class StorePass:
         """The units at some positions."""
         if not self.options.shuffle:
             return np.arange(span.start, span.stop)
-        known = self._known
-        if known[0] != span.epoch or not known[1] <= span.start <= span.stop <= known[1] + len(known[2]):
+        epoch, first, units = self._known
+        last = first + len(units)
+        if epoch != span.epoch or not first <= span.start <= last:
+            first = last = span.start
+            units = units[:0]
+        if span.stop > last:
             # More than is asked for: the permutation takes as long for a few as for some thousands.
-            stop = min(max(span.stop, span.start + _ORDER_ROWS), self.total)
-            known = (span.epoch, span.start, self._permutation(span.epoch).take(span.start, stop))
-            self._known = known
-        return known[2][span.start - known[1] : span.stop - known[1]]
+            stop = min(max(span.stop, last + _ORDER_ROWS), self.total)
+            more = self._permutation(span.epoch).take(last, stop)
+            first, units = span.start, np.concatenate([units[span.start - first :], more])
+            self._known = (span.epoch, first, units)
+        return units[span.start - first : span.stop - first]
 
     def _permutation(self, epoch: int) -> Permutation:
         known = self._order

@@ -6,8 +6,9 @@ that those of all sources are taken at once, each to its place, and cut into col
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,11 @@ from rlio.replay.draws import RowUnits
 __all__ = ["JointGather", "RowSource"]
 
 Ids = NDArray[np.int64]
+
+# `numpy.ndarray.take` of a table, the rows to take, and where they go.
+_Piece: TypeAlias = tuple[Callable[..., object], Ids, NDArray[Any]]
+# Pieces that are remembered, of 200 bytes each, at most.
+_PIECES: Final = 16_384
 
 
 class RowSource(Protocol):
@@ -44,6 +50,11 @@ class JointGather:
     def __init__(self, sources: Sequence[tuple[RowSource, RowUnits]]) -> None:
         self._sources = sources
         self._buffers = Buffers()
+        #: Numbers of the rows, source by source, and the rows themselves, batch by batch.
+        self._rows: Ids = np.empty(0, np.int64)
+        self._packed: NDArray[Any] = np.empty(0, np.void)
+        #: Shares -> what copies the rows that they say.
+        self._known: dict[tuple[tuple[int, ...], ...], list[_Piece]] = {}
 
     @classmethod
     def of(cls, sources: Sequence[RowSource | None]) -> JointGather | None:
@@ -64,7 +75,7 @@ class JointGather:
         """Bytes of a row."""
         return self._sources[0][1].table.row.itemsize
 
-    def columns(self, shares: Sequence[Sequence[int]]) -> dict[str, NDArray[Any]] | None:
+    def columns(self, shares: Sequence[tuple[int, ...]]) -> dict[str, NDArray[Any]] | None:
         """The rows of several batches, one after the other: column -> contiguous array.
 
         Args:
@@ -79,16 +90,41 @@ class JointGather:
             if numbers is None:
                 return None
             wanted.append(units.rows(numbers))
+        total = sum(map(len, wanted))
+        if total != len(self._rows):
+            self._make_room(total)
+        np.concatenate(wanted, out=self._rows)
+        for take, rows, target in self._pieces(tuple(shares)):
+            take(rows, None, target, "clip")
         first = self._sources[0][1]
-        tables = [units.table.packed_values for _, units in self._sources]
-        packed = self._buffers.empty((sum(map(len, wanted)),), first.table.void)
-        at, used = 0, [0] * len(wanted)
+        return first.named(first.table.unpacked(self._packed, first.plan, self._buffers))
+
+    def _make_room(self, rows: int) -> None:
+        """Memory for so many row numbers, and for their rows; what is given to users is copied from it."""
+        self._rows = np.empty(rows, np.int64)
+        self._packed = np.empty(rows, self._sources[0][1].table.void)
+        self._known.clear()
+
+    def _pieces(self, shares: tuple[tuple[int, ...], ...]) -> list[_Piece]:
+        """What copies the rows of each batch from each source, one after the other.
+
+        They are remembered: shares come again, and to make the views takes as long as to copy the rows.
+        """
+        found = self._known.get(shares)
+        if found is not None:
+            return found
+        starts = [0, *accumulate(map(sum, zip(*shares, strict=True)))]
+        pieces: list[_Piece] = []
+        at = 0
         for share in shares:
             for i, count in enumerate(share):
                 if count:
-                    start = used[i]
-                    used[i] = stop = start + count
-                    # For a few rows, every call on the way to this one would cost as much as they do.
-                    tables[i].take(wanted[i][start:stop], None, packed[at : at + count], "clip")
+                    start = starts[i]
+                    starts[i] = stop = start + count
+                    take = self._sources[i][1].table.packed_values.take
+                    pieces.append((take, self._rows[start:stop], self._packed[at : at + count]))
                     at += count
-        return first.named(first.table.unpacked(packed, first.plan, self._buffers))
+        if (len(self._known) + 1) * len(pieces) > _PIECES:
+            self._known.clear()
+        self._known[shares] = pieces
+        return pieces
