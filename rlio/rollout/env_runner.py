@@ -27,6 +27,7 @@ from rlio.connectors.actions import ClipAction, UnsquashAction
 from rlio.connectors.connector import ActionPipeline, Connector, Pipeline, Streams
 from rlio.connectors.mean_std import MeanStdFilter
 from rlio.connectors.rewards import clip_rewards
+from rlio.envs.games import Game, finished_games, tells_games
 from rlio.envs.horizon import with_horizon
 from rlio.envs.making import EnvLike, make_stepper, set_environs
 from rlio.envs.seeding import EpisodeSeeds
@@ -498,7 +499,7 @@ class EnvRunner:
                 step, ended, sent=sent, infos=infos, lengths=episodes.t, totals=episodes.totals
             )
         if ended.any():
-            episodes.end(ended)
+            episodes.end(ended, self._games(step, ended, infos))
         if step.faulty is not None:
             self._discard(step)
         if self._hooks is not None:
@@ -524,6 +525,16 @@ class EnvRunner:
         """The infos of a step, if somebody wants them."""
         wanted = self.config.record_infos or (self._hooks is not None and self._hooks.looks_at(ended))
         return self._stepping.env_infos(step) if wanted else None
+
+    def _games(
+        self, step: VectorStep, ended: NDArray[np.bool_], infos: list[dict[str, Any]] | None
+    ) -> dict[int, Game | None] | None:
+        """What is counted in place of the episodes that ``ended``, where environments tell it."""
+        if infos is None:
+            if not tells_games(step.infos):
+                return None
+            infos = self._stepping.env_infos(step)
+        return finished_games(infos, np.flatnonzero(ended).tolist())
 
     def _cut_softly(self, step: VectorStep, ended: NDArray[np.bool_]) -> tuple[VectorStep, NDArray[np.bool_]]:
         """Begin new episodes at the horizon, where the environment goes on."""

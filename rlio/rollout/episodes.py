@@ -14,12 +14,16 @@ Example:
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlio.envs.games import Game
 from rlio.rollout.episode_hooks import EpisodeHooks
 from rlio.rollout.metrics import MetricsCollector
 
@@ -76,15 +80,34 @@ class Episodes:
         np.add(self.totals, rewards, out=self.totals, where=valid)
         return int(np.count_nonzero(valid))
 
-    def end(self, which: NDArray[np.bool_]) -> None:
-        """The episodes ``which``, (N,), have ended; others follow."""
+    def end(self, which: NDArray[np.bool_], games: Mapping[int, Game | None] | None = None) -> None:
+        """The episodes ``which``, (N,), have ended; others follow.
+
+        Args:
+            which: Their environments.
+            games: What is counted in place of some of them, see `rlio.envs.games`; None counts as nothing.
+        """
         durations = time.perf_counter() - self._began[which]
-        if self._hooks is None:
+        if games:
+            for env, duration in zip(np.flatnonzero(which).tolist(), durations.tolist(), strict=True):
+                own = Game(float(self.totals[env]), int(self.t[env]))
+                self._end_one(env, games.get(env, own), duration if env not in games else math.nan)
+        elif self._hooks is None:
             self._metrics.episodes_ended(self.totals[which], self.t[which], durations)
         else:
             for env, duration in zip(np.flatnonzero(which).tolist(), durations.tolist(), strict=True):
                 self._metrics.episode_ended(self._hooks.running[env], duration=duration)
         self._renew(which)
+
+    def _end_one(self, env: int, game: Game | None, duration: float) -> None:
+        if game is None:
+            return
+        if self._hooks is None:
+            returns, lengths = np.array([game.total_reward]), np.array([game.length])
+            self._metrics.episodes_ended(returns, lengths, np.array([duration]))
+        else:
+            episode = replace(self._hooks.running[env], total_reward=game.total_reward, length=game.length)
+            self._metrics.episode_ended(episode, duration=duration)
 
     def fail(self, which: NDArray[np.bool_], *, rows: int) -> None:
         """The episodes ``which``, (N,), are discarded with ``rows`` rows; others follow."""

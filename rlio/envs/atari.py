@@ -1,0 +1,214 @@
+"""`make_atari`: games of the Arcade Learning Environment as DQN's paper prepares them.
+
+Example:
+    >>> from functools import partial
+    >>> env = make_atari("ALE/Pong-v5", AtariOptions(noop_max=0))
+    >>> env.observation_space.shape, env.observation_space.dtype
+    ((4, 84, 84), dtype('uint8'))
+    >>> env.close()
+
+A function that makes them is what runners take: ``EnvRunner(partial(make_atari, "ALE/Pong-v5"), policy)``.
+
+Source: Mnih et al. 2015, "Human-level control through deep reinforcement learning"; Machado et al. 2018,
+"Revisiting the Arcade Learning Environment".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from rlio.envs.games import GAME, Game
+from rlio.errors import MissingExtra, OptionError, excerpt
+
+__all__ = ["AtariOptions", "make_atari", "wrap_atari"]
+
+# Any: gymnasium's generic parameters, which say nothing here.
+_Env = gym.Env[Any, Any]
+_Wrapper = gym.Wrapper[Any, Any, Any, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AtariOptions:
+    """How a game is prepared.
+
+    Attributes:
+        frame_stack: Frames in an observation, the newest last; 1: the frame alone, without that axis.
+        screen_size: Height and width in pixels.
+        frame_skip: Frames for which an action is repeated; the last two are pooled.
+        noop_max: Up to so many steps without action begin a game.
+        grayscale: Whether colours are dropped; else frames have a last axis of 3.
+        sticky: Probability that the game repeats the action before, frame by frame.
+        episodic_life: Whether losing a life ends an episode, but not the game.
+        fire_reset: Begin with FIRE, where the game waits for it.
+        clip_rewards: Rewards are -1, 0 or 1. Metrics have the points all the same.
+
+    Raises:
+        OptionError: A number is out of range.
+    """
+
+    frame_stack: int = 4
+    screen_size: int = 84
+    frame_skip: int = 4
+    noop_max: int = 30
+    grayscale: bool = True
+    # Machado et al. 2018: what ALE/*-v5 stands for. DQN's paper has 0.
+    sticky: float = 0.25
+    episodic_life: bool = True
+    fire_reset: bool = True
+    clip_rewards: bool = True
+
+    def __post_init__(self) -> None:
+        for name, least in (("frame_stack", 1), ("screen_size", 1), ("frame_skip", 1), ("noop_max", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise OptionError(f"{name}={excerpt(value)}: a whole number, at least {least}")
+        if not 0 <= self.sticky < 1:
+            raise OptionError(f"sticky={self.sticky}: a probability below 1")
+
+
+def make_atari(env_id: str, options: AtariOptions | None = None, **keywords: Any) -> _Env:
+    """Make a game and prepare it.
+
+    Args:
+        env_id: Such as ``"ALE/Pong-v5"``.
+        options: How to prepare it; None: the defaults.
+        keywords: Further ones of the game's own, such as ``full_action_space`` and ``render_mode``.
+
+    Raises:
+        MissingExtra: ale-py or OpenCV is not installed.
+        gymnasium.error.Error: There is no such game.
+    """
+    try:
+        import ale_py
+    except ImportError as error:
+        raise MissingExtra("ale-py", "atari") from error
+    options = options if options is not None else AtariOptions()
+    gym.register_envs(ale_py)
+    env = gym.make(
+        env_id,
+        frameskip=1,  # Skipped below, where frames are pooled too.
+        repeat_action_probability=options.sticky,
+        disable_env_checker=True,
+        **keywords,
+    )
+    return wrap_atari(env, options)
+
+
+def wrap_atari(env: _Env, options: AtariOptions | None = None) -> _Env:
+    """Prepare a game that was made with ``frameskip=1``.
+
+    Args:
+        env: The game.
+        options: How; None: the defaults. ``sticky`` is the game's own business.
+
+    Raises:
+        MissingExtra: OpenCV is not installed.
+    """
+    from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
+
+    options = options if options is not None else AtariOptions()
+    try:
+        made: _Env = AtariPreprocessing(
+            env,
+            noop_max=options.noop_max,
+            frame_skip=options.frame_skip,
+            screen_size=options.screen_size,
+            grayscale_obs=options.grayscale,
+        )
+    except gym.error.DependencyNotInstalled as error:
+        raise MissingExtra("opencv-python-headless", "atari") from error
+    made = _CountGames(made)
+    if options.episodic_life:
+        made = _EpisodicLife(made)
+    if options.fire_reset and "FIRE" in _actions(made):
+        made = _FireReset(made)
+    if options.clip_rewards:
+        made = _ClipRewards(made)
+    return made if options.frame_stack == 1 else FrameStackObservation(made, options.frame_stack)
+
+
+def _actions(env: _Env) -> list[str]:
+    # Any: ale-py has no type information.
+    game: Any = env.unwrapped
+    return list(game.get_action_meanings())
+
+
+class _CountGames(_Wrapper):
+    """Puts a `Game` into the info of its last step."""
+
+    def __init__(self, env: _Env) -> None:
+        super().__init__(env)
+        self._points, self._steps = 0.0, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self._points, self._steps = 0.0, 0
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self._points += float(reward)
+        self._steps += 1
+        if terminated or truncated:
+            info = {**info, GAME: Game(self._points, self._steps)}
+        return obs, reward, terminated, truncated, info
+
+
+class _EpisodicLife(_Wrapper):
+    """Ends an episode with a life; the game goes on with the next reset, whose seed is not used then."""
+
+    def __init__(self, env: _Env) -> None:
+        super().__init__(env)
+        self._lives, self._is_over = 0, True
+        #: A game that ended in a reset, whose info nobody sees: told with the next life that ends.
+        self._untold: Game | None = None
+
+    @property
+    def _left(self) -> int:
+        # Any: ale-py has no type information.
+        game: Any = self.unwrapped
+        return int(game.ale.lives())
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        begun = None
+        if not self._is_over:
+            # One step without action goes on from the lost life. The game may be over by it: by time.
+            obs, _, terminated, truncated, info = self.env.step(0)
+            if terminated or truncated:
+                self._untold = info[GAME]
+            else:
+                begun = obs, info
+        if begun is None:
+            begun = self.env.reset(seed=seed, options=options)
+        self._lives, self._is_over = self._left, False
+        return begun
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self._is_over = bool(terminated or truncated)
+        left = self._left
+        if not self._is_over and 0 < left < self._lives:
+            terminated, info = True, {**info, GAME: self._untold}
+            self._untold = None
+        self._lives = left
+        return obs, reward, terminated, truncated, info
+
+
+class _FireReset(_Wrapper):
+    """Presses FIRE at the start: some games show nothing before."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.env.reset(seed=seed, options=options)
+        obs, _, terminated, truncated, info = self.env.step(_actions(self).index("FIRE"))
+        return self.env.reset(options=options) if terminated or truncated else (obs, info)
+
+
+class _ClipRewards(_Wrapper):
+    """Signs of the rewards."""
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return obs, float(np.sign(float(reward))), terminated, truncated, info
