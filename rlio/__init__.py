@@ -49,6 +49,9 @@ __all__ = [
     "MixedInput",
     "MultiAgentBatch",
     "MultiAgentBatchBuilder",
+    "MultiAgentEnv",
+    "MultiAgentEnvRunner",
+    "MultiAgentEpisode",
     "NoopOutput",
     "OptionError",
     "OutputWriter",
@@ -84,6 +87,7 @@ __all__ = [
     "concat_samples",
     "gc",
     "in_c_order",
+    "make_multi_agent",
     "open_dataset",
     "read",
     "recover",
@@ -102,6 +106,7 @@ if TYPE_CHECKING:
     from rlio.columns import Columns
     from rlio.dataset import Dataset, open_dataset
     from rlio.envs.external import ExternalEnv
+    from rlio.envs.multi_agent import MultiAgentEnv, make_multi_agent
     from rlio.episode import Episode
     from rlio.errors import (
         CacheError,
@@ -156,6 +161,8 @@ if TYPE_CHECKING:
     from rlio.rollout.config import RolloutConfig
     from rlio.rollout.env_runner import EnvRunner
     from rlio.rollout.external_runner import ExternalRunner
+    from rlio.rollout.multi_agent_episode import MultiAgentEpisode
+    from rlio.rollout.multi_agent_runner import MultiAgentEnvRunner
     from rlio.rollout.policy_client import PolicyClient
     from rlio.rollout.policy_server import PolicyServerInput
     from rlio.storage.spool import Spool
@@ -205,6 +212,9 @@ else:
             "MixedInput": "rlio.readers.mixed_input",
             "MultiAgentBatch": "rlio.batch",
             "MultiAgentBatchBuilder": "rlio.batch_builder",
+            "MultiAgentEnv": "rlio.envs.multi_agent",
+            "MultiAgentEnvRunner": "rlio.rollout.multi_agent_runner",
+            "MultiAgentEpisode": "rlio.rollout.multi_agent_episode",
             "NoopOutput": "rlio.writers.noop_output",
             "OptionError": "rlio.errors",
             "OutputWriter": "rlio.interfaces",
@@ -239,6 +249,7 @@ else:
             "concat_samples": "rlio.batch",
             "gc": "rlio.maintenance.gc",
             "in_c_order": "rlio.replay.weaving",
+            "make_multi_agent": "rlio.envs.multi_agent",
             "open_dataset": "rlio.dataset",
             "read": "rlio.resolve",
             "recover": "rlio.writers.recovery",
