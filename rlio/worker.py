@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from inspect import signature
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
 import numpy as np
 
@@ -25,8 +25,10 @@ from rlio.columns import DEFAULT_POLICY_ID
 from rlio.connectors.mean_std import MeanStdFilter
 from rlio.envs.context import EnvContext
 from rlio.envs.making import EnvLike
+from rlio.envs.multi_agent import MultiAgentEnv
+from rlio.envs.pettingzoo import is_pettingzoo
 from rlio.errors import OptionError, StateError, excerpt
-from rlio.interfaces import Batch, InputReader, IOContext, JsonState
+from rlio.interfaces import Batch, InputReader, IOContext, JsonState, Runner
 from rlio.policies.checkpoint import load_state, save_state, select_components
 from rlio.policies.policy import Policy, PolicyState
 from rlio.policies.policy_spec import Spaces, as_specs
@@ -40,6 +42,8 @@ from rlio.rollout.callbacks import CallbacksLike, combine, overridden
 from rlio.rollout.config import RolloutConfig
 from rlio.rollout.env_runner import EnvRunner
 from rlio.rollout.metrics import RolloutMetrics
+from rlio.rollout.multi_agent_envs import MultiAgentEnvLike
+from rlio.rollout.multi_agent_runner import MultiAgentEnvRunner
 from rlio.rollout.network import find_free_port, get_host, get_node_ip
 from rlio.rollout.offline import offline_functions, refuse_same_root
 from rlio.rollout.policy_group import MappingFn, PoliciesToTrain, PolicyGroup
@@ -64,9 +68,11 @@ class RolloutWorker(InputReader):
     shuffled by batches if ``rollout.shuffle_buffer_size`` says so.
 
     Args:
-        env: What `make_vector_env` takes. None for reading or learning only: policies need spaces then.
+        env: What `make_vector_env` takes; with several policies, what `MultiAgentEnvRunner` takes. None for
+            reading or learning only: policies need spaces then.
         policy: Acts and learns; bound to the environment's spaces, if it was not before. A `Policy`, a
-            `PolicySpec`, a class of policies, or a ``"module:name"`` of one; or several, by id.
+            `PolicySpec`, a class of policies, or a ``"module:name"`` of one; or several, by id, for an
+            environment with several agents.
         input: What `resolve_input` takes. ``"sampler"`` is the worker's own; it may be part of a mixture.
             None: nothing, of a worker that only learns.
         output: What `resolve_output` takes: where rows go. None keeps none.
@@ -81,7 +87,9 @@ class RolloutWorker(InputReader):
         record: ``"live"``: only rows of the sampler are written; what is read from files is there already.
             A mixture takes whole fragments from it, which are written when they are sampled, even if rows of
             the last one are never served. ``"all"``: every batch that is served is written.
-        policy_mapping_fn: Agent id and episode -> policy id, asked once an agent and episode.
+        policy_mapping_fn: Agent id and episode -> policy id, asked once an agent and episode, for an
+            environment with several agents. None: the only policy acts for all, or each for the agent of its
+            name.
         policies_to_train: Ids of the policies that learn, or a function of policy id and batch; None: all.
         callbacks: A `RolloutCallbacks`, a class of it, or several.
         policy_setup: How policies are made and kept; None: the defaults.
@@ -90,7 +98,7 @@ class RolloutWorker(InputReader):
 
     Attributes:
         group: The policies, and what is done to all of them.
-        runner: The EnvRunner; None without an environment.
+        runner: The EnvRunner or MultiAgentEnvRunner; None without an environment.
         reader: Where batches come from.
         writer: Where rows go.
         creation_args: What the worker was made with, by name.
@@ -103,7 +111,7 @@ class RolloutWorker(InputReader):
 
     def __init__(
         self,
-        env: EnvLike | None,
+        env: EnvLike | MultiAgentEnvLike | None,
         policy: Any,
         *,
         input: Any = "sampler",
@@ -126,7 +134,7 @@ class RolloutWorker(InputReader):
             raise OptionError(f"record={excerpt(record)}: 'live' or 'all'")
         self.rollout = rollout if rollout is not None else RolloutConfig()
         self.callbacks = combine(callbacks)
-        self.runner: EnvRunner | None = None
+        self.runner: EnvRunner | MultiAgentEnvRunner | None = None
         self._setup = policy_setup if policy_setup is not None else PolicySetup()
         self._lock = threading.RLock()
         self._place = (worker_index, num_workers)
@@ -152,7 +160,7 @@ class RolloutWorker(InputReader):
                 num_workers=num_workers,
                 log_dir=None if log_dir is None else os.fspath(log_dir),
                 seed=seed,
-                spaces=dict(self.group.foreach_policy(_spaces_of)),
+                spaces=self._policy_spaces(needed=env is None),
                 made_by=self._made_by(),
                 default_sampler_input=None if self.runner is None else self._sampler,
             )
@@ -167,13 +175,27 @@ class RolloutWorker(InputReader):
             opened.pop_all()
         self.replayable, self.unit = self.reader.replayable, self.reader.unit
 
-    def _make_runner(self, env: EnvLike, seed: int | None) -> EnvRunner:
+    def _make_runner(self, env: Any, seed: int | None) -> EnvRunner | MultiAgentEnvRunner:
+        worker_index, num_workers = self._place
+        group = self.group
+        only_others = DEFAULT_POLICY_ID not in group.policies
+        several = len(group.policies) > 1 and not _is_gymnasium(env)
+        if _is_multi_agent(env) or only_others or several or group.policy_mapping_fn is not None:
+            return MultiAgentEnvRunner(
+                env,
+                group.policies,
+                group.policy_mapping_fn,
+                config=self.rollout,
+                callbacks=self.callbacks,
+                seed=seed,
+                worker_index=worker_index,
+                num_workers=num_workers,
+            )
         if self._setup.policy_states_are_swappable:
             raise OptionError(
                 "policy_states_are_swappable=True with one agent: its policy is always in memory, and would "
                 "become another one"
             )
-        worker_index, num_workers = self._place
         runner = EnvRunner(
             env,
             self.policy,
@@ -184,8 +206,16 @@ class RolloutWorker(InputReader):
             num_workers=num_workers,
         )
         spaces = runner.observation_space, runner.action_space
-        self.group.foreach_policy(lambda policy, _: policy.is_bound or policy.bind(*spaces, seed))
+        group.foreach_policy(lambda policy, _: policy.is_bound or policy.bind(*spaces, seed))
         return runner
+
+    def _policy_spaces(self, *, needed: bool = False) -> dict[str, Spaces]:
+        """Spaces by policy id; of policies that have none yet, only if they are ``needed``, which raises."""
+        return {
+            policy_id: (policy.observation_space, policy.action_space)
+            for policy_id, policy in self.group.policies.items()
+            if policy.is_bound or needed
+        }
 
     def _made_by(self) -> dict[str, Any]:
         """What a data set's provenance says of this worker."""
@@ -207,7 +237,8 @@ class RolloutWorker(InputReader):
                 "the input has the worker's sampler twice: it is one stream; add up its weights"
             )
         self._has_sampler = True
-        sampler: InputReader = SamplerInput(self.runner)
+        # Its protocol says episodes of one agent; from runners of ours it takes batches anyway.
+        sampler: InputReader = SamplerInput(cast(Runner, self.runner))
         if self._hears_samples:
             sampler = MappedInput(sampler, self._sampled)
         if self._records_live:
@@ -301,7 +332,7 @@ class RolloutWorker(InputReader):
 
         Args:
             policy_id: A new id.
-            policy: As for the worker. Without spaces, it takes those of the environment.
+            policy: As for the worker. Without spaces, it takes those of the other policies, if they agree.
             state: As `Policy.get_state` gave it.
             policy_mapping_fn: In place of the one before; None: it stays.
             policies_to_train: In place of those before; None: they stay.
@@ -312,7 +343,7 @@ class RolloutWorker(InputReader):
         """
         (given,) = as_specs({policy_id: policy}).values()
         made = self._setup.complete(policy_id, given)
-        added = self.group.add(policy_id, made, spaces=self._spaces_for(policy_id), state=state)
+        added = self.group.add(policy_id, made, spaces=self._common_spaces(), state=state)
         self._remap(policy_mapping_fn, policies_to_train)
         return added
 
@@ -344,15 +375,27 @@ class RolloutWorker(InputReader):
         if policies_to_train is not None:
             self.set_is_policy_to_train(policies_to_train)
 
-    def _spaces_for(self, policy_id: str) -> Spaces | None:
-        """Spaces of a new policy that has none: those of the environment."""
-        if self.runner is None:
-            return None
-        return self.runner.observation_space, self.runner.action_space
+    def _common_spaces(self) -> Spaces | None:
+        """Spaces of a new policy that has none: those of the others, if they agree."""
+        if isinstance(self.runner, EnvRunner):
+            return self.runner.observation_space, self.runner.action_space
+        found = list(self._policy_spaces().values())
+        return found[0] if found and all(spaces == found[0] for spaces in found) else None
 
-    def set_policy_mapping_fn(self, policy_mapping_fn: MappingFn) -> None:
-        """See `PolicyGroup.set_policy_mapping_fn`."""
+    def set_policy_mapping_fn(self, policy_mapping_fn: MappingFn | None) -> None:
+        """Give agents other policies, in episodes that begin from now on; None: as for the worker.
+
+        Raises:
+            OptionError: It is no function, or there is one agent.
+        """
+        if policy_mapping_fn is not None and isinstance(self.runner, EnvRunner):
+            raise OptionError("policy_mapping_fn says who acts for which agent, but there is one agent")
         self.group.set_policy_mapping_fn(policy_mapping_fn)
+        self._tell_mapping()
+
+    def _tell_mapping(self) -> None:
+        if isinstance(self.runner, MultiAgentEnvRunner):
+            self.runner.set_policy_mapping_fn(self.group.policy_mapping_fn)
 
     def set_is_policy_to_train(self, is_policy_to_train: PoliciesToTrain) -> None:
         """See `PolicyGroup.set_policies_to_train`."""
@@ -539,7 +582,7 @@ class RolloutWorker(InputReader):
 
     def get_spaces(self) -> dict[str, Spaces]:
         """Policy id -> its spaces; and, under ``"__env__"``, those of the environment."""
-        spaces = dict(self.group.foreach_policy(_spaces_of))
+        spaces = self._policy_spaces()
         return spaces if self.runner is None else spaces | self.runner.get_spaces()
 
     def lock(self) -> None:
@@ -612,6 +655,7 @@ class RolloutWorker(InputReader):
             OptionError: A name cannot be imported.
         """
         self.group.set_state(state)
+        self._tell_mapping()
         if "position" in state:
             self.load_state_dict(state["position"])
         if "metrics" in state and self.runner is not None:
@@ -681,8 +725,20 @@ class RolloutWorker(InputReader):
         self.close()
 
 
-def _spaces_of(policy: Policy, policy_id: str) -> tuple[str, Spaces]:
-    return policy_id, (policy.observation_space, policy.action_space)
+def _is_multi_agent(env: Any) -> bool:
+    """Whether ``env`` can be seen to be an environment with several agents, or a class of such."""
+    kind = env if isinstance(env, type) else type(env)
+    return issubclass(kind, MultiAgentEnv) or is_pettingzoo(env)
+
+
+def _is_gymnasium(env: Any) -> bool:
+    """Whether ``env`` can be seen to be one of gymnasium's, or to name or make one."""
+    from gymnasium import Env
+    from gymnasium.envs.registration import EnvSpec
+    from gymnasium.vector import VectorEnv
+
+    kind = env if isinstance(env, type) else type(env)
+    return issubclass(kind, (str, EnvSpec, Env, VectorEnv))
 
 
 _ARGUMENTS = frozenset(signature(RolloutWorker.__init__).parameters) - {"self"}

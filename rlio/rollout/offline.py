@@ -15,6 +15,7 @@ Example:
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -82,13 +83,14 @@ class PostprocessInputs:
         # Copies: the policy may change what it gets, and what is read may be views.
         if isinstance(batch, SampleBatch):
             return _known(self.policies, DEFAULT_POLICY_ID).postprocess_batch(batch.copy())
-        episodes: dict[Any, _Agents] = {}
+        # A batch may have parts of an episode again and again, where readers go over the end of an epoch.
+        episodes: dict[tuple[Any, int], _Agents] = {}
+        times: Counter[tuple[Any, int]] = Counter()
         for policy_id, rows in batch.items():
             _known(self.policies, policy_id)
-            for key, part in _trajectories(rows):
-                # Agents without a number, and chunks of one agent, are told apart by their order.
-                agents = episodes.setdefault(key[0], {})
-                agents[key[1] if key[1] not in agents else -1 - len(agents)] = (policy_id, part)
+            for episode, agent, part in _trajectories(rows):
+                episodes.setdefault((episode, times[episode, agent]), {})[agent] = (policy_id, part)
+                times[episode, agent] += 1
         made: dict[str, list[SampleBatch]] = {policy_id: [] for policy_id in batch}
         for agents in episodes.values():
             for agent, (policy_id, part) in agents.items():
@@ -109,16 +111,16 @@ def _known(policies: Mapping[str, Policy], policy_id: str) -> Policy:
         ) from None
 
 
-def _trajectories(rows: SampleBatch) -> Iterator[tuple[tuple[Any, int], SampleBatch]]:
-    """The rows of each agent of each episode, with the episode's id and the agent's number."""
+def _trajectories(rows: SampleBatch) -> Iterator[tuple[Any, int, SampleBatch]]:
+    """The episode's id, the agent's number, and the rows of each agent of each episode, or part of one."""
     for part in rows.split_by_episode():
         episode = part[Columns.EPS_ID][0] if Columns.EPS_ID in part else object()
         if Columns.AGENT_INDEX not in part:
-            yield (episode, 0), part
+            yield episode, 0, part
             continue
         numbers = np.asarray(part[Columns.AGENT_INDEX])
         for number in np.unique(numbers).tolist():
-            yield (episode, number), part[numbers == number]
+            yield episode, number, part[numbers == number]
 
 
 def offline_functions(
