@@ -17,7 +17,7 @@ from rlio.errors import PublishError
 from rlio.schemas.schema import Schema
 from rlio.storage.filesystem import Storage
 from rlio.storage.journal import Journal
-from rlio.storage.names import ShardName
+from rlio.storage.names import ShardName, schema_path
 from rlio.storage.publisher import Publisher, WaitingShard
 from rlio.storage.spool import LogFolder, Spool
 
@@ -199,3 +199,37 @@ def test_a_thread_that_dies_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.
         for act in (writer.flush, writer.flush):
             with pytest.raises(PublishError, match=r"has died.*planted"):
                 act()
+
+
+def test_a_schema_of_logged_rows_is_stored_before_the_first_shard_is_made(tmp_path: Path) -> None:
+    writer = ParquetWriter(tmp_path)
+    writer.write(SampleBatch(t=np.arange(3)))
+    _wait(lambda: [*tmp_path.glob("_schema/*.json")])
+    assert writer.rows_published == 0
+    writer.close()
+    assert writer.rows_published == 3
+
+
+def test_a_schema_that_could_not_be_stored_early_is_stored_with_its_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+    put = Storage.put
+
+    def shim(storage: Storage, path: str, data: bytes) -> None:
+        tried.append(path)
+        if len(tried) == 1:
+            raise PublishError("the store is gone")
+        put(storage, path, data)
+
+    monkeypatch.setattr(Storage, "put", shim)
+    publisher, _ = _publisher(tmp_path)
+    publisher.start()
+    publisher.expect(_SCHEMA)
+    _wait(lambda: tried)
+    publisher.expect(_SCHEMA)  # With each write(); it is tried once.
+    publisher.submit(_shard(0, []))
+    publisher.flush()
+    assert tried[0] == tried[1] == schema_path(_SCHEMA.hash)
+    assert len(tried) == 3
+    publisher.stop()
