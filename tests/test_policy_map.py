@@ -268,6 +268,25 @@ def test_a_spec_goes_through_a_checkpoint_with_its_functions_and_options_by_name
     assert isinstance(PolicySpec(make_policy, OBS, ACTIONS, {"hidden": [3]}).make(seed=0), TorchPolicy)
 
 
+def make_something(hidden: Any) -> Any:
+    return TorchPolicy(hidden=hidden)
+
+
+def test_a_stored_spec_calls_nothing_but_what_makes_policies(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    for name in ("subprocess:call", "subprocess:Popen", "os:system", f"{__name__}:make_something"):
+        stored = {"policy_class": name, "spaces": [None, None], "config": {"args": ["touch", str(mark)]}}
+        with pytest.raises(OptionError, match="no class of policies"):
+            PolicySpec.from_state(stored).make()
+        with pytest.raises(OptionError, match="no class of policies"):
+            PolicyMap().set_state({"x": {"spec": stored, "state": None}})
+    assert not mark.exists()
+    with pytest.raises(OptionError, match="annotate what it returns"):
+        PolicySpec(make_something).to_state()
+    assert isinstance(PolicySpec(make_something, config={"hidden": [3]}).make(), TorchPolicy)
+    assert isinstance(PolicySpec(f"{__name__}:make_policy", config={"hidden": [3]}).make(), TorchPolicy)
+
+
 def test_a_spec_that_cannot_be_made_or_stored_says_why() -> None:
     for wrong, message in (
         (lambda: PolicySpec(3), "policy_class=3"),

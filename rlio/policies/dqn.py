@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch
 from rlio.columns import Columns
@@ -166,6 +167,20 @@ class DQN(TorchPolicy):
     ) -> tuple[torch.Tensor, dict[str, float]]:
         import torch
 
+        values, target, counts = self._values_and_targets(outputs, tensors)
+        if Columns.WEIGHTS in tensors:
+            counts = counts * tensors[Columns.WEIGHTS]
+            target = torch.where(counts > 0, target, values.detach())
+        losses = torch.nn.functional.smooth_l1_loss(values, target, reduction="none")
+        loss = (losses * counts).sum() / counts.sum().clamp(min=1e-8)
+        return loss, {"mean_q": float(values.detach().mean())}
+
+    def _values_and_targets(
+        self, outputs: torch.Tensor, tensors: dict[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Values of the actions that were taken, what they should be, and 1 where that is known; (n,) each."""
+        import torch
+
         terminated = tensors[Columns.TERMINATEDS].bool()
         with torch.no_grad():
             new_obs = tensors[Columns.NEXT_OBS]
@@ -176,16 +191,28 @@ class DQN(TorchPolicy):
         counts = torch.ones_like(target)
         if Columns.NEXT_OBS_VALID in tensors:
             counts = (terminated | tensors[Columns.NEXT_OBS_VALID].bool()).float()
-        if Columns.WEIGHTS in tensors:
-            counts = counts * tensors[Columns.WEIGHTS]
         actions = (tensors[Columns.ACTIONS].long() - self._start)[:, None]
         values = outputs.gather(-1, actions)[:, 0]
         # A row that does not count aims at its own value: what stands for a missing observation may give NaN,
         # and a NaN times 0 is one, in the gradient too.
-        target = torch.where(counts > 0, target, values.detach())
-        losses = torch.nn.functional.smooth_l1_loss(values, target, reduction="none")
-        loss = (losses * counts).sum() / counts.sum().clamp(min=1e-8)
-        return loss, {"mean_q": float(values.detach().mean())}
+        return values, torch.where(counts > 0, target, values.detach()), counts
+
+    def td_errors(self, batch: SampleBatch) -> NDArray[np.float32]:
+        """Target minus value of each row, shape (n,), as the policy is now: for priorities.
+
+        0 where the target is not known. Nothing is learned.
+
+        Raises:
+            MissingColumn: As for `learn_on_batch`.
+        """
+        import torch
+
+        _, tensors = self._learnable(batch)
+        with torch.no_grad():
+            outputs = self._outputs_for(self.module, tensors)
+            values, target, _ = self._values_and_targets(outputs, tensors)
+        errors: NDArray[np.float32] = (target - values).cpu().numpy()
+        return errors
 
     def _after_update(self) -> None:
         if self.updates % self.target_update_every == 0:

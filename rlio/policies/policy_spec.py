@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, get_type_hints
 
 import numpy as np
 
@@ -40,7 +40,8 @@ class PolicySpec:
 
     Attributes:
         policy_class: A class of policies or a function that gives one, or its ``"module:name"``; None: the
-            default of whoever makes the policy.
+            default of whoever makes the policy. A function that is named, or to be stored, says by its return
+            annotation that it gives a policy.
         observation_space: Of one agent; None: the environment's.
         action_space: Of one agent; None: the environment's.
         config: Keywords of ``policy_class``. To be stored, they are JSON, arrays, importable functions and
@@ -88,7 +89,7 @@ class PolicySpec:
         given = default_class if self.policy_class is None else self.policy_class
         if given is None:
             raise OptionError("this PolicySpec has no policy_class: give one, such as rlio.TorchPolicy")
-        make = load_callable(given) if isinstance(given, str) else given
+        make = _maker_of(given) if isinstance(given, str) else given
         try:
             policy = make(**self.config)
         except TypeError as error:
@@ -114,9 +115,12 @@ class PolicySpec:
         from rlio.schemas.spaces import space_to_json
 
         made = self.policy_class
+        if callable(made):
+            made = callable_name(made)
+            _maker_of(made)
         spaces = (self.observation_space, self.action_space)
         return {
-            "policy_class": callable_name(made) if callable(made) else made,
+            "policy_class": made,
             "spaces": [None if space is None else space_to_json(space) for space in spaces],
             "config": {key: _described(value, f"config[{key!r}]") for key, value in self.config.items()},
         }
@@ -144,6 +148,27 @@ class PolicySpec:
         observations, actions = (None if space is None else space_from_json(space) for space in spaces)
         restored = {str(key): _restored(value) for key, value in config.items()}
         return cls(made, observations, actions, restored)
+
+
+def _maker_of(name: str) -> MakePolicy:
+    """The class or function ``name``.
+
+    Raises:
+        OptionError: It gives no policies. A name may come from a stored file, so that nothing else is called.
+    """
+    make = load_callable(name)
+    given: Any = make
+    if not isinstance(make, type):
+        try:
+            given = get_type_hints(make).get("return")
+        except (NameError, TypeError):  # Annotations that are known to type checkers only, or none at all.
+            given = None
+    if not (isinstance(given, type) and issubclass(given, Policy)):
+        raise OptionError(
+            f"{name} is no class of policies, nor a function that says it gives one: annotate what it "
+            "returns, as in  def make(...) -> Policy"
+        )
+    return make
 
 
 def _described(value: Any, place: str) -> Any:
