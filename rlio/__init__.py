@@ -60,6 +60,7 @@ __all__ = [
     "PolicyClient",
     "PolicyMap",
     "PolicyServerInput",
+    "PolicySetup",
     "PolicySpec",
     "PublishError",
     "RandomPolicy",
@@ -69,6 +70,7 @@ __all__ = [
     "ReplayStore",
     "RlioError",
     "Roll",
+    "RolloutCallbacks",
     "RolloutConfig",
     "RolloutWorker",
     "SampleBatch",
@@ -158,6 +160,7 @@ if TYPE_CHECKING:
     from rlio.replay.store import ReplayStore
     from rlio.replay.weaving import in_c_order
     from rlio.resolve import read, register_input, register_output
+    from rlio.rollout.callbacks import RolloutCallbacks
     from rlio.rollout.config import RolloutConfig
     from rlio.rollout.env_runner import EnvRunner
     from rlio.rollout.external_runner import ExternalRunner
@@ -165,6 +168,7 @@ if TYPE_CHECKING:
     from rlio.rollout.multi_agent_runner import MultiAgentEnvRunner
     from rlio.rollout.policy_client import PolicyClient
     from rlio.rollout.policy_server import PolicyServerInput
+    from rlio.rollout.policy_setup import PolicySetup
     from rlio.storage.spool import Spool
     from rlio.worker import RolloutWorker
     from rlio.writers.json_writer import JsonWriter
@@ -223,6 +227,7 @@ else:
             "PolicyClient": "rlio.rollout.policy_client",
             "PolicyMap": "rlio.policies.policy_map",
             "PolicyServerInput": "rlio.rollout.policy_server",
+            "PolicySetup": "rlio.rollout.policy_setup",
             "PolicySpec": "rlio.policies.policy_spec",
             "PublishError": "rlio.errors",
             "RandomPolicy": "rlio.policies.random_policy",
@@ -232,6 +237,7 @@ else:
             "ReplayStore": "rlio.replay.store",
             "RlioError": "rlio.errors",
             "Roll": "rlio.writers.roll",
+            "RolloutCallbacks": "rlio.rollout.callbacks",
             "RolloutConfig": "rlio.rollout.config",
             "RolloutWorker": "rlio.worker",
             "SampleBatch": "rlio.batch",

@@ -517,6 +517,18 @@ class RolloutWorker(InputReader):
         """Store a policy's state in a folder, for `Policy.load`; see `Policy.save`."""
         self.group.for_policy(lambda policy: policy.save(folder), policy_id)
 
+    def setup_torch_data_parallel(
+        self, url: str, world_rank: int, world_size: int, backend: str = "gloo"
+    ) -> None:
+        """Let the policies that learn do so together with those of other workers, in other processes.
+
+        See `rlio.policies.data_parallel.setup_torch_data_parallel`.
+        """
+        from rlio.policies.data_parallel import setup_torch_data_parallel
+
+        chosen = self.group.foreach_policy_to_train(lambda policy, _: policy)
+        setup_torch_data_parallel(chosen, url, world_rank, world_size, backend)
+
     # ---- environments ----
 
     def foreach_env(self, func: Callable[[Any], T]) -> list[T]:
