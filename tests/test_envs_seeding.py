@@ -263,3 +263,30 @@ def test_vector_environments_are_still_made_alone() -> None:
     envs = make_vector_env("CartPole-v1", num_envs=2, vectorize_mode="async")
     assert envs.reset(seed=1)[0].shape == (2, 4)
     envs.close()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_frames_go_into_the_media_of_episodes(mode: Any) -> None:
+    """Row "render_env": a frame for each observation, in the metrics of its episode."""
+    config = RolloutConfig(
+        num_envs=2, rollout_fragment_length=12, vectorize_mode=mode, env_config={}, render_env=True
+    )
+    runner = EnvRunner(Crashing, RandomPolicy(), config=config, seed=0)
+    runner.run()
+    metrics = runner.get_metrics()
+    runner.stop()
+    assert [len(episode.media["frames"]) for episode in metrics.details] == [5] * 4
+    frames = metrics.details[-1].media["frames"]
+    assert [int(frame[0, 0, 0]) for frame in frames] == [0, 1, 2, 3, 4]
+    assert metrics.summarise()["sampler_perf"]["mean_env_render_ms"] > 0
+
+
+def test_only_the_first_worker_renders_and_only_what_can_be() -> None:
+    config = RolloutConfig(rollout_fragment_length=30, render_env=True)
+    runner = EnvRunner("CartPole-v1", RandomPolicy(), config=config, seed=0, worker_index=2, num_workers=2)
+    runner.run()
+    assert runner.get_metrics().details == []
+    assert runner.envs.render_mode == "rgb_array"
+    runner.stop()
+    with pytest.raises(OptionError, match="no render mode"):
+        EnvRunner(Seeded, RandomPolicy(), config=config, seed=0)

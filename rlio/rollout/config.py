@@ -116,7 +116,9 @@ class RolloutConfig:
         remote_env_batch_wait_ms: With ``"async"``: do not wait for all environments in each step, but from
             the first that is ready for so many milliseconds for others; 0 goes on with one. None waits for
             all.
-        render_env: Make environments of ids with ``render_mode="rgb_array"``, so that they can be rendered.
+        render_env: Render each environment before each step, in worker 0 or 1: frames go into
+            ``RunningEpisode.media["frames"]``, and with the episode into the metrics. Environments of an id
+            are made with ``render_mode="rgb_array"``.
         extra_python_environs: Environment variables that are set before the environments are made.
 
     Batches hold the actions that the policy gave; clipped and scaled ones go to the environment only.

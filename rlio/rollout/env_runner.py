@@ -172,6 +172,12 @@ class EnvRunner:
         )
         self._context = setup.context
         self._stepper = make_stepper(env, setup)
+        if config.render_env and self._stepper.envs.render_mode is None:
+            self._stepper.close()
+            raise OptionError(
+                "render_env=True, but the environments have no render mode: a function that makes them gives "
+                "it, as in gymnasium.make(id, render_mode='rgb_array')"
+            )
         self._begun = self._ready = False
         self._failures = 0
         self.callbacks.on_environment_created(runner=self, env=self._stepper.envs)
@@ -218,7 +224,9 @@ class EnvRunner:
             num_envs=self.num_envs,
             worker_index=self.worker_index,
         )
-        self._hooks = hooks if hooks.wants else None
+        # Of several workers, the first one renders.
+        self._renders = config.render_env and self.worker_index <= 1
+        self._hooks = hooks if hooks.wants or self._renders else None
         self._episodes = self._new_episodes()
 
     def _new_recorder(self) -> StepRecorder:
@@ -448,6 +456,9 @@ class EnvRunner:
         self._ready = False
         episodes, perf = self._episodes, self.metrics.perf
         perf.begin()
+        if self._renders:
+            self._render()
+            perf.lap(PerfCounters.ENV_RENDER)
         acted = self._acting.act(
             self._recorder.obs,
             {Columns.T: episodes.t, Columns.EPS_ID: episodes.eps_id},
@@ -466,6 +477,15 @@ class EnvRunner:
         perf.end_step()
         self._ready = True
         return ended
+
+    def _render(self) -> None:
+        """Keep what the environments show before they are stepped: frame t is of the observation of step t."""
+        assert self._hooks is not None
+        frames = self._stepping.render()
+        for episode, t, frame in zip(self._hooks.running, self._episodes.t.tolist(), frames, strict=True):
+            shown = episode.media.setdefault("frames", [])
+            if len(shown) <= t:  # An environment that still works on an action shows what it showed.
+                shown.append(frame)
 
     def _record(self, step: VectorStep, acted: Acted, sent: Any) -> NDArray[np.bool_]:
         """Write down what ``step`` gave, and return which of its rows are the last of an episode."""
