@@ -19,9 +19,10 @@ import logging
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples, count_units
 from rlio.columns import Columns
@@ -206,7 +207,7 @@ class MixedInput(InputReader):
 
         Nothing is served before it is given: `_settle` steps the sources over what was.
         """
-        if self._function is not None or self.source_column:
+        if self._function is not None:
             return None
         if self._joint is None:
             self._joint = (JointGather.of([source.rows for source in self._sources]),)
@@ -215,7 +216,7 @@ class MixedInput(InputReader):
             shares = self._schedule.plan(self.batch_size, max(self._batches_of(gather.row_bytes), 1))
             columns = gather.columns(shares)
             if columns is not None:
-                return MixBlock(columns, shares=shares, batch_size=self.batch_size)
+                return self._block_of(columns, shares)
         if self._alone:  # Batches that are joined one by one.
             self._alone -= 1
             return None
@@ -240,6 +241,16 @@ class MixedInput(InputReader):
         if columns is None:
             self._reads_ahead = False
             return None
+        return self._block_of(columns, shares)
+
+    def _block_of(self, columns: dict[str, NDArray[Any]], shares: list[Shares]) -> MixBlock | None:
+        """The batches that the columns hold; None, for ever, where each row says already where it is from."""
+        if self.source_column:
+            if Columns.SOURCE in columns:
+                self._joint, self._reads_ahead = (None,), False
+                return None
+            names = np.array([source.name for source in self._sources] * len(shares), object)
+            columns[Columns.SOURCE] = names.repeat([rows for share in shares for rows in share])
         return MixBlock(columns, shares=shares, batch_size=self.batch_size)
 
     def _filled(self, shares: list[Shares]) -> list[Shares]:

@@ -41,9 +41,10 @@ def one_by_one(pairs: list[tuple[InputReader, float]], **options: Any) -> MixedI
     return MixedInput(named, weights=lambda steps: weights, **options)
 
 
-def test_they_are_what_they_would_be_one_by_one(root: str, store: ReplayStore) -> None:
-    ahead = MixedInput(sources(root, store), batch_size=16, seed=5)
-    plain = one_by_one(sources(root, store), batch_size=16, seed=5)
+@pytest.mark.parametrize("marked", [False, True])
+def test_they_are_what_they_would_be_one_by_one(root: str, store: ReplayStore, marked: bool) -> None:
+    ahead = MixedInput(sources(root, store), batch_size=16, seed=5, source_column=marked)
+    plain = one_by_one(sources(root, store), batch_size=16, seed=5, source_column=marked)
     for number in range(600):  # Several epochs, and blocks of 256 batches.
         one, other = ahead.sample(), plain.sample()
         assert ahead._block is not None or number % 256 == 255

@@ -76,6 +76,7 @@ def assert_alike(one: Batch | str, other: Batch | str) -> None:
     epochs=st.none() | st.integers(1, 3),
     seed=st.none() | st.integers(0, 9),
     asks=st.integers(1, 9),
+    marked=st.booleans(),
 )
 def test_they_are_what_they_would_be_one_by_one(
     roots: list[str],
@@ -85,9 +86,10 @@ def test_they_are_what_they_would_be_one_by_one(
     epochs: int | None,
     seed: int | None,
     asks: int,
+    marked: bool,
 ) -> None:
     """Of any sizes, through epochs and ends; and whoever asks sees what was given, and no more."""
-    options: dict[str, Any] = {"batch_size": batch_size, "end": end, "seed": seed}
+    options: dict[str, Any] = {"batch_size": batch_size, "end": end, "seed": seed, "source_column": marked}
     ahead = MixedInput(sources(roots, epochs=epochs), **options)
     plain = one_by_one(sources(roots, epochs=epochs), **options)
     for number, size in enumerate(sizes):
@@ -325,6 +327,20 @@ def test_unlike_columns_are_joined_as_the_option_says(roots: list[str]) -> None:
             assert_alike(ahead.sample(), plain.sample())
     with pytest.raises(ValueError, match="extra"):
         MixedInput(make(), batch_size=20).sample()
+
+
+def test_rows_that_say_where_they_are_from_say_the_rest_of_the_way() -> None:
+    root = store(rows(0, 200, source=np.arange(200)))
+    for cache in ("none", "memory"):
+        readers = [
+            DatasetReader(root, cache=cache, shuffle=True, seed=seed, batch_size=10) for seed in (1, 2)
+        ]
+        mix = MixedInput(dict(zip("ab", readers, strict=True)), batch_size=20, source_column=True)
+        for _ in range(30):
+            batch = mix.sample()
+            assert isinstance(batch, SampleBatch)
+            expected = [f"{'ab'[row >= 10]}/{t}" for row, t in enumerate(batch["t"])]
+            assert batch["source"].tolist() == expected
 
 
 def test_one_block_at_a_time_is_kept(tmp_path: Path) -> None:
