@@ -479,7 +479,7 @@ class EnvRunner:
         return ended
 
     def _render(self) -> None:
-        """Keep what the environments show before they are stepped: frame t is of the observation of step t."""
+        """Keep what environments show before they are stepped: frame t is of the observation of step t."""
         assert self._hooks is not None
         frames = self._stepping.render()
         for episode, t, frame in zip(self._hooks.running, self._episodes.t.tolist(), frames, strict=True):
