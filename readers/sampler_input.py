@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from rlio.batch import SampleBatch, concat_samples
+from rlio.batch import concat_samples
 from rlio.errors import OptionError, excerpt
 from rlio.interfaces import Batch, InputReader, JsonState, Runner
 
@@ -21,9 +21,9 @@ __all__ = ["SamplerInput"]
 
 @runtime_checkable
 class _ColumnarRunner(Protocol):
-    """A runner that gives batches without the way through episodes, and saves its counters: EnvRunner."""
+    """A runner that gives batches without the way through episodes, and saves its counters: one of ours."""
 
-    def run(self) -> SampleBatch: ...
+    def run(self) -> Batch: ...
 
     def state_dict(self) -> JsonState: ...
 
@@ -38,8 +38,8 @@ class SamplerInput(InputReader):
     then are dropped and counted in `dropped`.
 
     Args:
-        runner: An `EnvRunner`, or any other `Runner` (whose state is its own affair); closed with this
-            reader.
+        runner: An `EnvRunner`, a `MultiAgentEnvRunner`, or any other `Runner` (whose state is its own
+            affair); closed with this reader.
 
     Raises:
         OptionError: ``runner`` is none.

@@ -27,7 +27,7 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType, TracebackType
@@ -606,11 +606,20 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_disown_writers)
 
 
+class Chunk(Protocol):
+    """What several agents did in an episode, or in a part of it: a `MultiAgentEpisode`."""
+
+    def to_batch(self) -> MultiAgentBatch:
+        """The rows."""
+
+
 @runtime_checkable
 class Runner(Protocol):
-    """What steps environments: an EnvRunner. `SamplerInput` turns one into an `InputReader`."""
+    """What steps environments: an EnvRunner, a MultiAgentEnvRunner. `SamplerInput` makes a reader of it."""
 
-    def sample(self, *, num_timesteps: int | None = None, num_episodes: int | None = None) -> list[Episode]:
+    def sample(
+        self, *, num_timesteps: int | None = None, num_episodes: int | None = None
+    ) -> Sequence[Episode] | Sequence[Chunk]:
         """Step the environments and return the episodes, or chunks of episodes, that it took."""
 
     def stop(self) -> None:
