@@ -488,3 +488,23 @@ def test_policies_that_learn_join_other_processes() -> None:
             dist.destroy_process_group()
     with live() as worker, pytest.raises(OptionError, match="no TorchPolicy"):
         worker.setup_torch_data_parallel("tcp://127.0.0.1:1", 0, 1)
+
+
+def test_each_pass_has_another_order_and_a_restored_worker_the_ones_that_would_have_come(
+    tmp_path: Path,
+) -> None:
+    def order(worker: RolloutWorker) -> list[int]:
+        policy = worker.policy
+        assert isinstance(policy, LinearPolicy)
+        policy.seen.clear()
+        worker.sample_and_learn(sgd_minibatch_size=2)
+        return [int(t) for part in policy.seen for t in part["t"]]
+
+    with live(input=Logged()) as worker, live(input=Logged()) as restored:
+        first = order(worker)
+        worker.save(tmp_path)
+        second = order(worker)
+        assert sorted(first) == sorted(second) == list(range(8))
+        assert first != second
+        restored.restore(tmp_path)
+        assert order(restored) == second
