@@ -150,6 +150,16 @@ def test_there_is_one_object_for_each_id_as_long_as_somebody_holds_it() -> None:
         assert [policy.weights_seq_no for policy in policies.values()] == [17, 3]
 
 
+@pytest.mark.parametrize("swapping", [False, True])
+def test_a_policy_that_learns_with_other_processes_still_does_when_it_comes_back(swapping: bool) -> None:
+    with PolicyMap({"a": spec(), "b": spec()}, policy_states_are_swappable=swapping) as policies:
+        policies["a"].distributed_world_size = 3
+        policies.capacity = 1
+        for _ in range(2):
+            assert [policies[name].distributed_world_size for name in "ab"] == [3, 1]
+            gc.collect()
+
+
 def test_policies_are_added_replaced_and_removed_on_the_fly(tmp_path: Path) -> None:
     with PolicyMap({name: spec() for name in "abc"}, capacity=1, folder=tmp_path, seed=1) as policies:
         del policies["a"]

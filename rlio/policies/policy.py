@@ -71,6 +71,8 @@ class Policy(ABC):
     max_seq_len: int = 20
     #: What all workers share, as of the last `on_global_var_update`.
     global_vars: GlobalVars = GlobalVars()
+    #: Processes that learn as one with this; see `rlio.policies.data_parallel`.
+    distributed_world_size: int = 1
     #: How it was made, where it was made from a spec.
     spec: PolicySpec | None = None
 

@@ -76,8 +76,9 @@ class PolicyMap(MutableMapping[str, Policy]):
         self._numbers = itertools.count()
         #: In memory, least recently used first.
         self._cache: OrderedDict[str, Policy] = OrderedDict()
-        #: How to make what is not in memory.
+        #: How to make what is not in memory, and what is of this run and in no state.
         self._specs: dict[str, PolicySpec] = {}
+        self._world_sizes: dict[str, int] = {}
         self._put_away: set[str] = set()
         self._elsewhere: weakref.WeakValueDictionary[str, Policy] = weakref.WeakValueDictionary()
         self._held: Counter[str] = Counter()
@@ -290,6 +291,7 @@ class PolicyMap(MutableMapping[str, Policy]):
         spec = _spec_of(policy)
         if spec is not None:
             self._specs[policy_id] = spec
+        self._world_sizes[policy_id] = policy.distributed_world_size
         if self.policy_states_are_swappable:
             self._spare = policy
         else:
@@ -305,6 +307,7 @@ class PolicyMap(MutableMapping[str, Policy]):
             policy, self._spare = self._spare or self._made_again(policy_id), None
             if policy_id in self._put_away:
                 policy.set_state(read_scratch(self._place(policy_id)))
+            policy.distributed_world_size = self._world_sizes[policy_id]
         self._put_away.discard(policy_id)
         self._cache[policy_id] = policy
         return policy
@@ -323,6 +326,7 @@ class PolicyMap(MutableMapping[str, Policy]):
             shutil.rmtree(self._place(policy_id))
         self._put_away.discard(policy_id)
         self._specs.pop(policy_id, None)
+        self._world_sizes.pop(policy_id, None)
         self._elsewhere.pop(policy_id, None)
 
     def _place(self, policy_id: str) -> Path:

@@ -97,7 +97,6 @@ class TorchPolicy(Policy):
         module: The module; None before `bind`, where it is made by a function.
         distribution: Of the actions.
         updates: Steps of the optimizer so far.
-        distributed_world_size: Processes that learn as one; see `setup_torch_data_parallel`.
 
     Raises:
         OptionError: Arguments contradict each other.
@@ -145,7 +144,6 @@ class TorchPolicy(Policy):
         self._postprocessing = postprocessing
         self._has_values = isinstance(postprocessing, GAE) and postprocessing.use_critic
         self.updates = 0
-        self.distributed_world_size = 1
         self._module: torch.nn.Module | None = None
 
     # ---- set-up ----
