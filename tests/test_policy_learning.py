@@ -319,6 +319,11 @@ def test_the_last_value_of_a_recurrent_policy_depends_on_what_it_remembers() -> 
     assert np.allclose(policy.postprocess_batch(first)["advantages"], made["advantages"], atol=1e-5)
 
 
+def test_dqn_says_that_it_remembers_nothing() -> None:
+    with pytest.raises(OptionError, match="not recurrent"):
+        bound(DQN(gru))
+
+
 def test_a_recurrent_network_depends_on_its_generator_alone() -> None:
     before = torch.get_rng_state()
     one, two = (gru(OBS, 2, torch.Generator().manual_seed(seed)) for seed in (3, 3))

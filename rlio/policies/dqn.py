@@ -63,7 +63,7 @@ class DQN(TorchPolicy):
         epsilon_timesteps: Sampled steps over which it falls, linearly.
 
     Raises:
-        OptionError: A value is out of range; at `bind`, the actions are not Discrete.
+        OptionError: A value is out of range; at `bind`, the actions are not Discrete, or the module is recurrent.
 
     Source: van Hasselt, Guez, Silver, "Deep reinforcement learning with double Q-learning" (2016).
     """
@@ -128,6 +128,8 @@ class DQN(TorchPolicy):
                 f"DQN acts in Discrete spaces, not in {excerpt(str(action_space))}: use another policy there"
             )
         super()._setup(observation_space, action_space, seeds)
+        if self.is_recurrent:
+            raise OptionError("DQN's module is not recurrent: stack observations, or use ActorCritic")
         self._start = int(action_space.start)
         self._target = copy.deepcopy(self.module).requires_grad_(False).eval()
 
