@@ -63,7 +63,8 @@ class DQN(TorchPolicy):
         epsilon_timesteps: Sampled steps over which it falls, linearly.
 
     Raises:
-        OptionError: A value is out of range; at `bind`, the actions are not Discrete, or the module is recurrent.
+        OptionError: A value is out of range; at `bind`, the actions are not Discrete, or the module is
+            recurrent.
 
     Source: van Hasselt, Guez, Silver, "Deep reinforcement learning with double Q-learning" (2016).
     """
