@@ -24,6 +24,7 @@ __all__ = [
     "CacheError",
     "ClosedError",
     "Columns",
+    "Connector",
     "CorruptData",
     "D4RLReader",
     "DataNotFound",
@@ -35,7 +36,9 @@ __all__ = [
     "Episode",
     "ExternalEnv",
     "ExternalRunner",
+    "Flatten",
     "ForeignParquetReader",
+    "FrameStack",
     "HoleError",
     "IOContext",
     "InputReader",
@@ -44,6 +47,7 @@ __all__ = [
     "LedgerError",
     "Limits",
     "MappedInput",
+    "MeanStdFilter",
     "MissingColumn",
     "MissingExtra",
     "MixedInput",
@@ -53,6 +57,7 @@ __all__ = [
     "MultiAgentEnvRunner",
     "MultiAgentEpisode",
     "NoopOutput",
+    "OneHot",
     "OptionError",
     "OutputWriter",
     "ParquetWriter",
@@ -106,6 +111,10 @@ if TYPE_CHECKING:
     from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
     from rlio.batch_builder import BatchBuilder, MultiAgentBatchBuilder
     from rlio.columns import Columns
+    from rlio.connectors.connector import Connector
+    from rlio.connectors.flatten import Flatten, OneHot
+    from rlio.connectors.frame_stack import FrameStack
+    from rlio.connectors.mean_std import MeanStdFilter
     from rlio.dataset import Dataset, open_dataset
     from rlio.envs.external import ExternalEnv
     from rlio.envs.multi_agent import MultiAgentEnv, make_multi_agent
@@ -189,6 +198,7 @@ else:
             "CacheError": "rlio.errors",
             "ClosedError": "rlio.errors",
             "Columns": "rlio.columns",
+            "Connector": "rlio.connectors.connector",
             "CorruptData": "rlio.errors",
             "D4RLReader": "rlio.readers.d4rl_reader",
             "DQN": "rlio.policies.dqn",
@@ -201,7 +211,9 @@ else:
             "Episode": "rlio.episode",
             "ExternalEnv": "rlio.envs.external",
             "ExternalRunner": "rlio.rollout.external_runner",
+            "Flatten": "rlio.connectors.flatten",
             "ForeignParquetReader": "rlio.readers.foreign_parquet",
+            "FrameStack": "rlio.connectors.frame_stack",
             "GAE": "rlio.policies.postprocessing",
             "HoleError": "rlio.errors",
             "IOContext": "rlio.interfaces",
@@ -211,6 +223,7 @@ else:
             "LedgerError": "rlio.errors",
             "Limits": "rlio.limits",
             "MappedInput": "rlio.readers.mapped_input",
+            "MeanStdFilter": "rlio.connectors.mean_std",
             "MissingColumn": "rlio.errors",
             "MissingExtra": "rlio.errors",
             "MixedInput": "rlio.readers.mixed_input",
@@ -220,6 +233,7 @@ else:
             "MultiAgentEnvRunner": "rlio.rollout.multi_agent_runner",
             "MultiAgentEpisode": "rlio.rollout.multi_agent_episode",
             "NoopOutput": "rlio.writers.noop_output",
+            "OneHot": "rlio.connectors.flatten",
             "OptionError": "rlio.errors",
             "OutputWriter": "rlio.interfaces",
             "ParquetWriter": "rlio.writers.parquet_writer",

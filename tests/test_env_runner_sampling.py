@@ -93,6 +93,14 @@ def test_without_a_horizon_of_lookback_there_is_none() -> None:
     assert all(chunk.lookback is None for _ in range(5) for chunk in runner.sample(num_timesteps=6))
 
 
+def test_steps_that_were_served_as_a_batch_are_no_lookback() -> None:
+    runner = runner_of(Fixed)
+    runner.sample(num_timesteps=2)
+    runner.run(2)
+    (chunk,) = runner.sample(num_timesteps=2)
+    assert (chunk.t_started, chunk.lookback) == (4, None)
+
+
 def test_force_reset_abandons_what_runs() -> None:
     """Row 2.5, sample(force_reset=)."""
     runner = runner_of()
