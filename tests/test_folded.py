@@ -122,7 +122,7 @@ def test_a_follower_and_a_store_give_what_was_written(monkeypatch: pytest.Monkey
     with DatasetReader(root, follow=True, batch_size=7, idle_timeout=0) as reader:
         batches = list(reader)
     assert sum(map(len, batches)) == ROWS
-    monkeypatch.setattr("rlio.replay.build.own_size", lambda dataset: 2)  # Row groups in parts of eight rows.
+    monkeypatch.setattr("rlio.replay.build.own_size", lambda dataset: 2)  # Row groups in parts of two rows.
     with DatasetReader(root, batch_size=7, epochs=1, shuffle=True, seed=0, cache="memory") as reader:
         batches += list(reader)
     assert sum(map(len, batches)) == 2 * ROWS

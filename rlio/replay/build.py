@@ -22,10 +22,6 @@ from rlio.storage.listing import Segment
 
 __all__ = ["Built", "SegmentKey", "Source", "build", "key_of", "schema_of"]
 
-# Row groups of stacks are looked up so many batches, of 8 MiB at most, at a time: where such a part ends, the
-# frames of a stack are kept once more.
-_PART_BATCHES = 4
-
 
 class SegmentKey(NamedTuple):
     """The live rows of one shard, by its name, which holds the CRC of its footer.
@@ -124,8 +120,11 @@ def _with_validity(pid: str, policy: PolicySchema, schemas: Sequence[Schema]) ->
 
 
 def batches_of(source: Source, reader: SegmentReader, segments: Sequence[Segment]) -> Iterator[Decoded]:
-    """Every row group of some segments, in order; None in place of a lost one. Those of stacks in parts."""
-    most = _PART_BATCHES * own_size(source.dataset)
+    """Every row group of some segments, in order; None in place of a lost one. Those of stacks in parts.
+
+    As they are put together, and packed, a row of stacks takes more than ten times of what is kept of it.
+    """
+    most = own_size(source.dataset)
     for segment in segments:
         for span in reader.spans(segment):
             folded = reader.read_folded(segment, span)
