@@ -14,25 +14,27 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from inspect import signature
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import numpy as np
 
 from rlio.columns import DEFAULT_POLICY_ID
 from rlio.connectors.mean_std import MeanStdFilter
 from rlio.envs.context import EnvContext
+from rlio.envs.external import ExternalEnv
 from rlio.envs.making import EnvLike
 from rlio.envs.multi_agent import MultiAgentEnv
 from rlio.envs.pettingzoo import is_pettingzoo
 from rlio.errors import OptionError, StateError, excerpt
-from rlio.interfaces import Batch, InputReader, IOContext, JsonState, Runner
+from rlio.interfaces import Batch, InputReader, IOContext, JsonState
 from rlio.policies.checkpoint import load_state, save_state, select_components
 from rlio.policies.policy import Policy, PolicyState
 from rlio.policies.policy_spec import Spaces, as_specs
 from rlio.policies.weights import GlobalVars
+from rlio.readers.async_input import AsyncInput
 from rlio.readers.mapped_input import MappedInput
 from rlio.readers.recording_input import RecordingInput
 from rlio.readers.sampler_input import SamplerInput
@@ -41,6 +43,7 @@ from rlio.resolve import resolve_input, resolve_output
 from rlio.rollout.callbacks import CallbacksLike, combine, overridden
 from rlio.rollout.config import RolloutConfig
 from rlio.rollout.env_runner import EnvRunner
+from rlio.rollout.external_runner import ExternalRunner
 from rlio.rollout.metrics import RolloutMetrics
 from rlio.rollout.multi_agent_envs import MultiAgentEnvLike
 from rlio.rollout.multi_agent_runner import MultiAgentEnvRunner
@@ -68,8 +71,8 @@ class RolloutWorker(InputReader):
     shuffled by batches if ``rollout.shuffle_buffer_size`` says so.
 
     Args:
-        env: What `make_vector_env` takes; with several policies, what `MultiAgentEnvRunner` takes. None for
-            reading or learning only: policies need spaces then.
+        env: What `make_vector_env` takes; with several policies, what `MultiAgentEnvRunner` takes; or an
+            `ExternalEnv`. None for reading or learning only: policies need spaces then.
         policy: Acts and learns; bound to the environment's spaces, if it was not before. A `Policy`, a
             `PolicySpec`, a class of policies, or a ``"module:name"`` of one; or several, by id, for an
             environment with several agents.
@@ -98,7 +101,7 @@ class RolloutWorker(InputReader):
 
     Attributes:
         group: The policies, and what is done to all of them.
-        runner: The EnvRunner or MultiAgentEnvRunner; None without an environment.
+        runner: The EnvRunner, MultiAgentEnvRunner or ExternalRunner; None without an environment.
         reader: Where batches come from.
         writer: Where rows go.
         creation_args: What the worker was made with, by name.
@@ -134,7 +137,8 @@ class RolloutWorker(InputReader):
             raise OptionError(f"record={excerpt(record)}: 'live' or 'all'")
         self.rollout = rollout if rollout is not None else RolloutConfig()
         self.callbacks = combine(callbacks)
-        self.runner: EnvRunner | MultiAgentEnvRunner | None = None
+        self.runner: EnvRunner | MultiAgentEnvRunner | ExternalRunner | None = None
+        self._ahead: AsyncInput | None = None
         self._setup = policy_setup if policy_setup is not None else PolicySetup()
         self._lock = threading.RLock()
         self._place = (worker_index, num_workers)
@@ -175,9 +179,18 @@ class RolloutWorker(InputReader):
             opened.pop_all()
         self.replayable, self.unit = self.reader.replayable, self.reader.unit
 
-    def _make_runner(self, env: Any, seed: int | None) -> EnvRunner | MultiAgentEnvRunner:
+    def _make_runner(self, env: Any, seed: int | None) -> EnvRunner | MultiAgentEnvRunner | ExternalRunner:
         worker_index, num_workers = self._place
         group = self.group
+        if isinstance(env, ExternalEnv):
+            return ExternalRunner(
+                env,
+                self.policy,
+                config=self.rollout,
+                callbacks=self.callbacks,
+                seed=seed,
+                worker_index=worker_index,
+            )
         only_others = DEFAULT_POLICY_ID not in group.policies
         several = len(group.policies) > 1 and not _is_gymnasium(env)
         if _is_multi_agent(env) or only_others or several or group.policy_mapping_fn is not None:
@@ -225,7 +238,8 @@ class RolloutWorker(InputReader):
         made_by: dict[str, Any] = {"policy": names}
         if self.runner is None:
             return made_by
-        made_by |= {"env": self.runner.env_id, "seed": self.runner.seeds["seed"]}
+        seeds = {} if isinstance(self.runner, ExternalRunner) else self.runner.seeds
+        made_by |= {"env": self.runner.env_id, "seed": seeds.get("seed")}
         # What was preprocessed is not to be preprocessed again by whoever reads it.
         return made_by | ({"observations": "preprocessed"} if self.rollout.observation_connectors else {})
 
@@ -237,8 +251,9 @@ class RolloutWorker(InputReader):
                 "the input has the worker's sampler twice: it is one stream; add up its weights"
             )
         self._has_sampler = True
-        # Its protocol says episodes of one agent; from runners of ours it takes batches anyway.
-        sampler: InputReader = SamplerInput(cast(Runner, self.runner))
+        sampler: InputReader = SamplerInput(self.runner)
+        if self.rollout.sample_async:
+            sampler = self._ahead = AsyncInput(sampler)
         if self._hears_samples:
             sampler = MappedInput(sampler, self._sampled)
         if self._records_live:
@@ -269,8 +284,9 @@ class RolloutWorker(InputReader):
                 "the output would stay empty: record='live' writes rows of the sampler, and the input "
                 f"{excerpt(source)} has none; leave output out, or set record='all'"
             )
-        if self.rollout.fake_sampler and not self._has_sampler:
-            raise OptionError(f"fake_sampler=True, but the input {excerpt(source)} has no sampler")
+        for name in ("fake_sampler", "sample_async"):
+            if getattr(self.rollout, name) and not self._has_sampler:
+                raise OptionError(f"{name}=True, but the input {excerpt(source)} has no sampler")
         if self.rollout.input_evaluation is not None and (self._has_sampler or self.runner is None):
             raise OptionError(
                 "input_evaluation='simulation' samples beside what is read from files: it needs an "
@@ -364,9 +380,10 @@ class RolloutWorker(InputReader):
         Raises:
             OptionError: There is none, it is the last one, or the only one that acts.
         """
-        if policy_id == DEFAULT_POLICY_ID and isinstance(self.runner, EnvRunner):
+        if policy_id == DEFAULT_POLICY_ID and isinstance(self.runner, EnvRunner | ExternalRunner):
             raise OptionError(f"{policy_id!r} acts in the worker's environment: it cannot be removed")
-        self.group.remove(policy_id)
+        with self._not_acting():
+            self.group.remove(policy_id)
         self._remap(policy_mapping_fn, policies_to_train)
 
     def _remap(self, policy_mapping_fn: MappingFn | None, policies_to_train: PoliciesToTrain) -> None:
@@ -377,7 +394,7 @@ class RolloutWorker(InputReader):
 
     def _common_spaces(self) -> Spaces | None:
         """Spaces of a new policy that has none: those of the others, if they agree."""
-        if isinstance(self.runner, EnvRunner):
+        if isinstance(self.runner, EnvRunner | ExternalRunner):
             return self.runner.observation_space, self.runner.action_space
         found = list(self._policy_spaces().values())
         return found[0] if found and all(spaces == found[0] for spaces in found) else None
@@ -388,10 +405,11 @@ class RolloutWorker(InputReader):
         Raises:
             OptionError: It is no function, or there is one agent.
         """
-        if policy_mapping_fn is not None and isinstance(self.runner, EnvRunner):
+        if policy_mapping_fn is not None and isinstance(self.runner, EnvRunner | ExternalRunner):
             raise OptionError("policy_mapping_fn says who acts for which agent, but there is one agent")
-        self.group.set_policy_mapping_fn(policy_mapping_fn)
-        self._tell_mapping()
+        with self._not_acting():
+            self.group.set_policy_mapping_fn(policy_mapping_fn)
+            self._tell_mapping()
 
     def _tell_mapping(self) -> None:
         if isinstance(self.runner, MultiAgentEnvRunner):
@@ -419,9 +437,14 @@ class RolloutWorker(InputReader):
 
     # ---- learning ----
 
+    def _not_acting(self) -> AbstractContextManager[object]:
+        """Keeps a sampler that runs ahead from using policies meanwhile."""
+        return nullcontext() if self._ahead is None else self._ahead.lock
+
     def learn_on_batch(self, batch: Batch) -> dict[str, Any]:
         """Let the policies learn on ``batch``; see `PolicyGroup.learn_on_batch`."""
-        return self.group.learn_on_batch(batch)
+        with self._not_acting():
+            return self.group.learn_on_batch(batch)
 
     def sample_and_learn(
         self,
@@ -446,22 +469,25 @@ class RolloutWorker(InputReader):
         updates = sum(self.group.num_grad_updates.values())
         # Another order each time, and after a restore the ones that would have come.
         order = np.random.SeedSequence(self._entropy, spawn_key=(self._place[0], _SGD, updates))
-        stats = self.group.do_minibatch_sgd(
-            batch,
-            seed=np.random.default_rng(order),
-            num_sgd_iter=num_sgd_iter,
-            sgd_minibatch_size=sgd_minibatch_size,
-            standardize_fields=standardize_fields,
-        )
+        with self._not_acting():
+            stats = self.group.do_minibatch_sgd(
+                batch,
+                seed=np.random.default_rng(order),
+                num_sgd_iter=num_sgd_iter,
+                sgd_minibatch_size=sgd_minibatch_size,
+                standardize_fields=standardize_fields,
+            )
         return stats, batch.count
 
     def compute_gradients(self, batch: Batch) -> tuple[dict[str, Any], dict[str, Any]]:
         """Gradients, and what was measured; see `PolicyGroup.compute_gradients`."""
-        return self.group.compute_gradients(batch)
+        with self._not_acting():
+            return self.group.compute_gradients(batch)
 
     def apply_gradients(self, gradients: Mapping[str, Any]) -> None:
         """Improve by gradients; see `PolicyGroup.apply_gradients`."""
-        self.group.apply_gradients(gradients)
+        with self._not_acting():
+            self.group.apply_gradients(gradients)
 
     def get_weights(
         self, policies: Collection[str] | None = None, *, inference_only: bool = False
@@ -485,9 +511,10 @@ class RolloutWorker(InputReader):
                 the version stays.
             global_vars: See `set_global_vars`.
         """
-        self.group.set_weights(weights, weights_seq_no)
-        if global_vars is not None:
-            self.group.set_global_vars(global_vars)
+        with self._not_acting():
+            self.group.set_weights(weights, weights_seq_no)
+            if global_vars is not None:
+                self.group.set_global_vars(global_vars)
 
     def get_global_vars(self) -> GlobalVars:
         """What all workers share, as known here."""
@@ -548,6 +575,8 @@ class RolloutWorker(InputReader):
     def _sub_envs(self) -> list[Any]:
         if self.runner is None:
             return []
+        if isinstance(self.runner, ExternalRunner):
+            return [self.runner.env]
         envs: Any = self.runner.envs
         found = envs if isinstance(envs, list) else getattr(envs, "envs", None)
         if found is None:
@@ -573,17 +602,19 @@ class RolloutWorker(InputReader):
 
     def get_filters(self, *, flush_after: bool = False) -> dict[str, list[MeanStdFilter]]:
         """Copies of the runner's filters, by policy id; see `EnvRunner.get_filters`."""
-        return {} if self.runner is None else self.runner.get_filters(flush_after=flush_after)
+        if self.runner is None or isinstance(self.runner, ExternalRunner):
+            return {}
+        return self.runner.get_filters(flush_after=flush_after)
 
     def sync_filters(self, filters: Mapping[str, Sequence[MeanStdFilter]]) -> None:
         """Make the runner's filters equal to ``filters``; see `EnvRunner.sync_filters`.
 
         Raises:
-            OptionError: There is no runner.
+            OptionError: There is no runner that has any.
             StateError: There are more or fewer of them.
         """
-        if self.runner is None:
-            raise OptionError("this worker has no environment, and so no filters")
+        if self.runner is None or isinstance(self.runner, ExternalRunner):
+            raise OptionError("this worker has no environment that it steps, and so no filters")
         self.runner.sync_filters(filters)
 
     # ---- this worker, and this machine ----
@@ -666,8 +697,9 @@ class RolloutWorker(InputReader):
             StateError: It does not fit.
             OptionError: A name cannot be imported.
         """
-        self.group.set_state(state)
-        self._tell_mapping()
+        with self._not_acting():
+            self.group.set_state(state)
+            self._tell_mapping()
         if "position" in state:
             self.load_state_dict(state["position"])
         if "metrics" in state and self.runner is not None:

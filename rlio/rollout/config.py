@@ -47,6 +47,7 @@ _FLAGS = (
     "restart_failed_sub_environments",
     "render_env",
     "fake_sampler",
+    "sample_async",
 )
 
 
@@ -96,6 +97,8 @@ class RolloutConfig:
             writer.
         input_evaluation: ``"simulation"``: with each batch that a `RolloutWorker` reads from files, its
             policies sample a fragment too, which is counted in the metrics and served to nobody.
+        sample_async: The sampler of a `RolloutWorker` runs in a thread of its own, up to 5 batches ahead; see
+            `AsyncInput`. Its policies act while others learn; none is changed while it acts.
         fake_sampler: The sampler of a `RolloutWorker` gives its first batch again and again: to time what
             learns from it.
         record_infos: Whether batches have an ``infos`` column.
@@ -154,6 +157,7 @@ class RolloutConfig:
     shuffle_buffer_size: int = 0
     compress_observations: bool | Literal["bulk"] = False
     input_evaluation: Literal["simulation"] | None = None
+    sample_async: bool = False
     fake_sampler: bool = False
     # A dict a row costs more than all of CartPole's other columns together, in time and in memory.
     record_infos: bool = False

@@ -1,0 +1,130 @@
+"""RolloutWorker with loops that are not its own, and with a sampler that runs ahead in a thread."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete
+from linear_policy import LinearPolicy
+
+from rlio.envs.external import ExternalEnv
+from rlio.errors import EndOfData, EnvError, OptionError
+from rlio.readers.async_input import AsyncInput
+from rlio.rollout.callbacks import RolloutCallbacks
+from rlio.rollout.config import RolloutConfig
+from rlio.worker import RolloutWorker
+from rlio.writers.noop_output import NoopOutput
+
+
+class Loop(ExternalEnv):
+    """Plays so many episodes of three steps."""
+
+    def __init__(self, episodes: int = 2) -> None:
+        super().__init__(Box(0.0, 9.0, (1,), np.float32), Discrete(2))
+        self.episodes = episodes
+
+    def run(self) -> None:
+        for _ in range(self.episodes):
+            episode = self.start_episode()
+            for t in range(3):
+                self.get_action(episode, np.full(1, t, np.float32))
+                self.log_returns(episode, 1.0)
+            self.end_episode(episode, np.full(1, 3, np.float32))
+
+
+def test_an_external_environment_is_sampled_like_any_other() -> None:
+    """Row "env kinds accepted" of 2.1; row "ExternalEnv" of 2.4."""
+    config = RolloutConfig(rollout_fragment_length=3, batch_mode="complete_episodes")
+    env, writer = Loop(), NoopOutput()
+    worker = RolloutWorker(env, LinearPolicy(), rollout=config, output=writer, seed=0)
+    batches = [worker.sample(), worker.sample()]
+    assert [batch["t"].tolist() for batch in batches] == [[0, 1, 2], [0, 1, 2]]
+    assert writer.rows_received == 6
+    with pytest.raises(EndOfData):
+        worker.sample()
+    assert worker.get_metrics().counts.episodes == 2
+    assert worker.foreach_env(lambda given: given) == [env]
+    assert worker.get_spaces()["default_policy"] == (env.observation_space, env.action_space)
+    assert worker.get_filters() == {}
+    with pytest.raises(OptionError, match="no filters"):
+        worker.sync_filters({})
+    assert worker.add_policy("second", LinearPolicy).action_space == env.action_space
+    with pytest.raises(OptionError, match="cannot be removed"):
+        worker.remove_policy()
+    worker.close()
+
+
+AHEAD = RolloutConfig(rollout_fragment_length=10, sample_async=True)
+
+
+def test_a_sampler_that_runs_ahead_gives_and_records_the_same_rows() -> None:
+    """Row "sample_async" of 2.1."""
+    writer = NoopOutput()
+    plain = RolloutConfig(rollout_fragment_length=10)
+    with (
+        RolloutWorker("CartPole-v1", LinearPolicy(), rollout=AHEAD, output=writer, seed=0) as ahead,
+        RolloutWorker("CartPole-v1", LinearPolicy(), rollout=plain, seed=0) as worker,
+    ):
+        assert isinstance(ahead._ahead, AsyncInput)
+        for _ in range(5):
+            assert np.array_equal(ahead.sample()["obs"], worker.sample()["obs"])
+        assert writer.rows_received == 50
+    with pytest.raises(OptionError, match="sample_async=True, but the input"):
+        RolloutWorker(None, {"a": LinearPolicy()}, input=None, rollout=AHEAD, policy_setup=_setup())
+
+
+def _setup() -> Any:
+    from rlio.rollout.policy_setup import PolicySetup
+
+    return PolicySetup(spaces={"a": (Box(0.0, 1.0, (1,)), Discrete(2))})
+
+
+class Alone(LinearPolicy):
+    """Notices when it is used by two threads at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.using = threading.Lock()
+        self.clashes = 0
+
+    def compute_actions(self, *args: Any, **kwargs: Any) -> Any:
+        with self._alone():
+            return super().compute_actions(*args, **kwargs)
+
+    def learn_on_batch(self, batch: Any) -> Any:
+        with self._alone():
+            return super().learn_on_batch(batch)
+
+    def set_weights(self, weights: Any) -> None:
+        with self._alone():
+            super().set_weights(weights)
+
+    def _alone(self) -> Any:
+        if not self.using.acquire(blocking=False):
+            self.clashes += 1
+            self.using.acquire()
+        self.using.release()
+        return self.using
+
+
+def test_policies_do_not_act_while_they_learn_or_change() -> None:
+    policy = Alone()
+    with RolloutWorker("CartPole-v1", policy, rollout=AHEAD, seed=0) as worker:
+        for _ in range(30):
+            worker.learn_on_batch(worker.sample())
+            worker.set_weights(worker.get_weights())
+            worker.sample_and_learn(num_sgd_iter=2)
+    assert policy.clashes == 0
+
+
+def test_errors_of_a_sampler_that_runs_ahead_surface_in_sample() -> None:
+    class Fails(RolloutCallbacks):
+        def on_episode_end(self, **kwargs: Any) -> None:
+            raise EnvError("mine")
+
+    worker = RolloutWorker("CartPole-v1", LinearPolicy(), rollout=AHEAD, callbacks=Fails, seed=0)
+    with worker, pytest.raises(EnvError, match="mine"):
+        worker.sample(50)
