@@ -79,8 +79,8 @@ class TorchPolicy(Policy):
     ahead.
 
     Submodules whose names are in the module's ``non_inference_attributes``, if it has that, are not needed to
-    act: ``get_weights(inference_only=True)`` leaves them out. Whoever gets such weights keeps the values that it
-    had: let the learner call `postprocess_batch` then.
+    act: ``get_weights(inference_only=True)`` leaves them out. Whoever gets such weights keeps the values that
+    it had: let the learner call `postprocess_batch` then.
 
     Args:
         module: The module, or a function that makes it; None: a perceptron with layers of ``hidden``, and
