@@ -6,6 +6,9 @@ Row of RLlib's tables: "remote_worker_envs" with "remote_env_batch_wait_ms", "Re
 from __future__ import annotations
 
 import multiprocessing
+import os
+import pickle
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,10 +21,10 @@ from gymnasium.spaces import Box, Dict, Discrete, Text
 
 from rlio.envs.context import EnvContext
 from rlio.envs.making import EnvSetup, make_stepper
-from rlio.envs.processes import EnvProcesses
+from rlio.envs.processes import EnvProcesses, ProcessDied
 from rlio.envs.seeding import EpisodeSeeds
 from rlio.envs.waiting import ProcessStepper
-from rlio.errors import OptionError
+from rlio.errors import EnvError, OptionError
 from rlio.policies.random_policy import RandomPolicy
 from rlio.rollout.config import RolloutConfig
 from rlio.rollout.env_runner import EnvRunner
@@ -257,3 +260,26 @@ def test_environments_in_processes_that_were_started_otherwise() -> None:
     assert (obs[1] == alone).all()
     assert stepper.step(np.array([0, 1])).rewards.tolist() == [1.0, 1.0]
     stepper.close()
+
+
+def test_what_cannot_be_asked_leaves_no_answer_behind() -> None:
+    stepper = stepper_of(lambda env: None)
+    stepper.reset()
+    with pytest.raises(AttributeError, match="nonsense"):
+        stepper.envs.get_attr("nonsense")
+    with pytest.raises(TypeError):
+        stepper.envs.call("_obs")
+    assert stepper.step(np.arange(3)).rewards.tolist() == [0, 1, 2]
+    os.kill(stepper.envs.pid(1), signal.SIGKILL)
+    with pytest.raises(ProcessDied, match="environment 1 is gone"):
+        stepper.envs.get_attr("index")
+    with pytest.raises(EnvError, match="environment 1 is gone"):
+        stepper.step(np.arange(3))
+    stepper.reset()
+    assert stepper.step(np.arange(3)).rewards.tolist() == [0, 1, 2]
+    stepper.close()
+
+
+def test_an_error_keeps_what_it_says_on_its_way_through_a_pipe() -> None:
+    error = pickle.loads(pickle.dumps(EnvError("gone", env_index=2, episode=3, seed=4)))
+    assert (str(error), error.env_index, error.episode, error.seed) == ("gone", 2, 3, 4)

@@ -69,10 +69,6 @@ class ObservationBuffer:
                     raise _misfit(leaf, value)
             array[env] = value
 
-    def row(self, env: int) -> list[Any]:
-        """The leaves of row ``env``, copied."""
-        return [array[env].copy() if array.ndim > 1 else array[env] for array in self._arrays]
-
     def leaves_of(self, obs: Any) -> list[Any]:
         """The leaves of one environment's ``obs``, copied: environments may use their arrays again."""
         found = [leaf_of(obs, leaf.path) if leaf.path else obs for leaf in self._leaves]

@@ -149,13 +149,13 @@ class EnvProcesses(VectorEnv[Any, Any, Any]):
         )
         process = _EnvProcess(env, serving, self._context)
         self._processes[env] = process
-        self._asked[env] = 0
-        self._early[env].clear()
         self._selector.register(process.pipe, selectors.EVENT_READ, env)
 
     def drop(self, env: int) -> None:
         """Kill the process of ``env``, if it has one."""
         process, self._processes[env] = self._processes[env], None
+        self._asked[env] = 0
+        self._early[env].clear()
         if process is not None:
             self._selector.unregister(process.pipe)
             process.stop(kill=True)
@@ -218,14 +218,29 @@ class EnvProcesses(VectorEnv[Any, Any, Any]):
         """Call a method of each environment, or get an attribute; None of those that have no process.
 
         Steps that are under way are waited for, and are not lost.
+
+        Raises:
+            Exception: What one of them raised.
         """
-        asked = []
+        asked: list[int] = []
+        found: dict[int, Any] = {}
+        failed: list[Exception] = []
         for env in range(self.num_envs):
             self._settle(env)
             if self.is_alive(env):
-                self._process(env).send("call", (name, args, kwargs))
-                asked.append(env)
-        found = {env: self._process(env).receive() for env in asked}
+                try:
+                    self._process(env).send("call", (name, args, kwargs))
+                    asked.append(env)
+                except ProcessDied as error:
+                    failed.append(error)
+        for env in asked:
+            # Every answer is taken, or it would be taken for that to the next request.
+            try:
+                found[env] = self._process(env).receive()
+            except Exception as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
         return tuple(found.get(env) for env in range(self.num_envs))
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
