@@ -83,41 +83,51 @@ def _setup() -> Any:
 
 
 class Alone(LinearPolicy):
-    """Notices when it is used by two threads at a time."""
+    """Notices when it is asked for actions while somebody changes it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.using = threading.Lock()
-        self.clashes = 0
+        self.acted = threading.Event()
+        self.clashes: list[str] = []
 
     def compute_actions(self, *args: Any, **kwargs: Any) -> Any:
-        with self._alone():
-            return super().compute_actions(*args, **kwargs)
+        self.acted.set()
+        return super().compute_actions(*args, **kwargs)
+
+    def _changed(self, name: str) -> None:
+        self.acted.clear()
+        # The sampler has room for more batches, and would act at once.
+        if self.acted.wait(0.05):
+            self.clashes.append(name)
 
     def learn_on_batch(self, batch: Any) -> Any:
-        with self._alone():
-            return super().learn_on_batch(batch)
+        self._changed("learn_on_batch")
+        return super().learn_on_batch(batch)
 
     def set_weights(self, weights: Any) -> None:
-        with self._alone():
-            super().set_weights(weights)
+        self._changed("set_weights")
+        super().set_weights(weights)
 
-    def _alone(self) -> Any:
-        if not self.using.acquire(blocking=False):
-            self.clashes += 1
-            self.using.acquire()
-        self.using.release()
-        return self.using
+    def compute_gradients(self, batch: Any) -> Any:
+        self._changed("compute_gradients")
+        return super().compute_gradients(batch)
+
+    def apply_gradients(self, gradients: Any) -> None:
+        self._changed("apply_gradients")
+        super().apply_gradients(gradients)
 
 
 def test_policies_do_not_act_while_they_learn_or_change() -> None:
     policy = Alone()
     with RolloutWorker("CartPole-v1", policy, rollout=AHEAD, seed=0) as worker:
-        for _ in range(30):
-            worker.learn_on_batch(worker.sample())
-            worker.set_weights(worker.get_weights())
-            worker.sample_and_learn(num_sgd_iter=2)
-    assert policy.clashes == 0
+        worker.learn_on_batch(worker.sample())
+        worker.set_weights(worker.get_weights())
+        gradients, _ = worker.compute_gradients(worker.sample())
+        worker.sample()
+        worker.apply_gradients(gradients)
+        worker.sample_and_learn()
+        worker.set_state(worker.get_state(["policies"]))
+    assert policy.clashes == []
 
 
 def test_errors_of_a_sampler_that_runs_ahead_surface_in_sample() -> None:
