@@ -19,6 +19,8 @@ from rlio.envs.multi_agent import MultiAgentEnv, make_multi_agent
 from rlio.errors import ClosedError, EnvError, OptionError, SchemaError, StateError
 from rlio.interfaces import Runner
 from rlio.policies.policy import Policy
+from rlio.policies.policy_map import PolicyMap
+from rlio.policies.policy_spec import PolicySpec
 from rlio.policies.random_policy import RandomPolicy
 from rlio.policies.torch_policy import TorchPolicy
 from rlio.readers.sampler_input import SamplerInput
@@ -387,6 +389,35 @@ def test_a_policy_that_is_removed_acts_no_more_and_another_takes_over() -> None:
         runner.run(30)
 
 
+def test_another_policy_under_the_same_id_acts_at_once() -> None:
+    policies: dict[str, Policy] = {"one": Steps()}
+    runner = both(policies=policies)
+    assert "explored" in runner.run(5)["one"]
+    policies["one"] = Remembers()
+    rows = runner.run(5)["one"]
+    assert rows["t"].tolist() == 2 * [5, 6, 7, 8, 9]
+    assert rows["state_out_0"][:5, 0].tolist() == [101.0, 102.0, 103.0, 104.0, 105.0]
+    assert "explored" not in rows
+    policies["one"] = RandomPolicy()
+    assert "action_logp" in runner.run(5)["one"]
+    wrong = RandomPolicy()
+    wrong.bind(Box(0, 1, (9,)), Discrete(5), 0)
+    policies["one"] = wrong
+    with pytest.raises(OptionError, match="make another policy"):
+        runner.run(5)
+
+
+def test_a_policy_map_may_put_away_policies_that_act() -> None:
+    """Reference 2.6, policy map: LRU capacity."""
+    spec = PolicySpec(
+        "rlio.policies.random_policy:RandomPolicy", *(Both.observation_spaces["l"], Discrete(5))
+    )
+    with PolicyMap({"l": spec, "r": spec}, capacity=1, seed=0) as policies:
+        batch = both(policies=policies, num_envs=2).run(30)
+    assert batch.agent_steps() == 120
+    assert set(batch["l"]["actions"].tolist()) == set(range(5))
+
+
 def test_policies_have_spaces_of_their_own() -> None:
     """Issue 5.1: several policies with their own spaces."""
 
@@ -679,6 +710,28 @@ def test_metrics_count_steps_of_environments_agents_and_policies() -> None:
     assert summary["sampler_perf"].keys() >= {"mean_inference_ms", "mean_env_wait_ms"}
     runner.run(50)
     assert runner.get_metrics().summarise()["num_env_steps_sampled_lifetime"] == 200
+
+
+def test_what_environments_show_goes_into_the_media_of_their_episodes() -> None:
+    """Reference 2.1, render_env: only in the local or first worker."""
+
+    class Shows(Both):
+        render_mode = "rgb_array"
+
+        def render(self) -> Any:
+            return np.full((2, 2, 3), self._t, np.uint8)
+
+    runner = both(env=lambda: Shows(3), num_envs=2, render_env=True)
+    runner.run(3)
+    for episode in runner.get_metrics().episodes:
+        assert [int(frame[0, 0, 0]) for frame in episode.media["frames"]] == [0, 1, 2]
+    second = MultiAgentEnvRunner(
+        lambda: Shows(3), {"one": Steps()}, config=RolloutConfig(render_env=True), seed=0, worker_index=2
+    )
+    second.run(3)
+    assert [episode.media for episode in second.get_metrics().episodes] == [{}]
+    with pytest.raises(OptionError, match="Both has no render_mode"):
+        both(render_env=True)
 
 
 def test_policies_are_told_of_episodes_in_which_they_act() -> None:

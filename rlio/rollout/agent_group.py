@@ -5,6 +5,7 @@ It brings their observations to the policy in one batch, keeps their rows, and t
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -130,10 +131,9 @@ class AgentGroup:
         self._env_leaves = leaves_of(observation_space)
         self._observations = ObservationPipeline(config.observation_connectors, observation_space, policy)
         self._actions = ActionPipeline([*config.action_connectors, *_bounding(config)], action_space, policy)
-        policy.bind(self._observations.space, self._actions.space, seed)
-        self._inputs = _checked_inputs(policy)
-        self._records_seeds = config.record_env_seeds
         self._seed = seed
+        self._meet(policy)
+        self._records_seeds = config.record_env_seeds
         self._random: Policy | None = None
         self._action_leaves = leaves_of(self._actions.space)
         self.rows = AgentRows(self._observations.space, self._actions.space, infos=config.record_infos)
@@ -146,6 +146,13 @@ class AgentGroup:
         self._arrived: list[Agent] = []
         self._ended: list[tuple[Agent, tuple[bool, bool], Any]] = []
         self._lost: list[tuple[Agent, tuple[bool, bool]]] = []
+
+    def _meet(self, policy: Policy) -> None:
+        """``policy`` acts from now on: the first time, or in place of another of the same id."""
+        policy.bind(self._observations.space, self._actions.space, self._seed)
+        self._inputs = _checked_inputs(policy)
+        # A PolicyMap puts away what nobody holds.
+        self._met = weakref.ref(policy)
 
     @property
     def observation_space(self) -> gym.Space[Any]:
@@ -273,6 +280,8 @@ class AgentGroup:
         Returns:
             The agents, and what the environment gets as their actions.
         """
+        if self._met() is not policy:
+            self._meet(policy)
         agents, obs = self._chosen(envs)
         if not agents:
             return []
@@ -330,9 +339,12 @@ class AgentGroup:
     ) -> tuple[NDArray[Any], ...]:
         initial = policy.initial_state(len(starts))
         if not initial:
+            self._state = []
             return ()
         size = len(self._slots)
-        if not self._state:
+        if [part.shape[1:] for part in self._state] != [part.shape[1:] for part in initial]:
+            starts = np.arange(len(slots))  # A policy that remembers other things than the one before.
+            initial = policy.initial_state(len(starts))
             self._state = [np.zeros((size, *part.shape[1:]), part.dtype) for part in initial]
         self._state = [_at_least(part, size) for part in self._state]
         for part, fresh in zip(self._state, initial, strict=True):

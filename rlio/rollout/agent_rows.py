@@ -152,7 +152,8 @@ class AgentRows:
 
     def _checked_extras(self, extras: Mapping[str, Any], n: int) -> dict[str, NDArray[Any]]:
         arrays = {name: np.asarray(value) for name, value in extras.items()}
-        if self._extras is None:
+        # Where no row waits, another policy may have taken the place of the one before.
+        if self._extras is None or (not self._rows and arrays.keys() != self._extras.keys()):
             for name, array in arrays.items():
                 if array.dtype == object or array.shape[:1] != (n,):
                     raise SchemaError(

@@ -138,6 +138,11 @@ class MultiAgentEnvs:
         config = self._config
         if config.validate_env is not None:
             config.validate_env(env, context)
+        if config.render_env and getattr(env, "render_mode", None) is None:
+            raise OptionError(
+                f"render_env=True, but {type(env).__name__} has no render_mode: let its maker give it one, "
+                "such as 'rgb_array'"
+            )
         horizon = None if config.soft_horizon else config.horizon
         stepper = MultiAgentStepper(env, horizon=horizon, check=config.check_env)
         if self._on_made is not None:

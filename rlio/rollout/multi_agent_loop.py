@@ -128,6 +128,8 @@ class MultiAgentLoop:
         self._episodes = 0
         self._keeps_infos = config.record_infos
         self._looks = bool(self._hooks & _LOOKING)
+        # Of several workers, the first one renders.
+        self._renders = config.render_env and worker_index <= 1
         self._agents: list[AgentId] = list(envs.envs[0].possible_agents)
         self._indexes = {agent: i for i, agent in enumerate(self._agents)}
 
@@ -211,6 +213,11 @@ class MultiAgentLoop:
         for index in sorted(self.playing) if envs is None else envs:
             episode = self.playing[index]
             sent = actions.get(index, {})
+            if self._renders:
+                # Before the step: frame t is of what agents act on in step t.
+                frames = episode.shown.media.setdefault("frames", [])
+                frames.append(self.envs.envs[index].render())
+                perf.lap(PerfCounters.ENV_RENDER)
             step = self.envs.step(index, sent)
             perf.lap(PerfCounters.ENV_WAIT)
             if step is None:
