@@ -61,6 +61,23 @@ def test_the_loss_is_that_of_double_q_learning() -> None:
     assert np.isclose(stats["mean_q"], values[np.arange(8), batch["actions"]].mean(), atol=1e-5)
 
 
+def test_td_errors_are_those_that_it_would_learn_from() -> None:
+    policy = bound(gamma=0.9)
+    batch = rows(new_obs_valid=np.array([True] * 7 + [False]), terminateds=np.zeros(8, bool))
+    before = policy.get_weights()
+    errors = policy.td_errors(batch)
+    values = policy.forward(batch["obs"]).detach().numpy()[np.arange(8), batch["actions"]]
+    after = policy.forward(batch["new_obs"]).detach().numpy().max(1)
+    expected = batch["rewards"] + 0.9 * after - values
+    np.testing.assert_allclose(errors[:7], expected[:7], rtol=1e-4, atol=1e-5)
+    assert errors[7] == 0
+    assert errors.dtype == np.float32
+    for name, value in policy.get_weights().items():
+        np.testing.assert_array_equal(value, before[name])
+    with pytest.raises(MissingColumn):
+        policy.td_errors(SampleBatch(obs=batch["obs"]))
+
+
 def test_truncation_is_no_end_and_termination_is() -> None:
     clean = rows(terminateds=np.zeros(8, bool))
     truncated = rows(terminateds=np.zeros(8, bool), truncateds=np.ones(8, bool))

@@ -10,6 +10,12 @@ import pytest
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 ARGUMENTS = {"clone_from_log.py": ["out"], "convert_rllib.py": ["old/*.json", "out"]}
 PRINTS = {
+    "custom_reader.py": "12 of 16 rows are from the file",
+    "custom_writer.py": "300 steps are stored",
+    "external_client.py": "has learned",
+    "multi_agent.py": "200 steps, {'lean': 200, 'random': 203}",
+    "online_dqn.py": "200 updates after",
+    "record_your_loop.py": "20 episodes in",
     "clone_from_log.py": "student",
     "convert_rllib.py": "3 rows",
     "resume.py": "the resumed reader gave the same batch",

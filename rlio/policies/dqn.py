@@ -181,7 +181,7 @@ class DQN(TorchPolicy):
     def _values_and_targets(
         self, outputs: torch.Tensor, tensors: dict[str, Any]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Values of the actions that were taken, what they should be, and 1 where that is known; (n,) each."""
+        """Values of the actions taken, what they should be, and 1 where that is known; (n,) each."""
         import torch
 
         terminated = tensors[Columns.TERMINATEDS].bool()
