@@ -26,7 +26,6 @@ from rlio.connectors.mean_std import MeanStdFilter
 from rlio.envs.context import EnvContext
 from rlio.envs.external import ExternalEnv
 from rlio.envs.making import EnvLike
-from rlio.envs.multi_agent import MultiAgentEnv
 from rlio.envs.pettingzoo import is_pettingzoo
 from rlio.errors import OptionError, StateError, excerpt
 from rlio.interfaces import Batch, InputReader, IOContext, JsonState
@@ -771,8 +770,8 @@ class RolloutWorker(InputReader):
 
 def _is_multi_agent(env: Any) -> bool:
     """Whether ``env`` can be seen to be an environment with several agents, or a class of such."""
-    kind = env if isinstance(env, type) else type(env)
-    return issubclass(kind, MultiAgentEnv) or is_pettingzoo(env)
+    names = ("possible_agents", "get_observation_space", "get_action_space")
+    return all(hasattr(env, name) for name in names) or is_pettingzoo(env)
 
 
 def _is_gymnasium(env: Any) -> bool:

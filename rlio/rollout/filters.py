@@ -1,0 +1,68 @@
+"""`synchronize_filters`: several workers' running statistics put together, each observation counted once.
+
+Example:
+    >>> from rlio.connectors.mean_std import MeanStdFilter
+    >>> from rlio.policies.random_policy import RandomPolicy
+    >>> from rlio.rollout.config import RolloutConfig
+    >>> from rlio.rollout.env_runner import EnvRunner
+    >>> config = RolloutConfig(rollout_fragment_length=9, observation_connectors=[MeanStdFilter()])
+    >>> runners = [EnvRunner("CartPole-v1", RandomPolicy(), config=config, worker_index=i) for i in (1, 2)]
+    >>> for runner in runners:
+    ...     _ = runner.run()
+    >>> synchronize_filters(runners)
+    >>> [runner.get_filters()["default_policy"][0].running_stats.n for runner in runners]
+    [20, 20]
+    >>> for runner in runners:
+    ...     runner.stop()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from rlio.connectors.mean_std import MeanStdFilter
+from rlio.errors import StateError, excerpt
+
+__all__ = ["HasFilters", "synchronize_filters"]
+
+
+class HasFilters(Protocol):
+    """A runner or worker."""
+
+    def get_filters(self, *, flush_after: bool = False) -> dict[str, list[MeanStdFilter]]:
+        """Copies of the filters, by policy id."""
+
+    def sync_filters(self, filters: Mapping[str, Sequence[MeanStdFilter]]) -> None:
+        """Make the filters equal to ``filters``."""
+
+
+def synchronize_filters(workers: Iterable[HasFilters]) -> None:
+    """Add what each of ``workers`` saw since the last time to the filters of all of them.
+
+    Workers begin alike: all new, restored from one state, or synchronised before.
+
+    Args:
+        workers: Runners or workers with the same filters.
+
+    Raises:
+        StateError: They have different ones; nothing is lost then, but buffers may be flushed.
+    """
+    given = list(workers)
+    if not given:
+        return
+    joint, *others = [worker.get_filters(flush_after=True) for worker in given]
+    for other in others:
+        if {key: len(own) for key, own in other.items()} != {key: len(own) for key, own in joint.items()}:
+            raise StateError(
+                f"workers have filters of {excerpt(sorted(joint))} and {excerpt(sorted(other))}, or unlike "
+                "numbers of them: synchronise workers that were made alike"
+            )
+        for policy_id, filters in joint.items():
+            for mine, theirs in zip(filters, other[policy_id], strict=True):
+                mine.apply_changes(theirs)
+    for filters in joint.values():
+        for each in filters:
+            each.reset_buffer()
+    for worker in given:
+        worker.sync_filters(joint)
