@@ -31,8 +31,22 @@ def run(setup: Setup) -> Section:
     config = rlio.RolloutConfig(num_envs=ENVS, rollout_fragment_length=steps)
     runner = rlio.EnvRunner("CartPole-v1", rlio.TorchPolicy(hidden=HIDDEN), config=config, seed=0)
     bare = _BareLoop(steps)
-    cases = [Case("rlio", runner.run, ENVS * steps), Case("bare loop", bare.run, ENVS * steps)]
-    makers: dict[str, Callable[[], Any]] = {"RLlib": lambda: _rllib_worker(steps)}
+    recorded = rlio.RolloutWorker(
+        "CartPole-v1",
+        rlio.TorchPolicy(hidden=HIDDEN),
+        rollout=config,
+        seed=0,
+        output=rlio.ParquetWriter(setup.scratch / "rollouts"),
+    )
+    cases = [
+        Case("rlio", runner.run, ENVS * steps),
+        Case("rlio, recorded to Parquet", recorded.sample, ENVS * steps),
+        Case("bare loop", bare.run, ENVS * steps),
+    ]
+    makers: dict[str, Callable[[], Any]] = {
+        "RLlib": lambda: _rllib_worker(steps),
+        "RLlib, SingleAgentEnvRunner": lambda: _EnvRunner(steps),
+    }
     workers = peers.gathered(makers, section.absent)
     cases += [Case(name, worker.sample, ENVS * steps) for name, worker in workers.items()]
     with _one_thread():
@@ -42,6 +56,11 @@ def run(setup: Setup) -> Section:
     work = f"rollouts of {ENVS} CartPole"
     section.compare(work, case="rollouts", ours="rlio", beside="bare loop", at_least=0.6)
     section.compare(work, case="rollouts", ours="rlio", beside="RLlib", at_least=25)
+    section.compare(work, case="rollouts", ours="rlio", beside="RLlib, SingleAgentEnvRunner")
+    section.compare(
+        f"{work}, recorded", case="rollouts", ours="rlio, recorded to Parquet", beside="rlio", at_least=0.9
+    )
+    recorded.close()
     runner.stop()
     bare.envs.close()
     for worker in workers.values():
@@ -149,3 +168,30 @@ def _rllib_worker(steps: int) -> Any:
     # It is spared its advantages: nobody else computes any.
     worker.policy_map["default_policy"].postprocess_trajectory = lambda batch, *_: batch
     return worker
+
+
+class _EnvRunner:
+    """RLlib's SingleAgentEnvRunner with PPO's torch module."""
+
+    def __init__(self, steps: int) -> None:
+        try:
+            from ray.rllib.algorithms.ppo import PPOConfig
+            from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
+        except ImportError as error:
+            raise peers.not_installed(error) from error
+        self._steps = steps
+        config = (
+            PPOConfig()
+            .environment("CartPole-v1")
+            .env_runners(num_env_runners=0, num_envs_per_env_runner=ENVS)
+            .rl_module(model_config={"fcnet_hiddens": list(HIDDEN)})
+        )
+        self._runner = SingleAgentEnvRunner(config=config)
+
+    def sample(self) -> Any:
+        """As many steps as the others."""
+        return self._runner.sample(num_timesteps=ENVS * self._steps)
+
+    def stop(self) -> None:
+        """Close the environments."""
+        self._runner.stop()
