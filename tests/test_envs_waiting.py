@@ -21,7 +21,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Text
 
 from rlio.envs.context import EnvContext
 from rlio.envs.making import EnvSetup, make_stepper
-from rlio.envs.processes import EnvProcesses, ProcessDied
+from rlio.envs.processes import EnvProcesses
 from rlio.envs.seeding import EpisodeSeeds
 from rlio.envs.waiting import ProcessStepper
 from rlio.errors import EnvError, OptionError
@@ -271,12 +271,25 @@ def test_what_cannot_be_asked_leaves_no_answer_behind() -> None:
         stepper.envs.call("_obs")
     assert stepper.step(np.arange(3)).rewards.tolist() == [0, 1, 2]
     os.kill(stepper.envs.pid(1), signal.SIGKILL)
-    with pytest.raises(ProcessDied, match="environment 1 is gone"):
-        stepper.envs.get_attr("index")
+    assert stepper.envs.get_attr("index") == (0, None, 2)
     with pytest.raises(EnvError, match="environment 1 is gone"):
         stepper.step(np.arange(3))
     stepper.reset()
     assert stepper.step(np.arange(3)).rewards.tolist() == [0, 1, 2]
+    stepper.close()
+
+
+def test_what_hangs_is_not_waited_for_when_others_are_asked() -> None:
+    def wait(env: Echo) -> None:
+        if env.index == 1:
+            multiprocessing.get_context().Event().wait()
+
+    stepper = stepper_of(wait, batch_wait_ms=0.0, step_timeout=1.0)
+    stepper.reset()
+    stepper.step(np.zeros(3, int))
+    assert stepper.envs.get_attr("index") == (0, None, 2)
+    with pytest.raises(TimeoutError, match="environment 1 does not answer"):
+        stepper.envs.set_attr("index", 7)
     stepper.close()
 
 

@@ -74,6 +74,8 @@ class EnvProcesses(VectorEnv[Any, Any, Any]):
         observations: What each environment showed last, in shared memory; None if they hold objects, which
             come through the pipes.
         seedless: Environments that can be reset without a seed only.
+        patience: Seconds to wait for steps that are under way, where something else is asked; None: as long
+            as they take.
 
     Raises:
         Exception: What making one raised.
@@ -114,6 +116,7 @@ class EnvProcesses(VectorEnv[Any, Any, Any]):
         self._early: list[list[tuple[Any, Exception | None]]] = [[] for _ in range(num_envs)]
         self._selector = selectors.DefaultSelector()
         self.seedless: set[int] = set()
+        self.patience: float | None = None
         try:
             for env in range(num_envs):
                 self.spawn(env)
@@ -202,22 +205,25 @@ class EnvProcesses(VectorEnv[Any, Any, Any]):
         self._asked[env] -= 1
         return self._process(env).receive()
 
-    def _settle(self, env: int) -> None:
-        """Wait for answers of ``env`` and keep them for `answer`."""
+    def _settle(self, env: int) -> bool:
+        """Wait for answers of ``env`` and keep them for `answer`; whether all came within `patience`."""
         while self._asked[env] > 0:
+            if not self._process(env).pipe.poll(self.patience):
+                return False
             try:
                 self._asked[env] -= 1
                 self._early[env].append((self._process(env).receive(), None))
             # It is raised when the answer is taken.
             except Exception as error:
                 self._early[env].append((None, error))
+        return True
 
     # ---- gymnasium's interface ----
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Call a method of each environment, or get an attribute; None of those that have no process.
+        """Call a method of each environment, or get an attribute; None of those that do not answer.
 
-        Steps that are under way are waited for, and are not lost.
+        Steps that are under way are waited for, up to `patience`, and are not lost.
 
         Raises:
             Exception: What one of them raised.
@@ -226,17 +232,16 @@ class EnvProcesses(VectorEnv[Any, Any, Any]):
         found: dict[int, Any] = {}
         failed: list[Exception] = []
         for env in range(self.num_envs):
-            self._settle(env)
-            if self.is_alive(env):
-                try:
+            if self._settle(env) and self.is_alive(env):
+                with suppress(ProcessDied):  # The next step will find that out.
                     self._process(env).send("call", (name, args, kwargs))
                     asked.append(env)
-                except ProcessDied as error:
-                    failed.append(error)
         for env in asked:
             # Every answer is taken, or it would be taken for that to the next request.
             try:
                 found[env] = self._process(env).receive()
+            except ProcessDied:
+                continue  # Likewise.
             except Exception as error:
                 failed.append(error)
         if failed:
@@ -251,7 +256,8 @@ class EnvProcesses(VectorEnv[Any, Any, Any]):
         """Set an attribute of each environment: to its own of a list, or to the same."""
         each = values if isinstance(values, (list, tuple)) else [values] * self.num_envs
         for env, value in zip(range(self.num_envs), each, strict=True):
-            self._settle(env)
+            if not self._settle(env):
+                raise TimeoutError(f"environment {env} does not answer: its step takes too long")
             self._process(env).send("set", (name, value))
             self._process(env).receive()
 
@@ -407,20 +413,29 @@ class _Serving:
             if self._blocks is None
             else _buffer_in(self._spaces[0], self._num_envs, self._blocks)
         )
-        while True:
-            try:
+        with suppress(EOFError, ConnectionError):  # Nobody is there any more.
+            while True:
                 command, data = pipe.recv()
-            except (EOFError, ConnectionError):
-                break
-            if command == "close":
-                break
-            try:
-                pipe.send((getattr(self, f"_on_{command}")(data), None))
-            # Whatever it is, it is raised there.
-            except Exception as error:
-                pipe.send((None, _portable(error)))
+                if command == "close":
+                    break
+                self._answer(pipe, command, data)
         if self._env is not None:
             self._env.close()
+
+    def _answer(self, pipe: Connection, command: str, data: Any) -> None:
+        answer: tuple[Any, Exception | None]
+        try:
+            answer = getattr(self, f"_on_{command}")(data), None
+        # Whatever it is, it is raised there.
+        except Exception as error:
+            answer = None, _portable(error)
+        try:
+            pipe.send(answer)
+        except ConnectionError:
+            raise
+        # An answer that cannot be pickled; nothing of it was sent.
+        except Exception as error:
+            pipe.send((None, _portable(error)))
 
     def _on_make(self, recreated: bool) -> bool:
         """Make it; whether it takes seeds."""

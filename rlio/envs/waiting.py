@@ -68,6 +68,7 @@ class ProcessStepper(SubEnvStepper):
                 raise OptionError(f"{name}={value}: at least 0, or None")
         super().__init__(envs, **options)
         self._processes = envs
+        envs.patience = step_timeout
         self._batch_wait = None if batch_wait_ms is None else batch_wait_ms / 1e3
         self._limits = {
             _Is.STEPPING: step_timeout,
