@@ -216,6 +216,8 @@ class EnvRunner:
         self._explore = config.explore
         #: Whether rows of running episodes were handed out.
         self._is_cut = False
+        self._changes_obs = len(self._observer.pipeline) > 0
+        self._changes_actions = len(self._action_pipeline) > 0
         self._slots, self._never = np.arange(self.num_envs), np.zeros(self.num_envs, bool)
         hooks = EpisodeHooks(
             self.callbacks,
@@ -420,6 +422,7 @@ class EnvRunner:
     def _begin(self) -> None:
         """Start new episodes everywhere, the first time from the seed."""
         self._forget_steps()
+        self._episodes.flush()
         if not self._begun:
             self._episodes = self._new_episodes()
         episodes, hooks, everywhere = self._episodes, self._hooks, np.arange(self.num_envs)
@@ -430,7 +433,7 @@ class EnvRunner:
         self._begun = True
         obs = self._stepping.reset(seeds=seeds)
         self._env_seeds = self._stepping.env_seeds
-        self._recorder.start(self._observer.begin(obs) if len(self._observer.pipeline) else obs)
+        self._recorder.start(self._observer.begin(obs) if self._changes_obs else obs)
         self._acting.begin()
         if hooks is not None:
             hooks.started(obs)
@@ -467,7 +470,7 @@ class EnvRunner:
         )
         perf.lap(PerfCounters.INFERENCE)
         sent = acted.actions
-        if len(self._action_pipeline):
+        if self._changes_actions:
             sent = self._action_pipeline(sent, Streams(self._slots, episodes.t == 0))
         perf.lap(PerfCounters.ACTION_PROCESSING)
         step = self._stepping.step(sent)
@@ -498,7 +501,7 @@ class EnvRunner:
         if config.no_done_at_end:
             step = step._replace(terminateds=self._never, truncateds=self._never)
         shown, rewards = step, step.rewards
-        if len(self._observer.pipeline):
+        if self._changes_obs:
             shown = self._observer.step(step, ended, self._recorder.obs)
         if config.clip_rewards:
             rewards = clip_rewards(rewards, config.clip_rewards)
@@ -666,6 +669,7 @@ class EnvRunner:
         if self._hooks is not None:
             batch = self._wanted(batch, self._hooks)
         batch = self._postprocessed(batch)
+        self._episodes.flush()
         self.metrics.sampled(self.timesteps - self._counted, weights_seq_no=self.policy.weights_seq_no)
         self._counted = self.timesteps
         if self._stepping.failures > self._failures:

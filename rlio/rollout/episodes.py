@@ -8,6 +8,7 @@ Example:
     >>> episodes.count(np.array([1.0, 2.0]), None)
     2
     >>> episodes.end(np.array([False, True]))
+    >>> episodes.flush()
     >>> metrics.drain().returns.tolist(), episodes.t.tolist()
     ([2.0], [1, 0])
 """
@@ -28,6 +29,9 @@ from rlio.rollout.episode_hooks import EpisodeHooks
 from rlio.rollout.metrics import MetricsCollector
 
 __all__ = ["Episodes"]
+
+# A draw costs as much as a few hundred numbers.
+_IDS_AT_ONCE = 256
 
 
 class Episodes:
@@ -60,6 +64,9 @@ class Episodes:
         self.t = np.zeros(num_envs, np.int64)
         self.totals = np.zeros(num_envs)
         self._began = np.zeros(num_envs)
+        self._drawn: list[int] = []
+        #: (Return, length, seconds) of episodes that the metrics have not got yet.
+        self._over: list[tuple[float, int, float]] = []
 
     @property
     def ids(self) -> set[int]:
@@ -68,7 +75,9 @@ class Episodes:
 
     def begin(self) -> None:
         """Episodes begin everywhere."""
-        self._renew(np.ones(len(self.t), bool))
+        now = time.perf_counter()
+        for env in range(len(self.t)):
+            self._renew(env, now)
 
     def count(self, rewards: NDArray[Any], valid: NDArray[np.bool_] | None) -> int:
         """Add a step to the episodes of the rows ``valid``, None: of all; returns how many they are."""
@@ -87,36 +96,47 @@ class Episodes:
             which: Their environments.
             games: What is counted in place of some of them, see `rlio.envs.games`; None counts as nothing.
         """
-        durations = time.perf_counter() - self._began[which]
-        if games:
-            for env, duration in zip(np.flatnonzero(which).tolist(), durations.tolist(), strict=True):
-                own = Game(float(self.totals[env]), int(self.t[env]))
-                self._end_one(env, games.get(env, own), duration if env not in games else math.nan)
-        elif self._hooks is None:
-            self._metrics.episodes_ended(self.totals[which], self.t[which], durations)
-        else:
-            for env, duration in zip(np.flatnonzero(which).tolist(), durations.tolist(), strict=True):
-                self._metrics.episode_ended(self._hooks.running[env], duration=duration)
-        self._renew(which)
+        now = time.perf_counter()
+        # A loop: few episodes end in a step, and a masked assignment costs more than several rows.
+        for env in np.flatnonzero(which).tolist():
+            self._end_one(env, now, games)
+            self._renew(env, now)
 
-    def _end_one(self, env: int, game: Game | None, duration: float) -> None:
-        if game is None:
-            return
+    def _end_one(self, env: int, now: float, games: Mapping[int, Game | None] | None) -> None:
+        total, length, duration = self.totals.item(env), self.t.item(env), now - self._began[env]
+        game = None
+        if games and env in games:
+            game = games[env]
+            if game is None:
+                return
+            total, length, duration = game.total_reward, game.length, math.nan
         if self._hooks is None:
-            returns, lengths = np.array([game.total_reward]), np.array([game.length])
-            self._metrics.episodes_ended(returns, lengths, np.array([duration]))
-        else:
-            episode = replace(self._hooks.running[env], total_reward=game.total_reward, length=game.length)
-            self._metrics.episode_ended(episode, duration=duration)
+            self._over.append((total, length, duration))
+            return
+        episode = self._hooks.running[env]
+        if game is not None:
+            episode = replace(episode, total_reward=total, length=length)
+        self._metrics.episode_ended(episode, duration=duration)
+
+    def flush(self) -> None:
+        """Let the metrics have all episodes that have ended."""
+        if self._over:
+            returns, lengths, durations = np.array(self._over).T
+            self._metrics.episodes_ended(returns, lengths.astype(np.int64), durations)
+            self._over.clear()
 
     def fail(self, which: NDArray[np.bool_], *, rows: int) -> None:
         """The episodes ``which``, (N,), are discarded with ``rows`` rows; others follow."""
         self._metrics.episodes_failed(int(np.count_nonzero(which)), rows=rows)
-        self._renew(which)
+        now = time.perf_counter()
+        for env in np.flatnonzero(which).tolist():
+            self._renew(env, now)
 
-    def _renew(self, which: NDArray[np.bool_]) -> None:
-        new = int(np.count_nonzero(which))
-        self.eps_id[which] = self._ids.integers(0, 1 << 63, new, dtype=np.int64, endpoint=False)
-        self.t[which] = 0
-        self.totals[which] = 0.0
-        self._began[which] = time.perf_counter()
+    def _renew(self, env: int, now: float) -> None:
+        if not self._drawn:
+            drawn = self._ids.integers(0, 1 << 63, _IDS_AT_ONCE, dtype=np.int64, endpoint=False)
+            self._drawn = drawn[::-1].tolist()
+        self.eps_id[env] = self._drawn.pop()
+        self.t[env] = 0
+        self.totals[env] = 0.0
+        self._began[env] = now
