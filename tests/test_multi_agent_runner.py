@@ -787,6 +787,51 @@ def test_episodes_that_never_end_are_told_of_in_complete_mode(caplog: pytest.Log
     assert [text.count("do they end at all") for text in caplog.messages] == [1]
 
 
+def test_agents_that_nobody_named_before_come_and_leave_nothing_behind() -> None:
+    class Guests(Both):
+        """Each episode has a guest of a name of its own from step 1 to 3; it sees what "l" does."""
+
+        visits = 0
+
+        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+            self.visits += 1
+            return super().reset(seed=seed)
+
+        def get_observation_space(self, agent_id: Any) -> Any:
+            return self.observation_spaces["l"]
+
+        def get_action_space(self, agent_id: Any) -> Any:
+            return self.action_spaces["l"]
+
+        def step(self, actions: Any) -> Any:
+            obs, rewards, *flags, infos = super().step(actions)
+            guest = f"guest {self.visits}"
+            if 1 <= self._t <= 3:
+                obs[guest] = np.array([2, self._t], np.float64)
+            flags[0][guest] = self._t == 3
+            return obs, rewards, *flags, infos
+
+    runner = both(
+        env=lambda: Guests(4),
+        mapping=lambda agent_id, episode: agent_id if agent_id in ("l", "r") else "guests",
+        policies={"l": Steps(), "r": Steps(), "guests": Remembers()},
+        num_envs=2,
+        batch_mode=COMPLETE,
+    )
+    episodes = runner.sample(num_episodes=20)
+    assert sorted(episode.agent_ids[-1] for episode in episodes) == sorted(
+        2 * [f"guest {i}" for i in range(1, 11)]
+    )
+    for episode in episodes:
+        assert episode.agent_indexes[episode.agent_ids[-1]] == 2
+        guest = episode.agent_episodes[episode.agent_ids[-1]]
+        assert guest.observations[:, 1].tolist() == [1, 2, 3]
+        assert guest.extra_outputs["state_out_0"][:, 0].tolist() == [101, 102], "each begins anew"
+    group = runner._loop.groups["guests"]
+    assert group._slots <= 4
+    assert len(runner._envs._steppers[0]._known) <= 3
+
+
 # ---- failures ----
 
 

@@ -78,9 +78,11 @@ class MultiAgentStepper:
         self.steps = 0
         self._horizon = horizon
         self._unchecked = {"reset", "step"} if check else set()
-        self._known: set[AgentId] = set(env.possible_agents)
-        for agent in self._known:
+        self._possible: frozenset[AgentId] = frozenset(env.possible_agents)
+        for agent in self._possible:
             _check_id(agent, "possible_agents")
+        #: Those, and the others of this episode.
+        self._known: set[AgentId] = set(self._possible)
         self._acting: dict[AgentId, Any] = {}
         #: Of this episode: who has appeared, and who of them has ended.
         self._seen: set[AgentId] = set()
@@ -103,6 +105,7 @@ class MultiAgentStepper:
             raise self._wrong("reset", f"gave {excerpt(made)}: expected (observations, infos)")
         obs = self._dict("reset", "observations", made[0])
         infos, common = _split_common(self._dict("reset", "infos", made[1]))
+        self._known = set(self._possible)
         self._check_agents("reset", obs)
         self._seen, self._gone = set(obs), set()
         self.steps = self._idle = 0

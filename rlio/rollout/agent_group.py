@@ -68,7 +68,7 @@ class Agent:
         index: Its ``agent_index``.
         episode: Its episode.
         group: The policy's agents, among which it is.
-        slot: Its number there: the same in every episode of the environment.
+        slot: Its number there: of nobody else as long as the episode runs.
         row: Its open row; -1 if it has none.
         last: Its last closed row that was not handed out; -1 if there is none.
         reward: What it got since it acted, or before it ever did, as it is recorded.
@@ -137,7 +137,9 @@ class AgentGroup:
         self._random: Policy | None = None
         self._action_leaves = leaves_of(self._actions.space)
         self.rows = AgentRows(self._observations.space, self._actions.space, infos=config.record_infos)
-        self._slots: dict[tuple[int, AgentId], int] = {}
+        #: How many slots there are, and which of them nobody has.
+        self._slots = 0
+        self._free: list[int] = []
         #: By slot: what a recurrent policy remembers, and what it did and got last.
         self._state: list[NDArray[Any]] = []
         self._before: dict[str, list[NDArray[Any]]] = {}
@@ -171,9 +173,17 @@ class AgentGroup:
 
     def agent(self, id_: AgentId, index: int, episode: AgentEpisode) -> Agent:
         """An agent that joins."""
-        key = (episode.env_index, id_)
-        slot = self._slots.setdefault(key, len(self._slots))
-        return Agent(id_, index, episode, self, slot)
+        return Agent(id_, index, episode, self, self._slot())
+
+    def _slot(self) -> int:
+        if self._free:
+            return self._free.pop()
+        self._slots += 1
+        return self._slots - 1
+
+    def release(self, agent: Agent) -> None:
+        """The episode of ``agent`` is over: others may have its slot."""
+        self._free.append(agent.slot)
 
     # ---- what environments say ----
 
@@ -341,7 +351,7 @@ class AgentGroup:
         if not initial:
             self._state = []
             return ()
-        size = len(self._slots)
+        size = self._slots
         if [part.shape[1:] for part in self._state] != [part.shape[1:] for part in initial]:
             starts = np.arange(len(slots))  # A policy that remembers other things than the one before.
             initial = policy.initial_state(len(starts))
@@ -355,7 +365,7 @@ class AgentGroup:
         self, known: dict[str, Any], slots: NDArray[np.int64], starts: NDArray[np.int64]
     ) -> SampleBatch:
         """What the policy asked for in `Policy.input_columns`."""
-        size = len(self._slots)
+        size = self._slots
         if not self._before:
             self._before = {
                 Columns.PREV_ACTIONS: [
@@ -394,8 +404,7 @@ class AgentGroup:
 
     def take_over(self, agent: Agent) -> None:
         """``agent`` comes from another group, and acts here on what it has seen last."""
-        agent.group, agent.is_new, agent.last = self, True, -1
-        agent.slot = self._slots.setdefault((agent.episode.env_index, agent.id_), len(self._slots))
+        agent.group, agent.is_new, agent.last, agent.slot = self, True, -1, self._slot()
         self.arrive(agent, agent.seen)
 
     def forget(self) -> None:
@@ -404,6 +413,7 @@ class AgentGroup:
         self._arrived = []
         self._ended.clear()
         self._lost.clear()
+        self._free = list(range(self._slots))
 
     def forget_env(self, env_index: int) -> None:
         """The episode in one environment is discarded: nobody there waits any more."""

@@ -133,7 +133,8 @@ class AgentMapping:
                 f"the policy {excerpt(policy_id)} acts in {excerpt(str(group.env_spaces))}, but agent "
                 f"{excerpt(agent_id)} has {excerpt(str(spaces))}: give it another policy"
             )
-        group.fitting.add(agent_id)
+        if agent_id in env.possible_agents:  # of others there may be more and more
+            group.fitting.add(agent_id)
         return group
 
     def connector_states(self) -> dict[str, tuple[JsonState, JsonState]]:

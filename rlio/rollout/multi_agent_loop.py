@@ -66,6 +66,10 @@ class PlayedEpisode:
         """Of the episode in its runner."""
         return self.rows.number
 
+    def agent_id(self, index: int) -> AgentId:
+        """The agent with an ``agent_index``."""
+        return next(agent.id_ for agent in self.agents.values() if agent.index == index)
+
     @property
     def agent_steps(self) -> int:
         """Rows, those that are open included."""
@@ -130,17 +134,12 @@ class MultiAgentLoop:
         self._looks = bool(self._hooks & _LOOKING)
         # Of several workers, the first one renders.
         self._renders = config.render_env and worker_index <= 1
-        self._agents: list[AgentId] = list(envs.envs[0].possible_agents)
-        self._indexes = {agent: i for i, agent in enumerate(self._agents)}
+        self._indexes = {agent: i for i, agent in enumerate(envs.envs[0].possible_agents)}
 
     @property
     def groups(self) -> Mapping[str, AgentGroup]:
         """Policy id -> its agents and rows."""
         return self.mapping.groups
-
-    def agent_id(self, index: int) -> AgentId:
-        """The agent with an ``agent_index``."""
-        return self._agents[index]
 
     # ---- beginning ----
 
@@ -386,10 +385,9 @@ class MultiAgentLoop:
 
     def _join(self, episode: PlayedEpisode, agent_id: AgentId) -> Agent:
         group = self._group(episode, agent_id)
-        if agent_id not in self._indexes:
-            self._indexes[agent_id] = len(self._agents)
-            self._agents.append(agent_id)
-        index = self._indexes[agent_id]
+        index = self._indexes.get(agent_id)
+        if index is None:  # behind the others, by this episode's count
+            index = len(self._indexes) + sum(other not in self._indexes for other in episode.agents)
         agent = episode.agents[agent_id] = group.agent(agent_id, index, episode.rows)
         if agent_id in episode.early:
             agent.total, agent.reward = episode.early.pop(agent_id)
@@ -420,6 +418,7 @@ class MultiAgentLoop:
             )
         episode.is_over = True
         self.over.append(episode)
+        _release(episode)
         shown = episode.shown
         _sum_up(episode)
         for policy_id in set(shown.agent_policies.values()) & self.mapping.policies.keys():
@@ -439,6 +438,7 @@ class MultiAgentLoop:
             rows += self._forget_rows(group, group.rows.integers(EPISODE) == episode.number)
         self.rows_dropped += rows
         self.fresh -= episode.fresh
+        _release(episode)
         del self.playing[index]
         _sum_up(episode)
         self._call_end(episode.shown, self.envs.errors[index])
@@ -487,6 +487,11 @@ class MultiAgentLoop:
             env = self.envs.envs[shown.env_index]
             self._callbacks.on_episode_end(runner=self._runner, env=env, episode=shown, error=error)
         shown.last_observation = shown.last_action = shown.last_reward = shown.last_info = None
+
+
+def _release(episode: PlayedEpisode) -> None:
+    for agent in episode.agents.values():
+        agent.group.release(agent)
 
 
 def _sum_up(episode: PlayedEpisode) -> None:

@@ -64,8 +64,9 @@ class MultiAgentEnvRunner:
     A row is an agent's transition: from the observation on which it acts to the next that it gets, with the
     sum of its rewards in between, however many steps of the environment that takes. Columns are those of
     `EnvRunner`; ``t`` is the environment's step in which the agent acted and ``agent_index`` its position
-    among ``possible_agents`` (agents that are not there get the numbers behind, as they appear). Rows are
-    ordered by environment, episode, agent and time.
+    among ``possible_agents`` (in each episode, agents that are not there get the numbers behind). Rows are
+    ordered by environment, episode, agent and time. Steps of the environment in which nobody acts have no
+    row, but count.
 
     A row is handed out when it is known what came of it: that of an agent which waits for its turn at the
     end of a fragment comes with the next one. Where an episode is over and an agent has not seen anything
@@ -370,7 +371,7 @@ class MultiAgentEnvRunner:
         return chunks
 
     def _chunk(self, episode: PlayedEpisode, parts: list[AgentPart], fresh: int) -> MultiAgentEpisode:
-        agents = {self._loop.agent_id(part.agent_index): part for part in parts}
+        agents = {episode.agent_id(part.agent_index): part for part in parts}
         chunk = MultiAgentEpisode(
             episode.shown.eps_id,
             {agent: part.to_episode(agent) for agent, part in agents.items()},
@@ -521,7 +522,7 @@ class MultiAgentEnvRunner:
         by_episode: dict[int, dict[AgentId, tuple[str, SampleBatch]]] = {}
         for _, own in parts.values():
             for part in own:
-                agent = self._loop.agent_id(part.agent_index)
+                agent = episodes[part.number].agent_id(part.agent_index)
                 by_episode.setdefault(part.number, {})[agent] = part.policy_id, part.rows
         made = dict(parts)
         for policy_id in wanted:
@@ -534,7 +535,7 @@ class MultiAgentEnvRunner:
     def _postprocess(
         self, part: AgentPart, originals: dict[AgentId, tuple[str, SampleBatch]], episode: PlayedEpisode
     ) -> None:
-        agent_id = self._loop.agent_id(part.agent_index)
+        agent_id = episode.agent_id(part.agent_index)
         policy = self.policies[part.policy_id]
         # A copy: what is changed in place is not what the others are to see.
         rows = part.rows.copy()
