@@ -216,6 +216,17 @@ def test_at_the_horizon_an_episode_is_truncated_and_the_environment_reset(kind: 
         assert not batch["terminateds"].any()
 
 
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_functions_that_make_environments_keep_their_context_with_a_horizon(kind: Any) -> None:
+    config = {"num_envs": 2, "vectorize_mode": kind, "horizon": 3, "rollout_fragment_length": 12}
+    runner = runner_of(lambda context: CountingEnv(context.vector_index, truncates=False), **config)
+    batch = runner.run()
+    runner.stop()
+    assert np.array_equal(batch["obs"][:, 0], batch["env_id"])
+    assert batch["t"].max() == 2
+    assert np.array_equal(batch["new_obs"][:, 2], batch["t"] + 1)
+
+
 def test_a_horizon_beyond_the_episodes_changes_nothing() -> None:
     batch = runner_of(Fixed, horizon=11, rollout_fragment_length=40).run()
     assert not batch["truncateds"].any()
