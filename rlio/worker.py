@@ -95,6 +95,7 @@ class RolloutWorker(InputReader):
         policies_to_train: Ids of the policies that learn, or a function of policy id and batch; None: all.
         callbacks: A `RolloutCallbacks`, a class of it, or several.
         policy_setup: How policies are made and kept; None: the defaults.
+        recreated_worker: Whether the worker takes the place of one that failed: for makers of environments.
 
     The worker closes all of them, also those that were given as objects.
 
@@ -130,6 +131,7 @@ class RolloutWorker(InputReader):
         policies_to_train: PoliciesToTrain = None,
         callbacks: CallbacksLike = None,
         policy_setup: PolicySetup | None = None,
+        recreated_worker: bool = False,
     ) -> None:
         self.creation_args = {name: value for name, value in locals().items() if name in _ARGUMENTS}
         if record not in ("live", "all"):
@@ -140,7 +142,7 @@ class RolloutWorker(InputReader):
         self._ahead: AsyncInput | None = None
         self._setup = policy_setup if policy_setup is not None else PolicySetup()
         self._lock = threading.RLock()
-        self._place = (worker_index, num_workers)
+        self._place, self._recreated = (worker_index, num_workers), recreated_worker
         self._entropy = np.random.SeedSequence(seed).entropy
         self._records_live = output is not None and record == "live"
         self._has_sampler = False
@@ -202,6 +204,7 @@ class RolloutWorker(InputReader):
                 seed=seed,
                 worker_index=worker_index,
                 num_workers=num_workers,
+                recreated_worker=self._recreated,
             )
         if self._setup.policy_states_are_swappable:
             raise OptionError(
@@ -216,6 +219,7 @@ class RolloutWorker(InputReader):
             seed=seed,
             worker_index=worker_index,
             num_workers=num_workers,
+            recreated_worker=self._recreated,
         )
         spaces = runner.observation_space, runner.action_space
         group.foreach_policy(lambda policy, _: policy.is_bound or policy.bind(*spaces, seed))
@@ -568,7 +572,12 @@ class RolloutWorker(InputReader):
     def foreach_env_with_context(self, func: Callable[[Any, EnvContext], T]) -> list[T]:
         """The same with what each environment's maker was told: ``func(env, context)``."""
         worker_index, num_workers = self._place
-        context = EnvContext(self.rollout.env_config, worker_index=worker_index, num_workers=num_workers)
+        context = EnvContext(
+            self.rollout.env_config,
+            worker_index=worker_index,
+            num_workers=num_workers,
+            recreated_worker=self._recreated,
+        )
         return [func(env, context.with_index(i)) for i, env in enumerate(self._sub_envs())]
 
     def _sub_envs(self) -> list[Any]:

@@ -16,6 +16,7 @@ from linear_policy import LinearPolicy
 import rlio
 from rlio.batch import SampleBatch
 from rlio.connectors.mean_std import MeanStdFilter
+from rlio.envs.multi_agent import make_multi_agent
 from rlio.errors import ClosedError, OptionError, StateError
 from rlio.policies.random_policy import RandomPolicy
 from rlio.policies.weights import GlobalVars
@@ -242,6 +243,29 @@ def test_functions_are_called_for_each_environment() -> None:
     native = worker_of("CartPole-v1", rollout={"num_envs": 2, "vectorize_mode": "native"})
     with native, pytest.raises(OptionError, match="not in this process one by one"):
         native.foreach_env(print)
+
+
+def test_makers_of_environments_know_whether_the_worker_replaces_another() -> None:
+    """Row "ctor args": recreated_worker, with one agent and with several."""
+    seen: list[bool] = []
+
+    def make(context: Any) -> Any:
+        seen.append(context.recreated_worker)
+        return Mock()
+
+    def make_several(context: Any) -> Any:
+        seen.append(context.recreated_worker)
+        return make_multi_agent(Mock)()
+
+    for env, policy in ((make, None), (make_several, {"a": LinearPolicy, "b": LinearPolicy})):
+        seen.clear()
+        options = {"policy_mapping_fn": lambda agent_id, episode: "a"} if policy else {}
+        with worker_of(env, policy, recreated_worker=True, **options) as worker:
+            assert set(seen) == {True}
+            (told,) = worker.foreach_env_with_context(lambda env, context: context.recreated_worker)
+            assert told
+        with worker_of(env, policy, **options):
+            assert not seen[-1]
 
 
 def test_a_stopped_worker_is_not_healthy() -> None:

@@ -51,6 +51,7 @@ class MultiAgentEnvs:
         config: How many there are, and what happens to those that fail.
         worker_index: For the function.
         num_workers: For the function.
+        recreated_worker: For the function.
         on_made: Told of each environment.
 
     Attributes:
@@ -71,12 +72,18 @@ class MultiAgentEnvs:
         config: RolloutConfig,
         worker_index: int = 0,
         num_workers: int = 0,
+        recreated_worker: bool = False,
         on_made: OnMade | None = None,
     ) -> None:
         _check_mode(config)
         self._config = config
         self._on_made = on_made
-        self._context = EnvContext(config.env_config, worker_index=worker_index, num_workers=num_workers)
+        self._context = EnvContext(
+            config.env_config,
+            worker_index=worker_index,
+            num_workers=num_workers,
+            recreated_worker=recreated_worker,
+        )
         self._make = self._maker(env)
         os.environ.update(config.extra_python_environs)
         policy = (

@@ -88,6 +88,7 @@ class MultiAgentEnvRunner:
             OS, logs it and keeps it in `seeds`.
         worker_index: Makes the seeds and ids of workers with the same ``seed`` different.
         num_workers: For makers of environments.
+        recreated_worker: Whether the runner takes the place of one that failed: for makers, too.
 
     Attributes:
         seeds: What everything random was seeded with: ``seed, worker_index, policy``; environments are
@@ -109,6 +110,7 @@ class MultiAgentEnvRunner:
         seed: int | None = None,
         worker_index: int = 0,
         num_workers: int = 0,
+        recreated_worker: bool = False,
     ) -> None:
         _check_policies(policies)
         given = config if config is not None else RolloutConfig()
@@ -124,7 +126,7 @@ class MultiAgentEnvRunner:
         self._mapping = AgentMapping(policies, config=self.config, seed_of=self._seed_of, worker=self)
         self._mapping.set_function(policy_mapping_fn)
         self._given_env = env
-        self._num_workers = num_workers
+        self._num_workers, self._recreated = num_workers, recreated_worker
         #: Whether the seeds of environments and ids are those of now.
         self._is_seeded = False
         #: Whether the next step can be taken: not at first, and not after one that failed half-way.
@@ -157,6 +159,7 @@ class MultiAgentEnvRunner:
             config=self.config,
             worker_index=self.worker_index,
             num_workers=self._num_workers,
+            recreated_worker=self._recreated,
             on_made=self._on_made,
         )
 
