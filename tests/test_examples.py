@@ -10,6 +10,7 @@ import pytest
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 ARGUMENTS = {"clone_from_log.py": ["out"], "convert_rllib.py": ["old/*.json", "out"]}
 PRINTS = {
+    "atari.py": "uint8 (32, 4, 84, 84)",
     "custom_reader.py": "12 of 16 rows are from the file",
     "custom_writer.py": "300 steps are stored",
     "external_client.py": "has learned",
