@@ -620,6 +620,32 @@ def test_infos_are_those_of_the_agent_and_the_common_ones() -> None:
     assert batch["r"]["infos"].tolist() == [{"__common__": {"score": 10}}, {"__common__": {"score": 20}}]
 
 
+def test_what_an_environment_writes_over_is_not_what_was_recorded() -> None:
+    class Reuses(Both):
+        def __init__(self) -> None:
+            super().__init__()
+            self._shared: Any = {agent: np.zeros(2) for agent in "lr"}
+            self._infos: Any = {"l": {"t": 0}, "__common__": {"score": 0}}
+
+        def _obs(self) -> Any:
+            for i, agent in enumerate("lr"):
+                self._shared[agent][:] = i, self._t
+            return self._shared
+
+        def step(self, actions: Any) -> Any:
+            *made, infos = super().step(actions)
+            for name, info in infos.items():
+                self._infos[name].update(info)
+            return *made, self._infos
+
+    batch = both(env=Reuses, record_infos=True).run(30)
+    for rows in batch.values():
+        assert np.array_equal(rows["obs"][:, 1], rows["t"])
+        assert np.array_equal(rows["new_obs"][:, 1], rows["t"] + 1)
+        assert [info["__common__"]["score"] for info in rows["infos"]] == (10 * (rows["t"] + 1)).tolist()
+    assert [info["t"] for info in batch["l"]["infos"]] == (batch["l"]["t"] + 1).tolist()
+
+
 def test_clipped_rewards_are_in_batches_and_true_ones_in_metrics() -> None:
     """Reference 2.1, clip_rewards: metrics stay unclipped."""
     for how, expected in ((True, 1.0), (2.5, 2.5), (None, 7.0), (False, 7.0)):

@@ -194,7 +194,8 @@ class AgentGroup:
 
     def end(self, agent: Agent, flags: tuple[bool, bool], obs: Any) -> None:
         """``agent``, which has acted, has ended and saw ``obs``."""
-        self._ended.append((agent, flags, obs))
+        # A copy: the environment may be reset before `settle`, and write over what it gave.
+        self._ended.append((agent, flags, map_structure(_copied, obs)))
 
     def end_unseen(self, agent: Agent, flags: tuple[bool, bool]) -> None:
         """``agent``, which has acted, has ended, and nobody knows what it would have seen."""
@@ -442,6 +443,10 @@ def _streams(agents: Sequence[Agent]) -> Streams:
     return Streams(
         np.array([agent.slot for agent in agents]), np.array([agent.is_new for agent in agents], bool)
     )
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 def _each(batched: Any, n: int) -> list[Any]:

@@ -348,9 +348,9 @@ class MultiAgentLoop:
         """Keep the infos for rows that are open."""
         for agent_id, agent in episode.agents.items():
             if agent_id in step.infos:
-                agent.info = dict(step.infos[agent_id])
+                agent.info = dict(step.infos[agent_id] or {})
             if step.common:
-                agent.info = {**(agent.info or {}), COMMON_INFO: step.common}
+                agent.info = {**(agent.info or {}), COMMON_INFO: dict(step.common)}
 
     def _end_agents(self, episode: PlayedEpisode, step: MultiAgentStep) -> None:
         for agent_id, flags in step.ended.items():
