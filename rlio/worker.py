@@ -24,21 +24,15 @@ import numpy as np
 from rlio.columns import DEFAULT_POLICY_ID
 from rlio.connectors.mean_std import MeanStdFilter
 from rlio.envs.context import EnvContext
-from rlio.envs.external import ExternalEnv
 from rlio.envs.making import EnvLike
-from rlio.envs.pettingzoo import is_pettingzoo
 from rlio.errors import OptionError, StateError, excerpt
 from rlio.interfaces import Batch, InputReader, IOContext, JsonState
 from rlio.policies.checkpoint import load_state, save_state, select_components
 from rlio.policies.policy import Policy, PolicyState
 from rlio.policies.policy_spec import Spaces, as_specs
 from rlio.policies.weights import GlobalVars
-from rlio.readers.async_input import AsyncInput
-from rlio.readers.mapped_input import MappedInput
 from rlio.readers.recording_input import RecordingInput
-from rlio.readers.sampler_input import SamplerInput
-from rlio.readers.shuffled_input import ShuffledInput
-from rlio.resolve import resolve_input, resolve_output
+from rlio.resolve import resolve_output
 from rlio.rollout.callbacks import CallbacksLike, combine, overridden
 from rlio.rollout.config import RolloutConfig
 from rlio.rollout.env_runner import EnvRunner
@@ -47,10 +41,11 @@ from rlio.rollout.metrics import RolloutMetrics
 from rlio.rollout.multi_agent_envs import MultiAgentEnvLike
 from rlio.rollout.multi_agent_runner import MultiAgentEnvRunner
 from rlio.rollout.network import find_free_port, get_host, get_node_ip
-from rlio.rollout.offline import offline_functions, refuse_same_root
+from rlio.rollout.offline import refuse_same_root
 from rlio.rollout.policy_group import MappingFn, PoliciesToTrain, PolicyGroup
 from rlio.rollout.policy_setup import PolicySetup
-from rlio.rollout.stand_ins import FirstBatchForever, NoInput, Simulated
+from rlio.rollout.runners import AnyRunner, Place, make_runner, sub_envs
+from rlio.rollout.worker_input import WorkerInput
 
 __all__ = ["RolloutWorker"]
 
@@ -138,14 +133,11 @@ class RolloutWorker(InputReader):
             raise OptionError(f"record={excerpt(record)}: 'live' or 'all'")
         self.rollout = rollout if rollout is not None else RolloutConfig()
         self.callbacks = combine(callbacks)
-        self.runner: EnvRunner | MultiAgentEnvRunner | ExternalRunner | None = None
-        self._ahead: AsyncInput | None = None
+        self.runner: AnyRunner | None = None
         self._setup = policy_setup if policy_setup is not None else PolicySetup()
         self._lock = threading.RLock()
-        self._place, self._recreated = (worker_index, num_workers), recreated_worker
+        self._place = Place(worker_index, num_workers, recreated_worker)
         self._entropy = np.random.SeedSequence(seed).entropy
-        self._records_live = output is not None and record == "live"
-        self._has_sampler = False
         # Whatever was opened is closed again where a later part fails.
         with ExitStack() as opened:
             given = policy if isinstance(policy, Mapping) else {DEFAULT_POLICY_ID: policy}
@@ -158,8 +150,22 @@ class RolloutWorker(InputReader):
                 callbacks=self.callbacks,
             )
             if env is not None:
-                self.runner = self._make_runner(env, seed)
+                self.runner = make_runner(
+                    env,
+                    self.group,
+                    config=self.rollout,
+                    callbacks=self.callbacks,
+                    seed=seed,
+                    place=self._place,
+                )
                 opened.callback(self.runner.stop)
+            hears = "on_sample_end" in overridden(self.callbacks)
+            self._inputs = WorkerInput(
+                self.runner,
+                config=self.rollout,
+                policies=policies,
+                hear=self._hear if hears else None,
+            )
             context = IOContext(
                 worker_index=worker_index,
                 num_workers=num_workers,
@@ -167,63 +173,19 @@ class RolloutWorker(InputReader):
                 seed=seed,
                 spaces=self._policy_spaces(needed=env is None),
                 made_by=self._made_by(),
-                default_sampler_input=None if self.runner is None else self._sampler,
+                default_sampler_input=None if self.runner is None else self._inputs.sampler,
             )
             self.group.announce()
             self.writer = resolve_output(output, replace(context, options=dict(output_options or {})))
             opened.callback(self.writer.close)
-            self.reader = self._open(input, replace(context, options=dict(input_options or {})))
+            self._inputs.writer = self.writer if output is not None and record == "live" else None
+            self.reader = self._inputs.open(input, replace(context, options=dict(input_options or {})))
             opened.callback(self.reader.close)
             if record == "all" and output is not None:
                 refuse_same_root(input, context.log_dir if output == "logdir" else output)
                 self.reader = RecordingInput(self.reader, self.writer)
             opened.pop_all()
         self.replayable, self.unit = self.reader.replayable, self.reader.unit
-
-    def _make_runner(self, env: Any, seed: int | None) -> EnvRunner | MultiAgentEnvRunner | ExternalRunner:
-        worker_index, num_workers = self._place
-        group = self.group
-        if isinstance(env, ExternalEnv):
-            return ExternalRunner(
-                env,
-                self.policy,
-                config=self.rollout,
-                callbacks=self.callbacks,
-                seed=seed,
-                worker_index=worker_index,
-            )
-        only_others = DEFAULT_POLICY_ID not in group.policies
-        several = len(group.policies) > 1 and not _is_gymnasium(env)
-        if _is_multi_agent(env) or only_others or several or group.policy_mapping_fn is not None:
-            return MultiAgentEnvRunner(
-                env,
-                group.policies,
-                group.policy_mapping_fn,
-                config=self.rollout,
-                callbacks=self.callbacks,
-                seed=seed,
-                worker_index=worker_index,
-                num_workers=num_workers,
-                recreated_worker=self._recreated,
-            )
-        if self._setup.policy_states_are_swappable:
-            raise OptionError(
-                "policy_states_are_swappable=True with one agent: its policy is always in memory, and would "
-                "become another one"
-            )
-        runner = EnvRunner(
-            env,
-            self.policy,
-            config=self.rollout,
-            callbacks=self.callbacks,
-            seed=seed,
-            worker_index=worker_index,
-            num_workers=num_workers,
-            recreated_worker=self._recreated,
-        )
-        spaces = runner.observation_space, runner.action_space
-        group.foreach_policy(lambda policy, _: policy.is_bound or policy.bind(*spaces, seed))
-        return runner
 
     def _policy_spaces(self, *, needed: bool = False) -> dict[str, Spaces]:
         """Spaces by policy id; of policies that have none yet, only if they are ``needed``, which raises."""
@@ -246,66 +208,11 @@ class RolloutWorker(InputReader):
         # What was preprocessed is not to be preprocessed again by whoever reads it.
         return made_by | ({"observations": "preprocessed"} if self.rollout.observation_connectors else {})
 
-    def _sampler(self) -> InputReader:
-        """The input ``"sampler"``: what it gives is recorded before it can be mixed with anything."""
-        assert self.runner is not None
-        if self._has_sampler:
-            raise OptionError(
-                "the input has the worker's sampler twice: it is one stream; add up its weights"
-            )
-        self._has_sampler = True
-        sampler: InputReader = SamplerInput(self.runner)
-        if self.rollout.sample_async:
-            sampler = self._ahead = AsyncInput(sampler)
-        if self._hears_samples:
-            sampler = MappedInput(sampler, self._sampled)
-        if self._records_live:
-            sampler = RecordingInput(sampler, self.writer)
-        return FirstBatchForever(sampler) if self.rollout.fake_sampler else sampler
-
-    def _open(self, source: Any, context: IOContext) -> InputReader:
-        functions = offline_functions(self.rollout, self.group.policies)
-        if self._hears_samples:
-            functions.append(self._sampled)
-        wrap = (lambda reader: MappedInput(reader, *functions)) if functions else None
-        reader = NoInput() if source is None else resolve_input(source, context, wrap=wrap)
-        try:
-            self._check_input(source)
-        except OptionError:
-            reader.close()
-            raise
-        if self.rollout.input_evaluation is not None:
-            assert self.runner is not None
-            reader = Simulated(reader, self.runner)
-        size = self.rollout.shuffle_buffer_size
-        return ShuffledInput(reader, size, seed=context.seed) if size else reader
-
-    def _check_input(self, source: Any) -> None:
-        """Refuse options that the input ``source``, which was opened, leaves without effect."""
-        if self._records_live and not self._has_sampler:
-            raise OptionError(
-                "the output would stay empty: record='live' writes rows of the sampler, and the input "
-                f"{excerpt(source)} has none; leave output out, or set record='all'"
-            )
-        for name in ("fake_sampler", "sample_async"):
-            if getattr(self.rollout, name) and not self._has_sampler:
-                raise OptionError(f"{name}=True, but the input {excerpt(source)} has no sampler")
-        if self.rollout.input_evaluation is not None and (self._has_sampler or self.runner is None):
-            raise OptionError(
-                "input_evaluation='simulation' samples beside what is read from files: it needs an "
-                "environment, and an input without the sampler"
-            )
+    def _hear(self, batch: Batch) -> None:
+        """Tell callbacks of a batch of the sampler, or from files."""
+        self.callbacks.on_sample_end(runner=self, samples=batch)
 
     # ---- sampling ----
-
-    @property
-    def _hears_samples(self) -> bool:
-        return "on_sample_end" in overridden(self.callbacks)
-
-    def _sampled(self, batch: Batch) -> Batch:
-        """``batch``, of the sampler or from files, after callbacks had it."""
-        self.callbacks.on_sample_end(runner=self, samples=batch)
-        return batch
 
     def _next(self) -> Batch:
         return self._served(self.reader.sample())
@@ -442,7 +349,8 @@ class RolloutWorker(InputReader):
 
     def _not_acting(self) -> AbstractContextManager[object]:
         """Keeps a sampler that runs ahead from using policies meanwhile."""
-        return nullcontext() if self._ahead is None else self._ahead.lock
+        ahead = self._inputs.ahead
+        return nullcontext() if ahead is None else ahead.lock
 
     def learn_on_batch(self, batch: Batch) -> dict[str, Any]:
         """Let the policies learn on ``batch``; see `PolicyGroup.learn_on_batch`."""
@@ -471,7 +379,7 @@ class RolloutWorker(InputReader):
         batch = self.sample(expected_batch_size)
         updates = sum(self.group.num_grad_updates.values())
         # Another order each time, and after a restore the ones that would have come.
-        order = np.random.SeedSequence(self._entropy, spawn_key=(self._place[0], _SGD, updates))
+        order = np.random.SeedSequence(self._entropy, spawn_key=(self._place.worker_index, _SGD, updates))
         with self._not_acting():
             stats = self.group.do_minibatch_sgd(
                 batch,
@@ -567,32 +475,13 @@ class RolloutWorker(InputReader):
         Raises:
             OptionError: They live in other processes, or are one native vector environment.
         """
-        return [func(env) for env in self._sub_envs()]
+        return [] if self.runner is None else [func(env) for env in sub_envs(self.runner)]
 
     def foreach_env_with_context(self, func: Callable[[Any, EnvContext], T]) -> list[T]:
         """The same with what each environment's maker was told: ``func(env, context)``."""
-        worker_index, num_workers = self._place
-        context = EnvContext(
-            self.rollout.env_config,
-            worker_index=worker_index,
-            num_workers=num_workers,
-            recreated_worker=self._recreated,
-        )
-        return [func(env, context.with_index(i)) for i, env in enumerate(self._sub_envs())]
-
-    def _sub_envs(self) -> list[Any]:
-        if self.runner is None:
-            return []
-        if isinstance(self.runner, ExternalRunner):
-            return [self.runner.env]
-        envs: Any = self.runner.envs
-        found = envs if isinstance(envs, list) else getattr(envs, "envs", None)
-        if found is None:
-            raise OptionError(
-                f"the environments of {type(envs).__name__} are not in this process one by one: "
-                "use worker.runner.envs, which is it"
-            )
-        return list(found)
+        context = self._place.context(self.rollout)
+        envs = [] if self.runner is None else sub_envs(self.runner)
+        return [func(env, context.with_index(i)) for i, env in enumerate(envs)]
 
     def assert_healthy(self) -> None:
         """Raise unless the worker can sample.
@@ -775,22 +664,6 @@ class RolloutWorker(InputReader):
     def stop(self) -> None:
         """Same as `close`: the name that RLlib's users know."""
         self.close()
-
-
-def _is_multi_agent(env: Any) -> bool:
-    """Whether ``env`` can be seen to be an environment with several agents, or a class of such."""
-    names = ("possible_agents", "get_observation_space", "get_action_space")
-    return all(hasattr(env, name) for name in names) or is_pettingzoo(env)
-
-
-def _is_gymnasium(env: Any) -> bool:
-    """Whether ``env`` can be seen to be one of gymnasium's, or to name or make one."""
-    from gymnasium import Env
-    from gymnasium.envs.registration import EnvSpec
-    from gymnasium.vector import VectorEnv
-
-    kind = env if isinstance(env, type) else type(env)
-    return issubclass(kind, (str, EnvSpec, Env, VectorEnv))
 
 
 _ARGUMENTS = frozenset(signature(RolloutWorker.__init__).parameters) - {"self"}

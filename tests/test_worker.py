@@ -170,7 +170,7 @@ def test_recording_all_into_what_is_read_is_refused(
         opened.append(Logged())
         return opened[0]
 
-    monkeypatch.setattr("rlio.worker.resolve_input", open_nothing)
+    monkeypatch.setattr("rlio.rollout.worker_input.resolve_input", open_nothing)
     with pytest.raises(OptionError, match="record='all' writes what is read from"):
         worker_of(input=source, output=output, record="all", log_dir="logs")
     assert opened[0].closed == 1, "what was opened is closed again"

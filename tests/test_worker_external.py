@@ -68,7 +68,7 @@ def test_a_sampler_that_runs_ahead_gives_and_records_the_same_rows() -> None:
         RolloutWorker("CartPole-v1", LinearPolicy(), rollout=AHEAD, output=writer, seed=0) as ahead,
         RolloutWorker("CartPole-v1", LinearPolicy(), rollout=plain, seed=0) as worker,
     ):
-        assert isinstance(ahead._ahead, AsyncInput)
+        assert isinstance(ahead._inputs.ahead, AsyncInput)
         for _ in range(5):
             assert np.array_equal(ahead.sample()["obs"], worker.sample()["obs"])
         assert writer.rows_received == 50
