@@ -162,6 +162,16 @@ class DQN(TorchPolicy):
             }
         return (actions + self._start).cpu().numpy(), state, extras
 
+    def _log_likelihoods(
+        self, outputs: torch.Tensor, actions: Any, explore: bool, timestep: int | None
+    ) -> torch.Tensor:
+        epsilon = 0.0
+        if explore:
+            epsilon = self._epsilons[1] if timestep is None else self.epsilon(timestep)
+        greedy = outputs.argmax(-1) + self._start
+        probability: torch.Tensor = (actions == greedy) * (1.0 - epsilon) + epsilon / outputs.shape[1]
+        return probability.log()
+
     def _needed_columns(self) -> Sequence[str]:
         return (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.NEXT_OBS, Columns.TERMINATEDS)
 

@@ -233,6 +233,30 @@ class Policy(ABC):
             {name: column[0] for name, column in extras.items()},
         )
 
+    def compute_log_likelihoods(
+        self, actions: Any, obs: Any, *, explore: bool = True, timestep: int | None = None
+    ) -> NDArray[np.float64]:
+        """Log of the probability (density, of continuous actions) with which each action would be chosen.
+
+        Nothing is drawn, and nothing is changed: this is what off-policy evaluation asks of a policy.
+
+        Args:
+            actions: (N, *shape of the space), nested as the space is.
+            obs: N observations, as in `compute_actions`.
+            explore: As in `compute_actions`; without it, all probability is on one action.
+            timestep: As in `compute_actions`; None: once schedules of exploration have come to their end.
+
+        Returns:
+            (N,) float64; -inf where an action is never chosen.
+
+        Raises:
+            OptionError: This policy cannot say it.
+        """
+        raise OptionError(
+            f"{type(self).__name__} does not say how likely actions are: give it compute_log_likelihoods, or "
+            "give a function (obs, actions) -> log-probabilities in its place"
+        )
+
     # ---- what happens around it ----
 
     def on_episode_start(self, env_ids: NDArray[np.int64]) -> None:  # noqa: B027 - optional hook

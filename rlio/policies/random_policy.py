@@ -61,6 +61,11 @@ class RandomPolicy(Policy):
         logp = logp.astype(np.float32)
         return actions, state, {Columns.ACTION_LOGP: logp, Columns.ACTION_PROB: np.exp(logp)}
 
+    def compute_log_likelihoods(
+        self, actions: Any, obs: Any, *, explore: bool = True, timestep: int | None = None
+    ) -> NDArray[np.float64]:
+        return _logp(self.action_space, actions)
+
     def get_state(self) -> PolicyState:
         return super().get_state() | {"rng": self._rng.bit_generator.state}
 
@@ -127,3 +132,51 @@ def _draw_box(space: Any, n: int, rng: np.random.Generator) -> tuple[Any, NDArra
         values = np.floor(values)
     # Rounding to the space's dtype may step over a bound.
     return np.clip(values.astype(space.dtype), space.low, space.high), logp.sum(axis=axes)
+
+
+def _logp(space: gym.Space[Any], actions: Any) -> NDArray[np.float64]:
+    """Log of the probability (density) of each of ``actions``, as `_draw` draws them."""
+    from gymnasium import spaces
+
+    match space:
+        case spaces.Discrete():
+            low, high, counted = space.start, space.start + space.n - 1, -np.log(float(space.n))
+        case spaces.MultiDiscrete():
+            low, high = space.start, space.start + space.nvec - 1
+            counted = -np.log(space.nvec.astype(np.float64)).sum()
+        case spaces.MultiBinary():
+            low, high, counted = 0, 1, -np.log(2.0) * np.prod(space.shape)
+        case spaces.Box():
+            return _logp_box(space, np.asarray(actions))
+        case spaces.Dict():
+            parts = [_logp(child, actions[key]) for key, child in space.spaces.items()]
+            return np.asarray(np.sum(parts, axis=0))
+        case spaces.Tuple():
+            parts = [_logp(child, actions[i]) for i, child in enumerate(space.spaces)]
+            return np.asarray(np.sum(parts, axis=0))
+        case _:
+            raise OptionError(f"RandomPolicy does not act in {excerpt(str(space))}")
+    values = np.asarray(actions)
+    inside = ((values >= low) & (values <= high)).reshape(len(values), -1).all(-1)
+    return np.where(inside, float(counted), -np.inf)
+
+
+def _logp_box(space: Any, actions: NDArray[Any]) -> NDArray[np.float64]:
+    axes = tuple(range(1, 1 + len(space.shape)))
+    values = actions.astype(np.float64)
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    lower, upper = space.bounded_below, space.bounded_above
+    both = lower & upper
+    whole = space.dtype.kind in "iu"
+    if whole and not both.all():
+        raise OptionError(
+            f"the probabilities of whole numbers without bounds, {excerpt(str(space))}, are not known"
+        )
+    width = np.where(both, high - low + whole, 1.0)
+    logp = np.broadcast_to(-np.log(np.where(width > 0, width, 1.0)), values.shape)
+    if not both.all():
+        tail = np.where(lower, values - np.where(lower, low, 0.0), np.where(upper, high, 0.0) - values)
+        normal = 0.5 * (values**2 + np.log(2 * np.pi))
+        logp = np.where(both, logp, np.where(lower | upper, -tail, -normal))
+    logp = np.where((values >= low) & (values <= high), logp, -np.inf)
+    return np.asarray(logp.sum(axis=axes), np.float64)

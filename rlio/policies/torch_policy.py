@@ -25,7 +25,7 @@ from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.columns import DEFAULT_POLICY_ID, STATE_IN_PREFIX, STATE_OUT_PREFIX, Columns
 from rlio.errors import MissingColumn, OptionError, StateError, excerpt
 from rlio.interfaces import Batch
-from rlio.nested import map_structure
+from rlio.nested import leaves, map_structure
 from rlio.policies.distributions import Distribution, distribution_for
 from rlio.policies.policy import (
     Gradients,
@@ -55,6 +55,10 @@ MakeOptimizer: TypeAlias = "Callable[[Iterable[torch.nn.Parameter]], torch.optim
 Loss: TypeAlias = (
     "Callable[[TorchPolicy, torch.Tensor, dict[str, Any]], tuple[torch.Tensor, dict[str, float]]]"
 )
+
+
+# Rows whose likelihoods are computed at once: a log of any length takes no more memory.
+_LIKELIHOOD_ROWS = 65_536
 
 
 class TorchPolicy(Policy):
@@ -247,6 +251,45 @@ class TorchPolicy(Policy):
             if values is not None:
                 extras[Columns.VF_PREDS] = values.cpu().numpy()
         return map_structure(lambda leaf: leaf.cpu().numpy(), actions), after, extras
+
+    def compute_log_likelihoods(
+        self, actions: Any, obs: Any, *, explore: bool = True, timestep: int | None = None
+    ) -> NDArray[np.float64]:
+        import torch
+
+        if self.is_recurrent:
+            raise OptionError(
+                "how likely an action is depends on the state of a recurrent module, which logged rows do "
+                "not have: give a function (obs, actions) -> log-probabilities in the policy's place"
+            )
+        if not explore and not _is_countable(self.action_space):
+            raise OptionError(
+                f"explore=False chooses one action of {excerpt(str(self.action_space))}, which has no "
+                "density: explore=True, or a policy for Discrete actions"
+            )
+        parts = [np.zeros(0)]
+        rows = len(leaves(actions)[0][1])
+        with torch.inference_mode():
+            for start in range(0, rows, _LIKELIHOOD_ROWS):
+                part = slice(start, start + _LIKELIHOOD_ROWS)
+                outputs = self.forward(map_structure(lambda leaf, part=part: leaf[part], obs))
+                taken = self._tensors(map_structure(lambda leaf, part=part: leaf[part], actions))
+                parts.append(self._log_likelihoods(outputs, taken, explore, timestep).double().cpu().numpy())
+        return np.concatenate(parts)
+
+    def _log_likelihoods(
+        self, outputs: torch.Tensor, actions: Any, explore: bool, timestep: int | None
+    ) -> torch.Tensor:
+        """`compute_log_likelihoods` of a few rows, given the module's outputs for them."""
+        import torch
+
+        chosen_by, _ = self.split_outputs(outputs)
+        if explore:
+            return self.distribution.logp(chosen_by, actions)
+        best = self.distribution.sample(chosen_by, None)
+        same = map_structure(lambda a, b: (a == b).reshape(len(outputs), -1).all(-1), best, actions)
+        equal = torch.stack([leaf for _, leaf in leaves(same)]).all(0)
+        return torch.where(equal, 0.0, -torch.inf)
 
     def forward(self, obs: Any) -> torch.Tensor:
         """The module's outputs for a batch of observations (arrays or tensors, nested as the space), in eval
@@ -589,3 +632,15 @@ def _by_sequence(module: torch.nn.Module, tensors: dict[str, Any]) -> torch.Tens
 
     outputs, _ = module(map_structure(padded, tensors[Columns.OBS]), tuple(state))
     return outputs[is_step]  # type: ignore[no-any-return] # modules are not typed
+
+
+def _is_countable(space: gym.Space[Any]) -> bool:
+    """Whether actions have probabilities, not densities."""
+    from gymnasium import spaces
+
+    match space:
+        case spaces.Dict():
+            return all(map(_is_countable, space.spaces.values()))
+        case spaces.Tuple():
+            return all(map(_is_countable, space.spaces))
+    return not isinstance(space, spaces.Box)
