@@ -24,7 +24,7 @@ from rlio.rollout.multi_agent_runner import MultiAgentEnvRunner
 SPACE = Box(0, np.inf, (2,), np.float32)
 # One object for each agent, which PettingZoo insists on.
 ACTIONS = {f"p{i}": Discrete(3) for i in range(5)} | {agent: Discrete(2) for agent in "xyz"}
-HEAP = Dict(observation=Box(-9, 99, (1,), np.float32), action_mask=Box(0, 1, (2,), np.int8))
+HEAP = Dict(observation=Box(-9, 999, (1,), np.float32), action_mask=Box(0, 1, (2,), np.int8))
 
 
 class Falls(ParallelEnv):  # type: ignore[misc,type-arg]
@@ -79,6 +79,7 @@ class Countdown(AECEnv):  # type: ignore[misc,type-arg]
         super().__init__()
         self.possible_agents = ["x", "y", "z"]
         self._heap = heap
+        self._shown = {"observation": np.zeros(1, np.float32), "action_mask": np.zeros(2, np.int8)}
 
     def observation_space(self, agent: str) -> Any:
         return HEAP
@@ -87,10 +88,10 @@ class Countdown(AECEnv):  # type: ignore[misc,type-arg]
         return ACTIONS[agent]
 
     def observe(self, agent: str) -> Any:
-        return {
-            "observation": np.array([self.left], np.float32),
-            "action_mask": np.array([1, self.left > 1], np.int8),
-        }
+        # Always the same arrays, as some environments have it.
+        self._shown["observation"][:] = self.left + 100 * "xyz".index(agent)
+        self._shown["action_mask"][:] = 1, self.left > 1
+        return self._shown
 
     def reset(self, seed: int | None = None, options: Any = None) -> None:
         self.agents = list(self.possible_agents)
@@ -210,6 +211,7 @@ def test_an_aec_environment_gives_the_rows_that_its_own_loop_sees(wrap: Any, hea
         found = list(zip(own["obs"]["observation"][:, 0].tolist(), own["rewards"].tolist(), strict=True))
         assert found == expected.get(agent, [])
     assert rows["dones"].sum() == len(expected)
+    assert np.array_equal(rows["new_obs"]["observation"][:, 0] // 100, rows["agent_index"])
     assert "new_obs_valid" not in rows, "dead agents are asked for their final observation"
     assert bool(rows["truncateds"].any()) == ("z" in expected)
     assert rows["obs"]["action_mask"].dtype == np.int8

@@ -23,10 +23,12 @@ Example:
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from rlio.envs.multi_agent import ALL_AGENTS, AgentId, MultiAgentDict, MultiAgentEnv
 from rlio.errors import OptionError, SchemaError, excerpt
+from rlio.nested import map_structure
 
 __all__ = ["PettingZooAEC", "PettingZooParallel", "from_pettingzoo", "is_pettingzoo"]
 
@@ -148,6 +150,8 @@ class PettingZooAEC(_PettingZoo):
                 obs[agent] = seen
             if not (terminateds[agent] or truncateds[agent]):
                 break
+            # A copy: the environment goes on, and may write over what it gave.
+            obs |= {agent: map_structure(copy.copy, obs[agent])} if agent in obs else {}
             self.env.step(None)
         _with_all(terminateds, truncateds, over=not self.env.agents)
         return found
