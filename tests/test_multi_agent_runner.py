@@ -1064,7 +1064,8 @@ def test_environments_can_be_made_anew() -> None:
         ({"env_config": {"a": 1}, "env": lambda: Both()}, "takes no argument"),
         ({"env": lambda: 1 / 0}, "cannot be made: ZeroDivisionError"),
     ],
-    ids=lambda value: str(value)[:40],
+    # The message alone: arguments have addresses in their texts, which processes do not agree on.
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_arguments_that_make_no_sense_are_refused(arguments: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
