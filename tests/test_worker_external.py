@@ -57,6 +57,24 @@ def test_an_external_environment_is_sampled_like_any_other() -> None:
     worker.close()
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"clip_rewards": 1},
+        {"normalize_actions": True},
+        {"observation_connectors": [np.tanh]},
+        {"horizon": 2},
+        {"num_envs": 4, "env_config": {"size": 3}},
+    ],
+    ids=lambda option: next(iter(option)),
+)
+def test_what_a_loop_elsewhere_does_not_heed_is_refused(option: dict[str, Any]) -> None:
+    """Error 30 of section 5.3: nothing is accepted and ignored."""
+    for name in option:
+        with pytest.raises(OptionError, match=f"{name}=.*ExternalEnv"):
+            RolloutWorker(Loop(), LinearPolicy(), rollout=RolloutConfig(**option))
+
+
 AHEAD = RolloutConfig(rollout_fragment_length=10, sample_async=True)
 
 

@@ -7,8 +7,8 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlio.errors import OptionError, excerpt
@@ -264,6 +264,20 @@ class RolloutConfig:
         takes_more = max(worker_index - 1, 0) * envs < rest
         return replace(self, rollout_fragment_length=max(steps + takes_more, 1), train_batch_size=None)
 
+    def refuse_others(self, who: str, used: Collection[str]) -> None:
+        """Raise where fields beside those ``used`` were set: ``who`` would pass over them in silence.
+
+        Raises:
+            OptionError: Some were; they are named.
+        """
+        ignored = [
+            f"{option.name}={excerpt(getattr(self, option.name))}"
+            for option in fields(self)
+            if option.name not in used and getattr(self, option.name) != _default(option)
+        ]
+        if ignored:
+            raise OptionError(f"{', '.join(ignored)}: {who} does not use this; leave it out")
+
     @property
     def fragment_steps(self) -> int:
         """``rollout_fragment_length`` as a number.
@@ -279,3 +293,7 @@ class RolloutConfig:
     def rows_per_fragment(self) -> int:
         """Rows of a fragment in truncate mode."""
         return self.num_envs * self.fragment_steps
+
+
+def _default(option: Field[Any]) -> Any:
+    return option.default if option.default_factory is MISSING else option.default_factory()
