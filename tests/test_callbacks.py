@@ -87,6 +87,23 @@ def test_what_gives_no_callbacks_is_refused(given: Any) -> None:
         combine(given)
 
 
+def test_a_callback_that_nobody_would_call_is_refused() -> None:
+    """A slip, and those of RLlib that belong to an Algorithm."""
+
+    class Slip(RolloutCallbacks):
+        def on_episode_ended(self, **kwargs: Any) -> None:
+            raise AssertionError
+
+        def on_train_result(self, **kwargs: Any) -> None:
+            raise AssertionError
+
+    for given in (Slip, Slip(), [RolloutCallbacks, Slip]):
+        with pytest.raises(
+            OptionError, match=r"Slip has on_episode_ended, on_train_result, .* on_episode_end,"
+        ):
+            combine(given)
+
+
 def test_an_episode_knows_who_acts_for_whom() -> None:
     assert EPISODE.policy_for() == "default_policy"
     episode = RunningEpisode(eps_id=1, agent_policies={"a": "left"})

@@ -240,7 +240,8 @@ def combine(callbacks: CallbacksLike) -> RolloutCallbacks:
     Several are called in their order.
 
     Raises:
-        OptionError: Something among them gives no `RolloutCallbacks`.
+        OptionError: Something among them gives no `RolloutCallbacks`, or has a method ``on_...`` that nobody
+            calls.
     """
     if callbacks is None:
         return RolloutCallbacks()
@@ -256,6 +257,12 @@ def _made(given: Any) -> RolloutCallbacks:
         raise OptionError(
             f"callbacks={excerpt(given)}: expected RolloutCallbacks, a class or function that gives them, "
             "or a list of these"
+        )
+    unknown = sorted(name for name in dir(made) if name.startswith("on_") and name not in _HOOKS)
+    if unknown:
+        raise OptionError(
+            f"{type(made).__name__} has {', '.join(unknown)}, which nobody would call: callbacks are "
+            f"{', '.join(_HOOKS)}. What belongs to the loop that trains stands in it, under another name"
         )
     return made
 
