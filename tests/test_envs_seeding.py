@@ -181,6 +181,29 @@ def test_who_wants_a_context_says_so_with_an_argument() -> None:
     assert not takes_context(dict)
 
 
+def test_an_env_config_reaches_who_makes_environments_or_is_refused() -> None:
+    """RLlib's ``__init__(self, config=None)`` gets it; nobody is given an environment that never saw it."""
+
+    class Configured(Seeded):
+        def __init__(self, config: Any = None) -> None:
+            self.told = config
+
+    for items in ({}, {"a": 1}):
+        stepper = make_stepper(Configured, EnvSetup(context=EnvContext(items)))
+        assert stepper.envs.get_attr("told") == ((items or None),)
+        stepper.close()
+    setup = EnvSetup(context=EnvContext({"a": 1}))
+    for env, words in (
+        (Seeded, "takes no argument"),
+        (lambda render_mode=None: Seeded(), "takes no argument"),
+        (lambda **options: Seeded(), "takes no argument"),
+        (Seeded(), "there already"),
+        (SyncVectorEnv([Seeded]), "there already"),
+    ):
+        with pytest.raises(OptionError, match=f"env_config={{'a': 1}}.*{words}"):
+            make_stepper(env, setup)
+
+
 def test_a_context_is_copied_with_changes_and_takes_defaults() -> None:
     context = EnvContext({"a": 1}, worker_index=2, recreated_worker=True)
     other = context.copy_with_overrides({"b": 2}, worker_index=3)

@@ -6,7 +6,7 @@ Example:
     >>> context = EnvContext({"port": 6000}, worker_index=2)
     >>> create(make, context.with_index(3))
     'port 6003 for worker 2'
-    >>> create(lambda: "whatever it is told", context)
+    >>> create(lambda: "whatever it is told", EnvContext(worker_index=2))
     'whatever it is told'
 """
 
@@ -16,7 +16,12 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rlio.errors import OptionError, excerpt
+
 __all__ = ["EnvContext", "create", "takes_context"]
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_NAMES = ("config", "context", "env_config", "env_context")
 
 
 class EnvContext(dict[str, Any]):
@@ -71,10 +76,33 @@ def takes_context(make: Callable[..., Any]) -> bool:
         parameters = inspect.signature(make).parameters.values()
     except (TypeError, ValueError):  # Written in C, without a signature.
         return False
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return any(p.kind in positional and p.default is inspect.Parameter.empty for p in parameters)
+    return any(p.kind in _POSITIONAL and p.default is inspect.Parameter.empty for p in parameters)
 
 
 def create(make: Callable[..., Any], context: EnvContext) -> Any:
-    """``make(context)``, or ``make()`` if it takes none."""
-    return make(context) if takes_context(make) else make()
+    """``make(context)``, or ``make()`` if it takes none.
+
+    Where the context has items, an argument with a default is given it too, if it is called ``config``,
+    ``context``, ``env_config`` or ``env_context``, as in RLlib's ``__init__(self, config=None)``.
+
+    Raises:
+        OptionError: It has items, and ``make`` would never see them.
+    """
+    if takes_context(make):
+        return make(context)
+    if not context:
+        return make()
+    if _first_argument(make) not in _NAMES:
+        raise OptionError(
+            f"env_config={excerpt(dict(context))}, but env={excerpt(make)} takes no argument for it: let it "
+            "take an EnvContext"
+        )
+    return make(context)
+
+
+def _first_argument(make: Callable[..., Any]) -> str | None:
+    try:
+        parameters = inspect.signature(make).parameters.values()
+    except (TypeError, ValueError):  # Written in C, without a signature.
+        return None
+    return next((p.name for p in parameters if p.kind in _POSITIONAL), None)

@@ -113,6 +113,11 @@ def make_stepper(env: EnvLike, setup: EnvSetup | None = None) -> Stepper:
     from gymnasium.vector import VectorEnv
 
     setup = setup if setup is not None else EnvSetup()
+    if isinstance(env, (VectorEnv, Env)) and setup.context:
+        raise OptionError(
+            f"env_config={excerpt(dict(setup.context))} is for making environments, but {excerpt(env)} is "
+            "there already: pass its id, or a function that makes it"
+        )
     if isinstance(env, VectorEnv):
         return _stepper_of(_of_size(env, setup.num_envs), setup, None)
     if isinstance(env, Env):
