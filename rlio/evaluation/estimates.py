@@ -1,0 +1,179 @@
+"""`OffPolicyEstimate`: what an estimator says, how sure it is, and how far the two policies are apart.
+
+Example:
+    >>> import numpy as np
+    >>> from rlio.evaluation.intervals import IntervalOptions, Resampling
+    >>> from rlio.evaluation.weighting import Contributions
+    >>> returns = np.array([1.0, 2.0, 3.0])
+    >>> options = IntervalOptions()
+    >>> draws = Resampling(3, resamples=200, seed=0)
+    >>> measured([Contributions(returns, np.ones(3))], draws, options).value
+    2.0
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.evaluation.intervals import IntervalOptions, Resampling, influences_of, rescaled_interval
+from rlio.evaluation.weighting import Contributions, rescaled
+
+__all__ = ["Measured", "OffPolicyEstimate", "Overlap", "measured"]
+
+Floats = NDArray[np.float64]
+_QUANTILES = (0.0, 0.01, 0.25, 0.5, 0.75, 0.99, 1.0)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A number that was estimated.
+
+    Attributes:
+        value: The estimate.
+        standard_error: Of it, to first order; NaN for one episode.
+        interval: Bootstrap interval at the result's `confidence`.
+        concentration: Interval that holds at least so often whatever the distribution is; None where no
+            bounds of the weighted return were given, or the estimator has none.
+    """
+
+    value: float
+    standard_error: float
+    interval: tuple[float, float]
+    concentration: tuple[float, float] | None = None
+
+    def __float__(self) -> float:
+        return self.value
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{self.value:.6g} +- {self.standard_error:.2g} [{low:.6g}, {high:.6g}]"
+
+
+def measured(
+    parts: Sequence[Contributions],
+    draws: Resampling,
+    options: IntervalOptions,
+    concentration: tuple[float, float] | None = None,
+) -> Measured:
+    """The first of ``parts``, minus the second if there is one, with its errors."""
+    log_scale = parts[0].log_scale
+    value = parts[0].value - (parts[1].value if len(parts) > 1 else 0.0)
+    on_scale = [_on_scale(part, log_scale) for part in parts]
+    influences, count = influences_of(on_scale), draws.episodes
+    error = float(np.sqrt((influences**2).sum() / max(count - 1, 1) / count)) if count > 1 else math.nan
+    interval = draws.interval(on_scale, confidence=options.confidence)
+    return Measured(value, rescaled(error, log_scale), rescaled_interval(interval, log_scale), concentration)
+
+
+def _on_scale(part: Contributions, log_scale: float) -> Contributions:
+    if part.log_scale == log_scale:
+        return part
+    factor = np.exp(part.log_scale - log_scale)
+    return Contributions(part.numerators * factor, part.denominators, log_scale)
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """How much the episodes say about the other policy: of the weights of whole episodes.
+
+    Attributes:
+        effective_sample_size: (sum of w)^2 / sum of w^2: how many episodes of the judged policy these are
+            worth, from 1 to `OffPolicyEstimate.episodes`; 0 where all weights are 0.
+        largest_weight_share: The largest weight's part of their sum; where it is near 1, one episode decides.
+        mean_weight: About 1, if the recorded probabilities are right.
+        log_weight_quantiles: Quantile -> log of the weight, for 0, 0.01, 0.25, 0.5, 0.75, 0.99 and 1.
+        impossible: Episodes with an action that the judged policy never takes.
+    """
+
+    effective_sample_size: float
+    largest_weight_share: float
+    mean_weight: float
+    log_weight_quantiles: dict[float, float]
+    impossible: int
+
+    @classmethod
+    def of(cls, log_weights: Floats) -> Overlap:
+        """Of episodes with the given log-weights, (n,), n > 0."""
+        largest = float(log_weights.max())
+        impossible = int((log_weights == -np.inf).sum())
+        # No interpolation: half way to -inf there is nothing.
+        quantiles = np.quantile(log_weights, _QUANTILES, method="lower").tolist()
+        table = dict(zip(_QUANTILES, quantiles, strict=True))
+        if largest == -np.inf:
+            return cls(0.0, 0.0, 0.0, table, impossible)
+        weights = np.exp(log_weights - largest)
+        total = float(weights.sum())
+        mean = rescaled(total / len(weights), largest)
+        return cls(total**2 / float((weights**2).sum()), 1.0 / total, mean, table, impossible)
+
+    def __str__(self) -> str:
+        text = (
+            f"effective sample size {self.effective_sample_size:.1f}, largest weight "
+            f"{self.largest_weight_share:.1%} "
+            f"of all, mean weight {self.mean_weight:.3g}, log-weights "
+            f"{', '.join(f'{value:.3g}' for value in self.log_weight_quantiles.values())} (quantiles "
+            f"{', '.join(f'{q:g}' for q in self.log_weight_quantiles)})"
+        )
+        return text + (f"; {self.impossible} episodes have weight 0" if self.impossible else "")
+
+
+@dataclass(frozen=True)
+class OffPolicyEstimate:
+    """What one estimator says about a policy.
+
+    Attributes:
+        estimator: Its name.
+        v_behavior: Mean discounted return of the episodes, as they were recorded.
+        v_target: The same if the judged policy had acted.
+        v_gain: v_target - v_behavior, with the error of the difference: both are of the same episodes.
+        v_gain_ratio: v_target / v_behavior; None where v_behavior is not above 0 and a ratio means nothing.
+        overlap: None for the direct method, which weighs nothing.
+        episodes: That were evaluated.
+        steps: In them.
+        left_out: Episodes that are not whole, with ``incomplete="drop"``.
+        gamma: Discount a step.
+        confidence: Of the intervals.
+    """
+
+    estimator: str
+    v_behavior: Measured
+    v_target: Measured
+    v_gain: Measured
+    v_gain_ratio: float | None
+    overlap: Overlap | None
+    episodes: int
+    steps: int
+    left_out: int
+    gamma: float
+    confidence: float
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as JSON takes it."""
+        found = asdict(self)
+        if self.overlap is not None:
+            quantiles = {f"{q:g}": value for q, value in self.overlap.log_weight_quantiles.items()}
+            found["overlap"]["log_weight_quantiles"] = quantiles
+        return found
+
+    def __str__(self) -> str:
+        ratio = "" if self.v_gain_ratio is None else f", {self.v_gain_ratio:.4g} times as much"
+        lines = [
+            f"{self.estimator}: {self.episodes} episodes, {self.steps} steps"
+            + (f" ({self.left_out} incomplete episodes left out)" if self.left_out else "")
+            + f", gamma {self.gamma:g}, {self.confidence:.0%} intervals",
+            f"  v_behavior  {self.v_behavior}",
+            f"  v_target    {self.v_target}",
+            f"  v_gain      {self.v_gain}{ratio}",
+        ]
+        if self.v_target.concentration is not None:
+            low, high = self.v_target.concentration
+            lines.append(f"  v_target for sure in [{low:.6g}, {high:.6g}], by a concentration bound")
+        if self.overlap is not None:
+            lines.append(f"  overlap     {self.overlap}")
+        return "\n".join(lines)

@@ -1,0 +1,110 @@
+"""`feature_importance`: which parts of observations a policy's actions depend on.
+
+Example:
+    >>> import numpy as np
+    >>> from gymnasium.spaces import Box, Discrete
+    >>> from rlio.batch import SampleBatch
+    >>> from rlio.policies.policy import Policy
+    >>> class LooksAtTheFirst(Policy):
+    ...     def compute_actions(self, obs, state=(), *, explore=True, inputs=None, timestep=0):
+    ...         return (obs[:, 0] > 0).astype(np.int64), state, {}
+    >>> policy = LooksAtTheFirst()
+    >>> policy.bind(Box(-1.0, 1.0, (2,)), Discrete(2))
+    >>> batch = SampleBatch(obs=np.random.default_rng(0).normal(size=(1000, 2)))
+    >>> feature_importance(policy, batch, seed=0).round(1).tolist()
+    [0.5, 0.0]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.arrays import to_numpy
+from rlio.batch import SampleBatch
+from rlio.columns import Columns
+from rlio.errors import MissingColumn, OptionError, excerpt
+from rlio.nested import leaves
+from rlio.policies.policy import Policy
+from rlio.rows import generator
+
+__all__ = ["feature_importance"]
+
+#: (values of one feature, (N,), generator) -> other values of it, (N,).
+Perturb: TypeAlias = Callable[[NDArray[Any], np.random.Generator], NDArray[Any]]
+
+
+def feature_importance(
+    policy: Policy,
+    batch: SampleBatch,
+    *,
+    repeat: int = 1,
+    perturb: Perturb | None = None,
+    limit_fraction: float = 1.0,
+    seed: int | None = None,
+) -> NDArray[np.float64]:
+    """How much a policy's actions change when one number of the observations is taken from other rows.
+
+    Actions are those without exploration, so that nothing else changes them.
+
+    Args:
+        policy: Bound, and not recurrent.
+        batch: With ``obs``, an array (N, ...); it is not changed.
+        repeat: Permutations of each feature, whose effects are averaged.
+        perturb: Gives other values of a feature; None: a permutation of them.
+        limit_fraction: Part of the rows that is used, drawn at random, above 0.
+        seed: Of permutations and rows; None draws one from the OS and logs it.
+
+    Returns:
+        Importances in the shape of an observation, float64, 0 or above: the part of actions that are another
+        one, where actions are whole numbers; else the mean distance between actions.
+
+    Raises:
+        MissingColumn: There is no ``obs``.
+        OptionError: Observations are nested, or there are none, or a value is out of range.
+
+    Source: Breiman, "Random forests" (2001), section 10.
+    """
+    if Columns.OBS not in batch:
+        raise MissingColumn("features are those of observations", column=Columns.OBS)
+    if repeat < 1 or not 0.0 < limit_fraction <= 1.0:
+        raise OptionError(f"repeat={repeat}, limit_fraction={limit_fraction}: at least 1; above 0, at most 1")
+    if policy.is_recurrent:
+        raise OptionError("actions of a recurrent policy depend on more than an observation")
+    if isinstance(batch[Columns.OBS], dict | tuple) or not len(batch):
+        raise OptionError(
+            f"observations are {excerpt(repr(batch))}: expected an array with rows; flatten nested ones"
+        )
+    rng = generator(seed)
+    obs = to_numpy(batch[Columns.OBS])
+    rows = rng.permutation(len(obs))[: max(1, round(limit_fraction * len(obs)))]
+    flat = obs[np.sort(rows)].reshape(len(rows), -1)
+    shape = obs.shape[1:]
+
+    def actions_of(values: NDArray[Any]) -> Any:
+        return policy.compute_actions(values.reshape(len(values), *shape), explore=False)[0]
+
+    usual = actions_of(flat)
+    found = np.zeros(flat.shape[1])
+    for feature in range(flat.shape[1]):
+        for _ in range(repeat):
+            changed = flat.copy()
+            own = flat[:, feature]
+            changed[:, feature] = rng.permutation(own) if perturb is None else perturb(own.copy(), rng)
+            found[feature] += _difference(usual, actions_of(changed)) / repeat
+    return found.reshape(shape)
+
+
+def _difference(actions: Any, others: Any) -> float:
+    """Part of the rows that differ, or, of numbers, their mean distance; summed over nested parts."""
+    total = 0.0
+    for (_, a), (_, b) in zip(leaves(actions), leaves(others), strict=True):
+        a, b = np.asarray(a).reshape(len(a), -1), np.asarray(b).reshape(len(b), -1)
+        if a.dtype.kind in "iub":
+            total += float((a != b).any(-1).mean())
+        else:
+            total += float(np.sqrt(((a - b) ** 2).sum(-1)).mean())
+    return total

@@ -1,0 +1,398 @@
+"""`FittedQ`: fitted Q evaluation, a model of what actions are worth when a given policy acts from then on.
+
+Example:
+    >>> import numpy as np
+    >>> from gymnasium.spaces import Box, Discrete
+    >>> from rlio.evaluation.target import Target
+    >>> ones = Target(lambda obs, a: np.where(a == 1, 0.0, -np.inf), observation_space=Box(0.0, 1.0, (1,)),
+    ...     action_space=Discrete(2))
+    >>> rng = np.random.default_rng(0)
+    >>> obs, actions = np.ones((500, 1), np.float32), rng.integers(0, 2, 500)
+    >>> steps = Transitions(obs, actions, 2.0 * actions, obs, np.ones(500, bool), np.ones(500, bool))
+    >>> values = FittedQ(hidden=(), iterations=400, learning_rate=0.02).fit(steps, ones, gamma=1.0)
+    >>> values.state_values(obs[:1]).round(1).tolist()
+    [2.0]
+
+Source: Le, Voloshin, Yue, "Batch policy learning under constraints" (2019).
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.arrays import Column, row_count, take_leaf
+from rlio.columns import Columns
+from rlio.errors import MissingColumn, OptionError
+from rlio.evaluation.complete_episodes import Episodes
+from rlio.evaluation.target import Target
+from rlio.nested import map_structure
+from rlio.policies.torch_arrays import writable
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+    import torch
+
+__all__ = ["FittedQ", "ModelValues", "QModel", "QValues", "Transitions", "cross_fitted"]
+
+Floats = NDArray[np.float64]
+# Rows that go through a network at once where nothing is learned.
+_ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """Steps of whole episodes, one after the other.
+
+    Attributes:
+        obs: (N, ...), nested as the space is.
+        actions: Likewise.
+        rewards: (N,).
+        new_obs: As ``obs``; anything where it is not known.
+        known: Whether ``new_obs`` is known, (N,) bool.
+        terminated: Whether nothing comes after the step, (N,) bool.
+    """
+
+    obs: Column
+    actions: Column
+    rewards: Floats
+    new_obs: Column
+    known: NDArray[np.bool_]
+    terminated: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+    @classmethod
+    def of(cls, episodes: Episodes, *, bandit: bool) -> Transitions:
+        """The steps of ``episodes``. Without ``new_obs``, it is the next step's ``obs``.
+
+        Raises:
+            MissingColumn: It is not said which episodes terminated.
+        """
+        columns: Any = episodes.columns
+        rows = len(columns[Columns.REWARDS])
+        if bandit:
+            terminated = np.ones(rows, bool)
+        elif Columns.TERMINATEDS in columns:
+            terminated = columns[Columns.TERMINATEDS].astype(bool)
+        else:
+            raise MissingColumn(
+                "a model needs to know after which steps there is nothing more to earn",
+                column=Columns.TERMINATEDS,
+            )
+        obs = columns[Columns.OBS]
+        if Columns.NEXT_OBS in columns:
+            new_obs = columns[Columns.NEXT_OBS]
+            known = columns.get(Columns.NEXT_OBS_VALID, np.ones(rows, bool)).astype(bool)
+        else:
+            following = np.minimum(np.arange(1, rows + 1), rows - 1)
+            new_obs = map_structure(lambda leaf: take_leaf(leaf, following), obs)
+            known = np.ones(rows, bool)
+            known[np.cumsum(episodes.lengths) - 1] = False
+        return cls(obs, columns[Columns.ACTIONS], columns[Columns.REWARDS], new_obs, known, terminated)
+
+    def take(self, index: NDArray[np.int64]) -> Transitions:
+        """The steps ``index``."""
+        taken = (map_structure(lambda leaf: take_leaf(leaf, index), value) for value in vars(self).values())
+        return Transitions(*taken)
+
+
+class QValues(Protocol):
+    """What a model knows once it was fitted."""
+
+    def action_values(self, obs: Any, actions: Any) -> Floats:
+        """The worth of each action, (N,)."""
+
+    def state_values(self, obs: Any) -> Floats:
+        """The worth of each observation when the judged policy acts, (N,)."""
+
+
+class QModel(Protocol):
+    """What can be fitted: `FittedQ`, or anything else with this method."""
+
+    def fit(self, transitions: Transitions, target: Target, *, gamma: float) -> QValues:
+        """Fit the values of ``target``, and leave the model itself as it is: it is fitted several times."""
+
+
+@dataclass(frozen=True)
+class ModelValues:
+    """A model's values of N steps of n episodes.
+
+    Attributes:
+        states: (N,).
+        actions: (N,).
+        finals: After the last step of each episode, (n,): 0 where it terminated or nothing is known.
+    """
+
+    states: Floats
+    actions: Floats
+    finals: Floats
+
+
+def cross_fitted(
+    model: QModel,
+    transitions: Transitions,
+    lengths: NDArray[np.int64],
+    target: Target,
+    *,
+    gamma: float,
+    folds: int,
+) -> ModelValues:
+    """Values of each episode's steps by a model that was fitted to other episodes.
+
+    Args:
+        model: What is fitted, ``folds`` times.
+        transitions: N steps.
+        lengths: Steps of each episode, (n,).
+        target: The policy that is judged.
+        gamma: Discount a step.
+        folds: Parts of the episodes; 1: the model is fitted to all of them.
+
+    Raises:
+        OptionError: There are fewer episodes than folds.
+    """
+    if folds > len(lengths):
+        raise OptionError(f"folds={folds}, but there are {len(lengths)} episodes: at least one a fold")
+    fold_of = np.arange(len(lengths)) % folds
+    rows_of = np.repeat(fold_of, lengths)
+    last = np.cumsum(lengths) - 1
+    found = ModelValues(np.zeros(len(transitions)), np.zeros(len(transitions)), np.zeros(len(lengths)))
+    for fold in range(folds):
+        rows, ends = np.flatnonzero(rows_of == fold), np.flatnonzero(fold_of == fold)
+        fitted_to = np.flatnonzero(rows_of != fold) if folds > 1 else rows
+        values = model.fit(transitions.take(fitted_to), target, gamma=gamma)
+        judged, finals = transitions.take(rows), transitions.take(last[ends])
+        found.states[rows] = values.state_values(judged.obs)
+        found.actions[rows] = values.action_values(judged.obs, judged.actions)
+        goes_on = finals.known & ~finals.terminated
+        found.finals[ends[goes_on]] = values.state_values(finals.take(np.flatnonzero(goes_on)).new_obs)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittedQ:
+    """How a network is fitted: Q(s, a) to r + gamma * (what the policy expects of the network at s').
+
+    The network is a perceptron over observations with an output an action, where actions are Discrete, and
+    the expectation is exact. Otherwise it takes observations and actions, and the expectation is the mean
+    over actions that the policy takes. An episode that terminated has nothing after it; one that was
+    truncated goes on, so that values are those without the time limit.
+
+    Attributes:
+        hidden: Sizes of its layers; (): linear, which is a table where observations are Discrete.
+        iterations: Steps of the optimizer, Adam.
+        batch_size: Steps of the data in each.
+        learning_rate: At first; it falls to 0, so that the values settle.
+        tau: Part by which the network that targets are made of goes along with each step.
+        action_samples: Actions in an expectation, where they are not Discrete.
+        seed: Of weights, batches and actions.
+        device: Where the network is.
+
+    Raises:
+        OptionError: A value is out of range.
+    """
+
+    hidden: Sequence[int] = (64, 64)
+    iterations: int = 3000
+    batch_size: int = 256
+    learning_rate: float = 1e-3
+    tau: float = 0.02
+    action_samples: int = 8
+    seed: int = 0
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for name in ("iterations", "batch_size", "action_samples"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"{name}={getattr(self, name)}: at least 1")
+        if not self.learning_rate > 0:
+            raise OptionError(f"learning_rate={self.learning_rate}: above 0")
+        if not 0.0 < self.tau <= 1.0:
+            raise OptionError(f"tau={self.tau}: above 0, at most 1")
+
+    def fit(self, transitions: Transitions, target: Target, *, gamma: float) -> QValues:
+        """The values of ``target``.
+
+        Raises:
+            OptionError: The spaces are not known, or no step can be learned from.
+        """
+        usable = np.flatnonzero(transitions.terminated | transitions.known)
+        if not len(usable):
+            raise OptionError("no step says what came after it (new_obs), or that it ended its episode")
+        kind = _NumberQ if target.choices is None else _ChoiceQ
+        network = kind(target, self)
+        network.learn(transitions.take(usable), gamma)
+        return network
+
+
+class _Network(ABC):
+    """A torch module that is fitted, and then answers with its values."""
+
+    def __init__(self, target: Target, options: FittedQ) -> None:
+        import torch
+
+        seen, acts = target.observation_space, target.action_space
+        if seen is None or acts is None:
+            raise OptionError("a model needs the spaces: Target(function, observation_space=, action_space=)")
+        self._target, self._options = target, options
+        self._rng = np.random.default_rng(options.seed)
+        self._scale = 1.0
+        generator = torch.Generator(options.device).manual_seed(options.seed)
+        self._module = self._new_module(seen, acts, generator).to(options.device)
+
+    @abstractmethod
+    def _new_module(
+        self, seen: gym.Space[Any], acts: gym.Space[Any], generator: torch.Generator
+    ) -> torch.nn.Module:
+        """The module, given the observation and the action space."""
+
+    @abstractmethod
+    def _values(self, module: torch.nn.Module, obs: Any, actions: Any) -> torch.Tensor:
+        """The module's values of actions, (N,), by tensors of N rows."""
+
+    @abstractmethod
+    def _following(self, obs: Any) -> Any:
+        """Arrays of N rows that say how the policy acts at N observations."""
+
+    @abstractmethod
+    def _expected(self, module: torch.nn.Module, obs: Any, following: Any) -> torch.Tensor:
+        """The module's values of observations, (N,), where the policy acts as `_following` says."""
+
+    def _tensors(self, value: Any) -> Any:
+        import torch
+
+        return map_structure(lambda leaf: torch.as_tensor(writable(leaf)).to(self._options.device), value)
+
+    def learn(self, steps: Transitions, gamma: float) -> None:
+        """Fit the module to ``steps``."""
+        import torch
+
+        options = self._options
+        # Rewards of any size are learned at the same rate.
+        self._scale = float(np.sqrt((steps.rewards**2).mean())) or 1.0
+        # What stands after the end of an episode may be anything, NaN too.
+        following_obs = map_structure(lambda leaf: _zeroed(leaf, steps.terminated), steps.new_obs)
+        discounts = np.where(steps.terminated, 0.0, gamma)
+        obs, actions, new_obs, following, rewards, after = self._tensors(
+            (
+                steps.obs,
+                steps.actions,
+                following_obs,
+                self._following(following_obs),
+                (steps.rewards / self._scale).astype(np.float32),
+                discounts.astype(np.float32),
+            )
+        )
+        slow = copy.deepcopy(self._module)
+        optimizer = torch.optim.Adam(self._module.parameters(), lr=options.learning_rate)
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, options.iterations)
+        for _ in range(options.iterations):
+            rows = self._tensors(self._rng.integers(0, len(steps), options.batch_size))
+            with torch.no_grad():
+                expected = self._expected(slow, _at(new_obs, rows), _at(following, rows))
+                goals = rewards[rows] + after[rows] * expected
+            values = self._values(self._module, _at(obs, rows), _at(actions, rows))
+            loss = torch.nn.functional.mse_loss(values, goals)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call] # torch's own
+            optimizer.step()
+            schedule.step()
+            with torch.no_grad():
+                for old, new in zip(slow.parameters(), self._module.parameters(), strict=True):
+                    old.lerp_(new, options.tau)
+
+    def action_values(self, obs: Any, actions: Any) -> Floats:
+        """The worth of each action, (N,)."""
+        return self._in_parts(
+            lambda rows: self._values(self._module, *self._tensors(_at((obs, actions), rows))), obs
+        )
+
+    def state_values(self, obs: Any) -> Floats:
+        """The worth of each observation when the judged policy acts, (N,)."""
+
+        def values(rows: slice) -> torch.Tensor:
+            seen = _at(obs, rows)
+            return self._expected(self._module, *self._tensors((seen, self._following(seen))))
+
+        return self._in_parts(values, obs)
+
+    def _in_parts(self, values: Callable[[slice], torch.Tensor], obs: Any) -> Floats:
+        import torch
+
+        with torch.inference_mode():
+            parts = [
+                values(slice(start, start + _ROWS)).double().cpu().numpy() * self._scale
+                for start in range(0, row_count(obs) or 0, _ROWS)
+            ]
+        return np.concatenate([np.zeros(0), *parts])
+
+
+class _ChoiceQ(_Network):
+    """Discrete actions: an output each."""
+
+    def _new_module(
+        self, seen: gym.Space[Any], acts: gym.Space[Any], generator: torch.Generator
+    ) -> torch.nn.Module:
+        from rlio.policies.networks import mlp
+
+        choices = self._target.choices
+        assert choices is not None
+        self._start = int(choices[0])
+        return mlp(seen, outputs=len(choices), hidden=self._options.hidden, generator=generator)
+
+    def _values(self, module: torch.nn.Module, obs: Any, actions: Any) -> torch.Tensor:
+        found: torch.Tensor = module(obs)
+        return found.gather(1, (actions.long() - self._start)[:, None])[:, 0]
+
+    def _following(self, obs: Any) -> Any:
+        return self._target.action_probabilities(obs).astype(np.float32)
+
+    def _expected(self, module: torch.nn.Module, obs: Any, following: Any) -> torch.Tensor:
+        found: torch.Tensor = (module(obs) * following).sum(-1)
+        return found
+
+
+class _NumberQ(_Network):
+    """Any other actions: they are inputs, and the policy's are drawn."""
+
+    def _new_module(
+        self, seen: gym.Space[Any], acts: gym.Space[Any], generator: torch.Generator
+    ) -> torch.nn.Module:
+        from gymnasium.spaces import Tuple
+
+        from rlio.policies.networks import mlp
+
+        return mlp(Tuple((seen, acts)), outputs=1, hidden=self._options.hidden, generator=generator)
+
+    def _values(self, module: torch.nn.Module, obs: Any, actions: Any) -> torch.Tensor:
+        found: torch.Tensor = module((obs, actions))[:, 0]
+        return found
+
+    def _following(self, obs: Any) -> Any:
+        drawn = [self._target.draw_actions(obs, self._rng) for _ in range(self._options.action_samples)]
+        return map_structure(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves], axis=1), *drawn)
+
+    def _expected(self, module: torch.nn.Module, obs: Any, following: Any) -> torch.Tensor:
+        samples = self._options.action_samples
+        repeated = map_structure(lambda leaf: leaf.repeat_interleave(samples, dim=0), obs)
+        actions = map_structure(lambda leaf: leaf.flatten(0, 1), following)
+        return self._values(module, repeated, actions).reshape(-1, samples).mean(-1)
+
+
+def _at(value: Any, rows: Any) -> Any:
+    """The rows of each array or tensor in ``value``."""
+    return map_structure(lambda leaf: leaf[rows], value)
+
+
+def _zeroed(leaf: NDArray[Any], rows: NDArray[np.bool_]) -> NDArray[Any]:
+    """``leaf`` with zeros in ``rows``."""
+    found = leaf.copy()
+    found[rows] = 0
+    return found

@@ -1,0 +1,199 @@
+"""`LoggedRows`: the columns of a batch that estimators use, checked.
+
+Here is what is refused: rows that do not say how likely their actions were, or say what cannot be.
+
+Example:
+    >>> from rlio.batch import SampleBatch
+    >>> read_log_probabilities(SampleBatch(action_prob=[0.5, 0.25]), densities=False).round(2).tolist()
+    [-0.69, -1.39]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.arrays import Column, to_numpy
+from rlio.batch import MultiAgentBatch, SampleBatch
+from rlio.columns import Columns
+from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
+from rlio.evaluation.target import ROUNDING
+from rlio.interfaces import Batch
+from rlio.nested import map_structure
+
+__all__ = ["LoggedRows", "read_log_probabilities", "rows_of"]
+
+#: The id of an agent that is no int, which ``agent_index`` cannot hold.
+_AGENT_ID = "agent_id"
+
+
+@dataclass(frozen=True)
+class LoggedRows:
+    """Checked columns of N rows.
+
+    Attributes:
+        eps_id: Of each row.
+        agent: Whose row of the episode; None where there is one agent.
+        t: Step of the episode, int64.
+        ends: Whether the row ended its episode.
+        columns: What is kept of the rows until their episode is complete.
+    """
+
+    eps_id: NDArray[Any]
+    agent: NDArray[Any] | None
+    t: NDArray[np.int64]
+    ends: NDArray[np.bool_]
+    columns: dict[str, Column]
+
+    def __len__(self) -> int:
+        return len(self.t)
+
+    @classmethod
+    def of(cls, batch: SampleBatch, columns: dict[str, Column], *, bandit: bool) -> LoggedRows:
+        """The rows of ``batch``, with ``columns``.
+
+        Args:
+            batch: What says which episodes they are of.
+            columns: What is kept of them.
+            bandit: Each row is an episode of its own, whatever the batch says.
+
+        Raises:
+            MissingColumn: It does not say which episodes, or steps, they are.
+        """
+        rows = len(batch)
+        if bandit:
+            return cls(np.arange(rows), None, np.zeros(rows, np.int64), np.ones(rows, bool), columns)
+        for name, what in ((Columns.EPS_ID, "which episode"), (Columns.T, "which step of its episode")):
+            if name not in batch:
+                raise MissingColumn(
+                    f"rows do not say {what} they are, so that nobody knows which episodes are whole: record "
+                    "with rlio, or, if every row is an episode of its own, give bandit=True",
+                    column=name,
+                )
+        ended = [to_numpy(batch[name]) for name in (Columns.TERMINATEDS, Columns.TRUNCATEDS) if name in batch]
+        if not ended:
+            raise MissingColumn(
+                "rows do not say where episodes end: expected terminateds, truncateds or both",
+                column=Columns.TERMINATEDS,
+            )
+        agent = next((to_numpy(batch[n]) for n in (_AGENT_ID, Columns.AGENT_INDEX) if n in batch), None)
+        ends = np.logical_or.reduce([flags.astype(bool) for flags in ended])
+        return cls(
+            to_numpy(batch[Columns.EPS_ID]), agent, to_numpy(batch[Columns.T]).astype(np.int64), ends, columns
+        )
+
+
+def rows_of(batch: Batch, policy_id: str | None) -> SampleBatch:
+    """The rows of one policy in ``batch``, as arrays, without padding.
+
+    Raises:
+        OptionError: The batch has rows of several policies and none is named, or not of the one that is.
+    """
+    if isinstance(batch, MultiAgentBatch):
+        wanted = policy_id if policy_id is not None or len(batch.keys()) != 1 else next(iter(batch))
+        if wanted is None:
+            raise OptionError(
+                f"rows of the policies {excerpt(list(batch))}: name the one whose rows count, policy_id="
+            )
+        batch = batch.get(wanted) or SampleBatch()
+    elif policy_id is not None:
+        raise OptionError(
+            f"policy_id={excerpt(policy_id)}, but the rows are of one policy without a name: leave it out"
+        )
+    return batch.unpad() if batch.zero_padded else batch
+
+
+def read_log_probabilities(batch: SampleBatch, *, densities: bool) -> NDArray[np.float64]:
+    """Log of the probability with which each action was taken: ``action_logp``, or of ``action_prob``.
+
+    Args:
+        batch: The rows.
+        densities: Whether they may be above 1.
+
+    Returns:
+        (N,) float64, all finite.
+
+    Raises:
+        MissingColumn: Neither is there.
+        SchemaError: One is NaN, zero or above 1.
+    """
+    if Columns.ACTION_LOGP in batch:
+        name = Columns.ACTION_LOGP
+        logp = to_numpy(batch[name]).astype(np.float64)
+    elif Columns.ACTION_PROB in batch:
+        name = Columns.ACTION_PROB
+        values = to_numpy(batch[name]).astype(np.float64)
+        if (values < 0).any():
+            raise SchemaError(
+                f"{values.min():.4g} is no probability: if these are logs, name the column action_logp",
+                column=name,
+            )
+        with np.errstate(divide="ignore"):
+            logp = np.log(values)
+    else:
+        raise MissingColumn(
+            "rows do not say how likely their actions were, and it cannot be guessed: record with a policy "
+            "whose "
+            "extra columns are action_logp or action_prob, add the column (rlio.MappedInput), or use the "
+            "direct "
+            "method, which does without",
+            column=Columns.ACTION_LOGP,
+        )
+    if logp.shape != (len(batch),):
+        raise SchemaError(f"shape {logp.shape}: expected one number a row, ({len(batch)},)", column=name)
+    _check_range(logp, name, densities)
+    return logp
+
+
+def _check_range(logp: NDArray[np.float64], name: str, densities: bool) -> None:
+    for bad, why in (
+        (np.isnan(logp), "is NaN"),
+        (logp == np.inf, "is infinite"),
+        (logp == -np.inf, "is zero, but the action was taken: the column is wrong, or of another policy"),
+    ):
+        if bad.any():
+            row = int(bad.argmax())
+            raise SchemaError(f"the probability of the action in row {row} of the batch {why}", column=name)
+    if not densities and len(logp) and logp.max() > ROUNDING:
+        row = int(logp.argmax())
+        raise SchemaError(
+            f"the action in row {row} of the batch has the probability {np.exp(min(logp[row], 700.0)):.4g}, "
+            "above 1: "
+            "these are densities, of actions that were continuous before something rounded them, and no "
+            "probabilities of the actions that were logged",
+            column=name,
+        )
+
+
+def read_rewards(batch: SampleBatch) -> NDArray[np.float64]:
+    """The rewards, (N,) float64.
+
+    Raises:
+        MissingColumn: There are none.
+        SchemaError: One is NaN or infinite.
+    """
+    if Columns.REWARDS not in batch:
+        raise MissingColumn("rows have no rewards, which are what is estimated", column=Columns.REWARDS)
+    rewards = to_numpy(batch[Columns.REWARDS]).astype(np.float64)
+    wrong = np.flatnonzero(~np.isfinite(rewards))
+    if len(wrong):
+        raise SchemaError(
+            f"the reward in row {wrong[0]} of the batch is {rewards[wrong[0]]}: leave such episodes out",
+            column=Columns.REWARDS,
+        )
+    return rewards
+
+
+def read_nested(batch: SampleBatch, name: str) -> Column:
+    """Column ``name`` as arrays, nested as it is.
+
+    Raises:
+        MissingColumn: There is none.
+    """
+    if name not in batch:
+        raise MissingColumn(f"rows have no {name}: the policy that is judged is asked about it", column=name)
+    column: Column = map_structure(to_numpy, batch[name])
+    return column

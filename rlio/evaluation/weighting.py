@@ -1,0 +1,346 @@
+"""`WeightedSteps`: what the steps of whole episodes say about another policy; the estimators' arithmetic.
+
+Pure functions of arrays. Everything is in logs until the last step, so that neither a product of 100,000
+ratios nor one that is far above 1 overflows. ``w`` of a step is the product of the ratios up to it.
+
+Example:
+    >>> import numpy as np
+    >>> ratios, rewards = np.array([2.0, 0.5, 0.5]), np.array([1.0, 3.0, 4.0])
+    >>> steps = WeightedSteps(np.log(ratios), rewards, lengths=np.array([2, 1]), gamma=1.0)
+    >>> importance_sampling(steps).value, per_decision(steps).value
+    (3.0, 3.5)
+    >>> weighted_importance_sampling(steps).value
+    4.0
+
+Source: Precup, Sutton, Singh, "Eligibility traces for off-policy policy evaluation" (2000); Jiang, Li,
+"Doubly robust off-policy value evaluation" (2016); Thomas, Brunskill, "Data-efficient off-policy policy
+evaluation" (2016).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.errors import OptionError
+
+__all__ = [
+    "Contributions",
+    "EpisodeWeights",
+    "WeightedSteps",
+    "direct_method",
+    "doubly_robust",
+    "importance_sampling",
+    "per_decision",
+    "weighted_doubly_robust",
+    "weighted_importance_sampling",
+    "weighted_per_decision",
+]
+
+Floats = NDArray[np.float64]
+
+# Numbers up to e^500 are added up as they are; larger ones are divided by their largest first.
+_LARGE = 500.0
+
+
+@dataclass(frozen=True)
+class Contributions:
+    """What each of n episodes adds to an estimate: sum(numerators) / sum(denominators) * e^log_scale.
+
+    Attributes:
+        numerators: (n,).
+        denominators: (n,); all 1 where the estimate is a mean.
+        log_scale: 0, unless numbers are too large.
+    """
+
+    numerators: Floats
+    denominators: Floats
+    log_scale: float = 0.0
+
+    @property
+    def value(self) -> float:
+        """The estimate."""
+        return rescaled(float(self.numerators.sum() / self.denominators.sum()), self.log_scale)
+
+    @property
+    def influences(self) -> Floats:
+        """What one episode more of each kind would change, times n, (n,), divided by e^log_scale: mean 0."""
+        mean = self.denominators.mean()
+        found: Floats = (
+            self.numerators - self.numerators.sum() / self.denominators.sum() * self.denominators
+        ) / mean
+        return found
+
+
+def rescaled(value: float, log_scale: float) -> float:
+    """``value`` * e^log_scale, and infinite where no float holds that."""
+    if not log_scale or value == 0.0 or not math.isfinite(value):
+        return value
+    logarithm = math.log(abs(value)) + log_scale
+    return math.copysign(math.exp(logarithm) if logarithm < 709.0 else math.inf, value)
+
+
+@dataclass(frozen=True)
+class EpisodeWeights:
+    """What importance sampling needs of n episodes: a few numbers of each, however long they are.
+
+    Attributes:
+        returns: Discounted, (n,).
+        log_weights: Log of the product of all ratios, (n,).
+        per_decision: Sum of gamma^t w_t r_t, divided by e^per_decision_scale, (n,).
+        per_decision_scale: (n,).
+        lengths: Steps, int64, (n,).
+    """
+
+    returns: Floats
+    log_weights: Floats
+    per_decision: Floats
+    per_decision_scale: Floats
+    lengths: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class WeightedSteps:
+    """N steps of n whole episodes, one episode after the other.
+
+    Attributes:
+        log_ratios: Log of the judged policy's probability of each action over the acting one's, (N,).
+        rewards: (N,).
+        lengths: Steps of each episode, (n,), at least 1.
+        gamma: Discount a step.
+        state_values: A model's value of each observation, (N,), for those estimators that use one.
+        action_values: A model's value of each action, (N,).
+        final_values: A model's value after each episode's last step, (n,): 0 where it terminated.
+    """
+
+    log_ratios: Floats
+    rewards: Floats
+    lengths: NDArray[np.int64]
+    gamma: float
+    state_values: Floats | None = None
+    action_values: Floats | None = None
+    final_values: Floats | None = None
+
+    @cached_property
+    def starts(self) -> NDArray[np.int64]:
+        """First step of each episode, (n,)."""
+        return np.cumsum(self.lengths) - self.lengths
+
+    @cached_property
+    def last(self) -> NDArray[np.int64]:
+        """Last step of each episode, (n,)."""
+        return np.cumsum(self.lengths) - 1
+
+    @cached_property
+    def t(self) -> NDArray[np.int64]:
+        """Number of each step within its episode, (N,)."""
+        found: NDArray[np.int64] = np.arange(len(self.rewards)) - np.repeat(self.starts, self.lengths)
+        return found
+
+    @cached_property
+    def log_discounts(self) -> Floats:
+        """Log of gamma^t of each step, (N,)."""
+        return _log_powers(self.gamma, int(self.lengths.max(initial=0)))[self.t]
+
+    @cached_property
+    def log_weights(self) -> Floats:
+        """Log of w of each step, (N,)."""
+        impossible = self.log_ratios == -np.inf
+        total = np.cumsum(np.where(impossible, 0.0, self.log_ratios))
+        before = (total - np.where(impossible, 0.0, self.log_ratios))[self.starts]
+        found: Floats = total - np.repeat(before, self.lengths)
+        if impossible.any():
+            seen = np.cumsum(impossible)
+            own = seen - np.repeat((seen - impossible)[self.starts], self.lengths)
+            found[own > 0] = -np.inf
+        return found
+
+    @cached_property
+    def log_weights_before(self) -> Floats:
+        """Log of w of the step before, 0 for first ones, (N,)."""
+        found = np.empty_like(self.log_weights)
+        found[1:] = self.log_weights[:-1]
+        found[self.starts] = 0.0
+        return found
+
+    def sums(self, values: Floats) -> Floats:
+        """Sum of ``values``, (N,), over each episode, (n,)."""
+        if not len(self.starts):
+            return np.zeros(0)
+        return np.asarray(np.add.reduceat(values, self.starts), np.float64)
+
+    @cached_property
+    def returns(self) -> Floats:
+        """Discounted return of each episode, (n,)."""
+        return self.sums(np.exp(self.log_discounts) * self.rewards)
+
+    @cached_property
+    def episode_weights(self) -> EpisodeWeights:
+        """What importance sampling needs of them."""
+        scale = np.zeros(len(self.lengths))
+        if len(scale):
+            scale = np.maximum(np.maximum.reduceat(self.log_weights, self.starts) - _LARGE, 0.0)
+        weights = np.exp(self.log_weights + self.log_discounts - np.repeat(scale, self.lengths))
+        return EpisodeWeights(
+            self.returns, self.log_weights[self.last], self.sums(weights * self.rewards), scale, self.lengths
+        )
+
+
+def _log_powers(gamma: float, count: int) -> Floats:
+    """Log of gamma^0, gamma^1, ..."""
+    found = np.full(count, -np.inf)
+    if gamma > 0.0:
+        found = np.arange(count, dtype=np.float64) * math.log(gamma)
+    found[:1] = 0.0
+    return found
+
+
+def _mean(values: Floats, log_scale: float = 0.0) -> Contributions:
+    return Contributions(values, np.ones(len(values)), log_scale)
+
+
+def _weights_of(episodes: WeightedSteps | EpisodeWeights) -> EpisodeWeights:
+    return episodes.episode_weights if isinstance(episodes, WeightedSteps) else episodes
+
+
+def importance_sampling(episodes: WeightedSteps | EpisodeWeights) -> Contributions:
+    """Mean of w_last * G, G being the discounted return of an episode: unbiased."""
+    found = _weights_of(episodes)
+    scale = max(float(found.log_weights.max(initial=0.0)) - _LARGE, 0.0)
+    return _mean(np.exp(found.log_weights - scale) * found.returns, scale)
+
+
+def per_decision(episodes: WeightedSteps | EpisodeWeights) -> Contributions:
+    """Mean of sum_t gamma^t w_t r_t: unbiased, and less noisy, as rewards do not depend on later actions."""
+    found = _weights_of(episodes)
+    scale = float(found.per_decision_scale.max(initial=0.0))
+    return _mean(found.per_decision * np.exp(found.per_decision_scale - scale), scale)
+
+
+def weighted_importance_sampling(episodes: WeightedSteps | EpisodeWeights) -> Contributions:
+    """Sum of w_last * G / sum of w_last: biased, consistent, and never outside the returns that were seen.
+
+    Raises:
+        OptionError: All weights are 0.
+    """
+    found = _weights_of(episodes)
+    weights = np.exp(found.log_weights - _largest(found.log_weights))
+    return Contributions(weights * found.returns, weights)
+
+
+def weighted_per_decision(steps: WeightedSteps) -> Contributions:
+    """sum_t gamma^t (sum_i w_it r_it) / (sum_i w_it).
+
+    An episode that is over earns 0 from then on and keeps its last weight: whoever left it out would average
+    over the episodes that last long, at late steps.
+
+    Raises:
+        OptionError: All weights are 0.
+    """
+    return _mean(_normalised(steps, steps.log_weights, steps.rewards))
+
+
+def _model(steps: WeightedSteps) -> tuple[Floats, Floats, Floats]:
+    values, actions, final = steps.state_values, steps.action_values, steps.final_values
+    if values is None or actions is None or final is None:
+        raise OptionError(
+            "this estimator needs a model's values: state_values, action_values and final_values"
+        )
+    return values, actions, final
+
+
+def direct_method(steps: WeightedSteps) -> Contributions:
+    """Mean of a model's value of the first observation: as good as the model, with no weights at all."""
+    values, _, _ = _model(steps)
+    return _mean(values[steps.starts])
+
+
+def doubly_robust(steps: WeightedSteps) -> Contributions:
+    """Mean of sum_t gamma^t (w_(t-1) V(s_t) + w_t (r_t - Q(s_t, a_t))): the weights correct the model."""
+    values, actions, final = _model(steps)
+    scale = max(float(steps.log_weights.max(initial=0.0)) - _LARGE, 0.0)
+    before = np.exp(steps.log_weights_before + steps.log_discounts - scale)
+    after = np.exp(steps.log_weights + steps.log_discounts - scale)
+    totals = steps.sums(before * values + after * (steps.rewards - actions))
+    # Where an episode was cut, what the model says of the rest.
+    return _mean(totals + steps.gamma * after[steps.last] * final, scale)
+
+
+def weighted_doubly_robust(steps: WeightedSteps) -> Contributions:
+    """`doubly_robust` with weights that add up to 1 at each step, as in `weighted_per_decision`.
+
+    Raises:
+        OptionError: All weights are 0.
+    """
+    values, actions, final = _model(steps)
+    errors = steps.rewards - actions
+    # The model's rest after the last step belongs to that step.
+    errors[steps.last] += steps.gamma * final
+    of_values = _normalised(steps, steps.log_weights_before, values)
+    return _mean(of_values + _normalised(steps, steps.log_weights, errors))
+
+
+def _largest(log_weights: Floats) -> float:
+    largest = float(log_weights.max(initial=-np.inf))
+    if largest == -np.inf:
+        raise OptionError(
+            "no logged episode could have been made by the policy that is judged: all weights are 0, and "
+            "weighted "
+            "estimators have nothing to average; judge a policy that acts more like the logged one, or use dm"
+        )
+    return largest
+
+
+def _normalised(steps: WeightedSteps, log_weights: Floats, values: Floats) -> Floats:
+    """Of sum_t gamma^t (sum_i w_it x_it) / (sum_i w_it): n numbers, one an episode, whose mean it is.
+
+    They are the estimate plus each episode's influence on it, to first order.
+    """
+    episodes = len(steps.lengths)
+    ended = steps.log_weights[steps.last]
+    _largest(np.concatenate([log_weights[steps.starts], ended]))
+    log_totals = _log_totals(steps, log_weights, ended)
+    shares = np.exp(log_weights - _finite(log_totals)[steps.t])
+    means = np.bincount(steps.t, shares * values, len(log_totals))  # of x at each step
+    discounts = np.exp(_log_powers(steps.gamma, len(log_totals)))
+    own = steps.sums(np.exp(steps.log_discounts) * shares * (values - means[steps.t]))
+    # At the steps after its end an episode earns 0, which is `means` less than the others.
+    after = steps.lengths
+    missing = _tail_sums(discounts * means, log_totals, after, ended)
+    return (discounts * means).sum() + episodes * (own - missing)  # type: ignore[no-any-return] # float64
+
+
+def _finite(values: Floats) -> Floats:
+    return np.where(np.isfinite(values), values, 0.0)
+
+
+def _log_totals(steps: WeightedSteps, log_weights: Floats, ended: Floats) -> Floats:
+    """Log of the sum of all episodes' weights at each step, with the last weights of those that are over."""
+    horizon = int(steps.lengths.max(initial=0))
+    running = _log_sums(steps.t, log_weights, horizon)
+    over = np.logaddexp.accumulate(_log_sums(steps.lengths, ended, horizon + 1))[:horizon]
+    return np.logaddexp(running, over)
+
+
+def _log_sums(index: NDArray[np.int64], logs: Floats, size: int) -> Floats:
+    """Log of the sum of e^logs over each value of ``index``, (size,)."""
+    largest = np.full(size, -np.inf)
+    np.maximum.at(largest, index, logs)
+    shift = _finite(largest)
+    with np.errstate(divide="ignore"):
+        return shift + np.log(np.bincount(index, np.exp(logs - shift[index]), size))
+
+
+def _tail_sums(values: Floats, log_totals: Floats, first: NDArray[np.int64], logs: Floats) -> Floats:
+    """Of each episode: sum of values_t * e^(logs - log_totals_t) over t from ``first`` on."""
+    total = np.zeros(len(first))
+    for sign in (1.0, -1.0):
+        with np.errstate(divide="ignore"):
+            parts = np.log(np.maximum(sign * values, 0.0)) - _finite(log_totals)
+        tails = np.append(np.logaddexp.accumulate(parts[::-1])[::-1], -np.inf)
+        total += sign * np.exp(logs + tails[first])
+    return total
