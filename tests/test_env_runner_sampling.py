@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from typing import Any
 
 import gymnasium as gym
@@ -17,10 +18,13 @@ from rlio.connectors.connector import Connector
 from rlio.connectors.flatten import Flatten
 from rlio.connectors.frame_stack import FrameStack
 from rlio.connectors.mean_std import MeanStdFilter
+from rlio.envs.multi_agent import make_multi_agent
 from rlio.errors import OptionError, StateError
 from rlio.policies.policy import Policy
+from rlio.rollout.callbacks import RolloutCallbacks
 from rlio.rollout.config import RolloutConfig
 from rlio.rollout.env_runner import EnvRunner
+from rlio.rollout.multi_agent_runner import MultiAgentEnvRunner
 
 MODES = list(AutoresetMode)
 
@@ -394,3 +398,42 @@ def _reader(root: Any, rows: int) -> Any:
     from rlio import DatasetReader
 
     return DatasetReader(str(root), batch_size=rows, epochs=1)
+
+
+# ---- enough episodes ----
+
+
+def _made(several: bool, callbacks: Any) -> Any:
+    config = RolloutConfig(num_envs=4)
+    if not several:
+        return EnvRunner(Fixed, Idle(), config=config, callbacks=callbacks)
+    copies = make_multi_agent(Fixed)
+    return MultiAgentEnvRunner(
+        lambda: copies(num_agents=2), {"all": Idle()}, lambda *_: "all", config=config, callbacks=callbacks
+    )
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one agent", "two agents"])
+def test_where_there_are_enough_episodes_nothing_is_left_out(several: bool) -> None:
+    """Section 5 item 33: who is wanted no more has its callbacks, is counted once, and comes next time."""
+    told: Counter[str] = Counter()
+
+    class Tells(RolloutCallbacks):
+        def on_episode_start(self, **_: Any) -> None:
+            told["start"] += 1
+
+        def on_episode_step(self, **_: Any) -> None:
+            told["step"] += 1
+
+        def on_episode_end(self, **_: Any) -> None:
+            told["end"] += 1
+
+    runner = _made(several, Tells)
+    first = runner.sample(num_episodes=2)
+    assert told == {"start": 8, "step": 4 * 9, "end": 4}
+    assert runner.get_metrics().counts.episodes == 4
+    rest = runner.sample(num_episodes=2)
+    assert told["end"] == 4
+    assert runner.get_metrics().counts.episodes == 0
+    assert len(first) == len(rest) == 2
+    assert len({episode.id_ for episode in first + rest}) == 4
