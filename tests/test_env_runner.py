@@ -17,8 +17,9 @@ from rlio.errors import ClosedError, OptionError, SchemaError, StateError
 from rlio.interfaces import Runner
 from rlio.policies.policy import Policy
 from rlio.policies.random_policy import RandomPolicy
+from rlio.rollout.collecting import until_last
 from rlio.rollout.config import RolloutConfig
-from rlio.rollout.env_runner import EnvRunner, _until_last
+from rlio.rollout.env_runner import EnvRunner
 
 MODES = list(AutoresetMode)
 ID = 1_000_000
@@ -188,8 +189,8 @@ def test_episodes_that_wait_for_the_next_call_keep_their_final_observations(mode
     for _ in range(40):
         for episode in runner.sample(num_episodes=1):
             assert episode.observations[:, 1].tolist() == [*range(len(episode) + 1)]
-    recorder = runner._recorder
-    while (rows := _until_last(recorder.ended, recorder.valid).sum()) < recorder.ended.sum() + 3:
+    recorder = runner._loop.recorder
+    while (rows := until_last(recorder.ended, recorder.valid).sum()) < recorder.ended.sum() + 3:
         runner.sample(num_episodes=1)
     stepped = runner.timesteps
     check_rows(runner.run(int(rows)))
@@ -216,11 +217,11 @@ def test_whole_episodes_after_fragments_begin_anew() -> None:
     episodes = runner.sample(num_episodes=5)
     assert all(e.t_started == 0 and e.is_done for e in episodes)
     rows += sum(map(len, episodes))
-    while runner._recorder.rows:  # fragments take up the rows of unfinished episodes
+    while runner._loop.recorder.rows:  # fragments take up the rows of unfinished episodes
         rows += len(runner.run(1))
         if rows > 200:
             break
-    assert rows + runner._recorder.rows + runner.steps_dropped == runner.timesteps
+    assert rows + runner._loop.recorder.rows + runner.steps_dropped == runner.timesteps
 
 
 def test_truncate_mode_gives_exactly_the_fragment_and_complete_mode_packs_episodes() -> None:

@@ -122,7 +122,9 @@ class LocalStepper(SubEnvStepper):
             result = self._envs[env].reset(seed=seed)
         if self._checks and env in self._checks:
             self._checks[env].reset(result)
-        obs, _ = result
+        obs, info = result
+        if self.keeps_reset_infos:
+            self.reset_infos[env] = info
         self._buffer.write(env, obs)
 
     # ---- failures ----

@@ -50,6 +50,7 @@ class Transition(NamedTuple):
         info: Of the step, not of the reset after it.
         final: The leaves of the final observation, where the step ended the episode; else None.
         error: What the reset after it failed with.
+        reset_info: What came with that reset, if it was asked for.
     """
 
     reward: float
@@ -58,6 +59,7 @@ class Transition(NamedTuple):
     info: dict[str, Any]
     final: list[Any] | None
     error: Exception | None
+    reset_info: dict[str, Any] | None = None
 
 
 class EnvProcesses(VectorEnv[Any, Any, Any]):
@@ -462,19 +464,20 @@ class _Serving:
         self._env = env
         return self._takes_seed
 
-    def _on_reset(self, seed: int | None) -> Any:
-        """Reset it; its observation, where that does not lie in shared memory."""
+    def _on_reset(self, data: tuple[int | None, bool]) -> tuple[Any, dict[str, Any] | None]:
+        """Reset it; its observation, where that does not lie in shared memory, and the info if wanted."""
+        seed, keeps_info = data
         result = self._env.reset() if seed is None or not self._takes_seed else self._env.reset(seed=seed)
         if self._checking is not None:
             self._checking.reset(result)
-        return self._shown(result[0])
+        return self._shown(result[0]), result[1] if keeps_info else None
 
-    def _on_anew(self, seed: int | None) -> Any:
+    def _on_anew(self, data: tuple[int | None, bool]) -> tuple[Any, dict[str, Any] | None]:
         self._on_make(True)
-        return self._on_reset(seed)
+        return self._on_reset(data)
 
-    def _on_step(self, data: tuple[Any, int | None]) -> tuple[Transition, Any]:
-        action, next_seed = data
+    def _on_step(self, data: tuple[Any, tuple[int | None, bool]]) -> tuple[Transition, Any]:
+        action, next_reset = data
         result = self._env.step(action)
         if self._checking is not None:
             self._checking.step(result)
@@ -485,12 +488,12 @@ class _Serving:
         if not (terminated or truncated):
             return Transition(reward, terminated, truncated, info, None, None), self._shown(obs)
         final = self._buffer.leaves_of(obs)
-        shown, failed = None, None
+        shown, failed, reset_info = None, None, None
         try:
-            shown = self._on_reset(next_seed)
+            shown, reset_info = self._on_reset(next_reset)
         except Exception as error:
             failed = _portable(error)
-        return Transition(reward, terminated, truncated, info, final, failed), shown
+        return Transition(reward, terminated, truncated, info, final, failed, reset_info), shown
 
     def _on_call(self, data: tuple[str, tuple[Any, ...], dict[str, Any]]) -> Any:
         name, args, kwargs = data

@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 __all__ = ["Stepper", "VectorStep", "VectorStepper"]
 
 logger = logging.getLogger("rlio")
+
+# In the infos of a reset that SAME_STEP does by itself: what belongs to the episode before.
+_OF_THE_LAST = ("final_obs", "final_info")
 
 
 class VectorStep(NamedTuple):
@@ -90,11 +93,15 @@ class Stepper(ABC):
     Attributes:
         envs: The vector environment: what callbacks get to see.
         num_envs: Environments.
+        keeps_reset_infos: Whether the infos of resets are wanted in `reset_infos`; set by whoever steps.
+        reset_infos: Of each environment, what came with its last reset, where they are kept.
     """
 
     def __init__(self, envs: VectorEnv[Any, Any, Any]) -> None:
         self.envs = envs
         self.num_envs = envs.num_envs
+        self.keeps_reset_infos = False
+        self.reset_infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
 
     @property
     def observation_space(self) -> gym.Space[Any]:
@@ -256,7 +263,16 @@ class VectorStepper(Stepper):
         result = self.envs.reset(seed=given)
         if self._check is not None:
             self._check.reset(result)
-        return result[0]
+        obs, infos = result
+        self._keep_infos(infos, range(self.num_envs))
+        return obs
+
+    def _keep_infos(self, infos: dict[str, Any], envs: Iterable[int]) -> None:
+        """Keep what came with the resets of ``envs``, if it is wanted."""
+        if self.keeps_reset_infos:
+            for env in envs:
+                info = _info_of(infos, env)
+                self.reset_infos[env] = {key: info[key] for key in info if key not in _OF_THE_LAST}
 
     def _failed(self, error: Exception, where: str) -> None:
         """Make the environments anew after ``error``, or raise."""
@@ -293,6 +309,8 @@ class VectorStepper(Stepper):
             step = self.read(result)
             if step.finals and self.is_reset_by_caller:
                 step = step._replace(obs=self._reset_some(step.starts))
+            elif self.keeps_reset_infos:
+                self._keep_infos(step.infos, np.flatnonzero(step.starts).tolist())
         # Whatever it is: an environment is other people's code.
         except Exception as error:
             return self._begin_anew(error)
@@ -317,12 +335,16 @@ class VectorStepper(Stepper):
         """Reset those that ``ended``, where nobody else does."""
         self._current[ended] = -1
         if self._seeds is None or not _seeds_each(self.envs):
-            return self.envs.reset(options={"reset_mask": ended})[0]
+            return self._reset_those(ended)
         seeds = [self._seeds.next(env) if ended[env] else None for env in range(self.num_envs)]
         self._current[ended] = [seed for seed in seeds if seed is not None]
-        # Any: gymnasium's signature has no lists.
-        each: Any = seeds
-        return self.envs.reset(seed=each, options={"reset_mask": ended})[0]
+        return self._reset_those(ended, seeds)
+
+    # Any: gymnasium's signature has no lists.
+    def _reset_those(self, which: NDArray[np.bool_], seed: Any = None) -> Any:
+        obs, infos = self.envs.reset(seed=seed, options={"reset_mask": which})
+        self._keep_infos(infos, np.flatnonzero(which).tolist())
+        return obs
 
     def read(self, result: tuple[Any, Any, Any, Any, dict[str, Any]]) -> VectorStep:
         """What ``result``, which the environments' ``step`` gave, says of transitions and episodes.

@@ -101,7 +101,7 @@ class ProcessStepper(SubEnvStepper):
         for env, action in enumerate(self._iterate(actions)):
             if self._state[env] is _Is.FREE:
                 seed = None if self._seeds is None else self._seeds.peek(env)
-                self._ask(env, "step", (action, seed), _Is.STEPPING)
+                self._ask(env, "step", (action, (seed, self.keeps_reset_infos)), _Is.STEPPING)
         self._collect()
         return outcome.step(self._buffer.value)
 
@@ -164,7 +164,7 @@ class ProcessStepper(SubEnvStepper):
         if state is _Is.STEPPING:
             self._transition(env, *answer)
         else:
-            self._started(env, answer)
+            self._started(env, *answer)
 
     def _transition(self, env: int, made: Transition, obs: Any) -> None:
         outcome = self._outcome
@@ -183,13 +183,15 @@ class ProcessStepper(SubEnvStepper):
         if self._seeds is not None:
             self._seeds.next(env)
         if made.error is None:
-            self._started(env, obs)
+            self._started(env, obs, made.reset_info)
         else:
             self._state[env] = _Is.STEPPING  # As if the reset were a step that failed.
             self._failed(env, made.error, where=" in reset")
 
-    def _started(self, env: int, obs: Any) -> None:
+    def _started(self, env: int, obs: Any, info: dict[str, Any] | None) -> None:
         self._show(env, obs)
+        if info is not None:
+            self.reset_infos[env] = info
         self._outcome.starts[env] = True
         self._steps[env] = 0
         if env in self._unmade or env in self._restarts.down:
@@ -247,7 +249,8 @@ class ProcessStepper(SubEnvStepper):
             self._state[env] = _Is.STARTING
             self._failed(env, error)
             return
-        self._ask(env, "anew" if env in self._unmade else "reset", seed, _Is.STARTING)
+        command = "anew" if env in self._unmade else "reset"
+        self._ask(env, command, (seed, self.keeps_reset_infos), _Is.STARTING)
 
     # ---- resetting ----
 

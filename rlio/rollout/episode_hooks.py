@@ -8,7 +8,7 @@ Example:
     ...         print("episode", episode.eps_id, "begins with", episode.last_observation)
     >>> hooks = EpisodeHooks(Tell(), runner=None, space=Box(0.0, 9.0, (1,)), num_envs=2)
     >>> hooks.begin(np.array([77, 78]))
-    >>> hooks.started(np.array([[1.0], [2.0]]))
+    >>> hooks.started(np.array([[1.0], [2.0]]), [{}, {}])
     episode 77 begins with [1.]
     episode 78 begins with [2.]
 """
@@ -93,10 +93,10 @@ class EpisodeHooks:
         self._over = list(range(len(self.running)))
         self._create(eps_ids)
 
-    def started(self, obs: Any) -> None:
-        """They have their first observations."""
+    def started(self, obs: Any, infos: Sequence[Any]) -> None:
+        """They have their first observations, and the ``infos`` that came with these."""
         for env in range(len(self.running)):
-            self._start(env, obs)
+            self._start(env, obs, infos[env])
 
     def follow(
         self,
@@ -145,11 +145,23 @@ class EpisodeHooks:
         self._end(episode, error)
         self._known.pop(episode.eps_id, None)
 
-    def renew(self, step: VectorStep, eps_ids: NDArray[np.int64]) -> None:
-        """Other episodes follow those that are over; those that ``step`` started begin."""
+    def renew(self, step: VectorStep, eps_ids: NDArray[np.int64], infos: Sequence[Any]) -> None:
+        """Other episodes follow those that are over; those that ``step`` started begin.
+
+        Args:
+            step: Before connectors.
+            eps_ids: Of the episodes that run now, (N,).
+            infos: What came with the last reset of each environment.
+        """
         self._create(eps_ids)
-        for env in np.flatnonzero(step.starts).tolist():
-            self._start(env, step.obs)
+        if self.looks_at_starts:
+            for env in np.flatnonzero(step.starts).tolist():
+                self._start(env, step.obs, infos[env])
+
+    @property
+    def looks_at_starts(self) -> bool:
+        """Whether a callback gets to see what resets give."""
+        return "on_episode_start" in self.wants
 
     def looks_at(self, ended: NDArray[np.bool_]) -> bool:
         """Whether a callback gets to see the infos of a step."""
@@ -169,10 +181,10 @@ class EpisodeHooks:
             self._call("on_episode_created", episode)
         self._over = []
 
-    def _start(self, env: int, obs: Any) -> None:
-        if "on_episode_start" in self.wants:
+    def _start(self, env: int, obs: Any, info: Any) -> None:
+        if self.looks_at_starts:
             episode = self.running[env]
-            episode.last_observation = self._row(obs, env)
+            episode.last_observation, episode.last_info = self._row(obs, env), info
             self._call("on_episode_start", episode)
             _forget_values(episode)
 

@@ -21,10 +21,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
+from rlio.connectors.connector import Pipeline
 from rlio.connectors.mean_std import MeanStdFilter
 from rlio.errors import StateError, excerpt
 
-__all__ = ["HasFilters", "synchronize_filters"]
+__all__ = ["HasFilters", "copies_of", "filters_in", "make_equal", "synchronize_filters"]
 
 
 class HasFilters(Protocol):
@@ -35,6 +36,32 @@ class HasFilters(Protocol):
 
     def sync_filters(self, filters: Mapping[str, Sequence[MeanStdFilter]]) -> None:
         """Make the filters equal to ``filters``."""
+
+
+def filters_in(pipeline: Pipeline) -> list[MeanStdFilter]:
+    """The `MeanStdFilter`s among the connectors of ``pipeline``, in their order."""
+    return [each for each in pipeline.connectors if isinstance(each, MeanStdFilter)]
+
+
+def copies_of(filters: Sequence[MeanStdFilter], *, flush_after: bool) -> list[MeanStdFilter]:
+    """Copies; with ``flush_after`` the buffers of ``filters`` are reset then."""
+    copies = [each.copy() for each in filters]
+    if flush_after:
+        for each in filters:
+            each.reset_buffer()
+    return copies
+
+
+def make_equal(filters: Sequence[MeanStdFilter], others: Sequence[MeanStdFilter]) -> None:
+    """Make ``filters`` equal to ``others``.
+
+    Raises:
+        StateError: There are more or fewer of them.
+    """
+    if len(others) != len(filters):
+        raise StateError(f"{len(others)} filters for the {len(filters)} that are here")
+    for mine, other in zip(filters, others, strict=True):
+        mine.sync(other)
 
 
 def synchronize_filters(workers: Iterable[HasFilters]) -> None:

@@ -1,0 +1,77 @@
+"""`Progress`: how far a runner is, as its state says it.
+
+Example:
+    >>> progress = Progress(timesteps=40)
+    >>> progress.dropped += 3
+    >>> Progress.from_state({"seed": 1, **progress.state_dict()})
+    Progress(timesteps=40, unrolls=0, dropped=3)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlio.errors import StateError, excerpt
+from rlio.interfaces import JsonState
+
+__all__ = ["Progress", "whole_number"]
+
+# Unroll ids of different workers never meet: 2^40 fragments each.
+_UNROLLS_A_WORKER = 1 << 40
+
+
+@dataclass(slots=True)
+class Progress:
+    """Counters that the parts of a runner share: each part counts what it does.
+
+    Attributes:
+        timesteps: Rows recorded.
+        unrolls: The next ``unroll_id``.
+        dropped: Rows that were recorded but are in no batch.
+    """
+
+    timesteps: int = 0
+    unrolls: int = 0
+    dropped: int = 0
+
+    @classmethod
+    def of_worker(cls, worker_index: int) -> Progress:
+        """The beginning."""
+        return cls(unrolls=worker_index * _UNROLLS_A_WORKER)
+
+    @classmethod
+    def from_state(cls, state: JsonState) -> Progress:
+        """That of a state which has what `state_dict` gave.
+
+        Raises:
+            StateError: A key is missing, or no whole number.
+        """
+        return cls(*(whole_number(state, key) for key in ("timesteps", "unrolls", "steps_dropped")))
+
+    def take_over(self, other: Progress) -> None:
+        """Go on where ``other`` is."""
+        self.timesteps, self.unrolls, self.dropped = other.timesteps, other.unrolls, other.dropped
+
+    def state_dict(self, *, waiting: int = 0) -> JsonState:
+        """The counters as JSON.
+
+        Args:
+            waiting: Rows that were not handed out yet: who loads the state will never have them.
+        """
+        return {
+            "timesteps": self.timesteps,
+            "unrolls": self.unrolls,
+            "steps_dropped": self.dropped + waiting,
+        }
+
+
+def whole_number(state: JsonState, key: str) -> int:
+    """What a runner's state says under ``key``.
+
+    Raises:
+        StateError: Nothing, or no whole number.
+    """
+    value = state.get(key)
+    if not isinstance(value, int):
+        raise StateError(f"the runner's state needs {key!r} (int), but it has {excerpt(value)}")
+    return value

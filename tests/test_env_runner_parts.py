@@ -1,0 +1,138 @@
+"""Parts of the single-agent runner: infos of resets, counters, what is asked of environments twice."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from counting_env import CountingEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from linear_policy import LinearPolicy
+
+from rlio.errors import StateError
+from rlio.policies.random_policy import RandomPolicy
+from rlio.rollout.callbacks import RolloutCallbacks, RunningEpisode
+from rlio.rollout.config import RolloutConfig
+from rlio.rollout.env_runner import EnvRunner
+from rlio.rollout.evaluate import evaluate
+from rlio.rollout.progress import Progress
+
+
+class Telling(CountingEnv):
+    """Says in its infos what it was reset to and where it is."""
+
+    def reset(self, **kwargs: Any) -> Any:
+        obs, _ = super().reset(**kwargs)
+        return obs, {"began": self._number}
+
+    def step(self, action: Any) -> Any:
+        *given, _ = super().step(action)
+        return *given, {"t": self._t}
+
+
+def made(how: str, envs: int = 3) -> tuple[Any, dict[str, Any]]:
+    """Environments in a mode of gymnasium's, or stepped one by one; and the options for them."""
+    if how in ("sync", "async"):
+        return lambda context: Telling(context.vector_index, truncates=False), {
+            "num_envs": envs,
+            "vectorize_mode": how,
+        }
+    makers = [partial(Telling, index, truncates=False) for index in range(envs)]
+    return SyncVectorEnv(makers, copy=False, autoreset_mode=AutoresetMode[how]), {}
+
+
+class Starts(RolloutCallbacks):
+    def __init__(self) -> None:
+        self.began: list[tuple[int, Any, Any]] = []
+
+    def on_episode_start(self, *, episode: RunningEpisode, **kwargs: Any) -> None:
+        self.began.append((episode.env_index, episode.last_observation[1], episode.last_info))
+
+    def on_episode_end(self, *, episode: RunningEpisode, **kwargs: Any) -> None:
+        assert episode.last_info == {"t": episode.length}
+
+
+@pytest.mark.parametrize("how", ["sync", "async", *AutoresetMode.__members__])
+def test_callbacks_get_what_came_with_a_reset_and_nobody_else_keeps_it(how: str) -> None:
+    """`RunningEpisode.last_info` is there in `on_episode_start`, of the first episodes and of later ones."""
+    env, options = made(how)
+    starts = Starts()
+    config = RolloutConfig(rollout_fragment_length=100, **options)
+    runner = EnvRunner(env, RandomPolicy(), config=config, callbacks=starts, seed=0)
+    runner.run()
+    runner.stop()
+    assert len(starts.began) > 20
+    assert all(info == {"began": number} for _, number, info in starts.began)
+    assert {env for env, _, _ in starts.began} == {0, 1, 2}
+
+    env, options = made(how)
+    runner = EnvRunner(env, RandomPolicy(), config=RolloutConfig(**options), seed=0)
+    runner.run()
+    assert runner._envs.stepper.reset_infos == [{}] * 3, "nobody asked"
+    runner.stop()
+
+
+def test_where_an_episode_begins_without_a_reset_its_info_is_that_of_the_step() -> None:
+    class Longer(Telling):
+        def reset(self, **kwargs: Any) -> Any:
+            given = super().reset(**kwargs)
+            self._end = 1000
+            return given
+
+    seen: list[Any] = []
+
+    class Sees(RolloutCallbacks):
+        def on_episode_start(self, *, episode: RunningEpisode, **kwargs: Any) -> None:
+            seen.append(episode.last_info)
+
+    config = RolloutConfig(rollout_fragment_length=10, horizon=4, soft_horizon=True)
+    runner = EnvRunner(
+        lambda: Longer(0, truncates=False), RandomPolicy(), config=config, callbacks=Sees, seed=0
+    )
+    runner.run()
+    assert seen == [{"began": 0}, {"t": 4}, {"t": 8}]
+
+
+def test_evaluating_long_episodes_needs_no_advice(caplog: pytest.LogCaptureFixture) -> None:
+    class Long(Telling):
+        def reset(self, **kwargs: Any) -> Any:
+            given = super().reset(**kwargs)
+            self._end = 3000
+            return given
+
+    with caplog.at_level(logging.WARNING, logger="rlio"):
+        result = evaluate(LinearPolicy(), lambda: Long(0, truncates=False), episodes=2, num_envs=2, seed=0)
+    assert result.lengths.tolist() == [3000, 3000]
+    assert "wait for their episodes" not in caplog.text
+
+
+def test_a_state_with_a_key_that_is_missing_changes_nothing() -> None:
+    runner = EnvRunner("CartPole-v1", RandomPolicy(), config=RolloutConfig(rollout_fragment_length=5), seed=0)
+    runner.run()
+    before = runner.state_dict()
+    for key in ("seed", "restarts", "timesteps", "unrolls", "steps_dropped"):
+        state = {**before, "timesteps": 999, "seed": 5}
+        del state[key]
+        with pytest.raises(StateError, match=key):
+            runner.load_state_dict(state)
+    assert runner.state_dict() == before
+    with pytest.raises(StateError, match="unrolls"):
+        Progress.from_state({"timesteps": 1, "unrolls": "2", "steps_dropped": 0})
+
+
+def test_made_anew_in_the_middle_it_counts_what_waited_and_goes_on() -> None:
+    config = RolloutConfig(batch_mode="complete_episodes", rollout_fragment_length=20, num_envs=4)
+    runner = EnvRunner("CartPole-v1", RandomPolicy(), config=config, seed=0)
+    rows = len(runner.run())
+    waited = runner.timesteps - rows
+    assert waited > 0
+    runner.make_module()
+    assert runner.steps_dropped == waited
+    rows += len(runner.run())
+    runner.make_env()
+    batch = runner.run()
+    assert np.array_equal(batch["t"][batch["t"] == 0], np.zeros(batch["dones"].sum()))
+    assert rows + len(batch) + runner.steps_dropped + runner._loop.recorder.rows == runner.timesteps
