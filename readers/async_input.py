@@ -18,7 +18,7 @@ import threading
 import weakref
 from collections import deque
 
-from rlio.errors import EndOfData, OptionError, excerpt
+from rlio.errors import ClosedError, EndOfData, OptionError, excerpt
 from rlio.interfaces import Batch, InputReader, JsonState, ReadLedger
 
 __all__ = ["AsyncInput"]
@@ -35,13 +35,15 @@ class AsyncInput(InputReader):
     take them at any time; ``lock`` is held while the child samples.
 
     An error of the child surfaces in `sample`, after the batches before it; the next call goes on. So does
-    its end.
+    its end. `close` waits for the batch that is being sampled, unless the child waits for others and can be
+    interrupted (`InputReader.interrupt`).
 
     Args:
         child: The reader; used by the thread alone, and closed with this one.
         queue_size: Batches that wait at most; the thread waits then.
         blackhole_outputs: Drop batches where the queue is full, or always if it is 0: the child's metrics are
-            all that is wanted. Their rows are counted in `rows_dropped`.
+            all that is wanted. Their rows are counted in `rows_dropped`. With 0, `sample` raises what the
+            child raised, or an OptionError.
 
     Attributes:
         lock: Held while the child samples.
@@ -87,7 +89,17 @@ class AsyncInput(InputReader):
     def _next(self) -> Batch:
         if self._thread is None:
             self._start()
+        if not self._queue.keeps and self._queue.is_empty:
+            raise OptionError(
+                "AsyncInput(queue_size=0, blackhole_outputs=True) keeps no batch: set queue_size, or ask the "
+                "child's runner for metrics"
+            )
         return self._queue.get()
+
+    def interrupt(self) -> None:
+        """Stop sampling, and let who waits for a batch go; see `InputReader`."""
+        self._queue.stop()
+        self.child.interrupt()
 
     def _position(self) -> JsonState:
         with self.lock:
@@ -101,6 +113,7 @@ class AsyncInput(InputReader):
     def _close(self) -> None:
         if self._thread is not None:
             self._finalizer.detach()
+            self.interrupt()
             _end(self._queue, self._thread, None)
         self.child.close()
 
@@ -117,6 +130,16 @@ class _Queue:
         self._items: deque[Batch | BaseException] = deque()
         self._changed = threading.Condition()
 
+    @property
+    def keeps(self) -> bool:
+        """Whether there is room for a batch at all."""
+        return self._size > 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits."""
+        return not self._items
+
     def put(self, item: Batch | BaseException) -> None:
         """Add an item, once there is room; after an error wait until it was taken."""
         with self._changed:
@@ -132,7 +155,9 @@ class _Queue:
     def get(self) -> Batch:
         """Wait for the next batch, or raise the error in its place."""
         with self._changed:
-            self._changed.wait_for(lambda: bool(self._items))
+            self._changed.wait_for(lambda: self.stopped or bool(self._items))
+            if not self._items:
+                raise ClosedError("the AsyncInput was closed while this thread waited for a batch")
             item = self._items.popleft()
             self._changed.notify_all()
         if isinstance(item, BaseException):

@@ -72,6 +72,10 @@ class MappedInput(InputReader):
     def _seek(self, position: JsonState) -> None:
         self.child.load_state_dict(position["child"])
 
+    def interrupt(self) -> None:
+        """Interrupt the child; see `InputReader`."""
+        self.child.interrupt()
+
     def _close(self) -> None:
         self.child.close()
 

@@ -430,6 +430,11 @@ class MixedInput(InputReader):
             self._schedule.counts = [int(count) for count in position["counts"]]
         self._multi_agent = bool(position["multi_agent"])
 
+    def interrupt(self) -> None:
+        """Interrupt the sources; see `InputReader`."""
+        for source in self._sources:
+            source.reader.interrupt()
+
     def _close(self) -> None:
         self._settle()
         self._block = self._joint = None  # The rows of stores should not wait for the garbage collector.

@@ -80,6 +80,10 @@ class RecordingInput(InputReader):
         self.child.load_state_dict(position["child"])
         self._unwritten = 0
 
+    def interrupt(self) -> None:
+        """Interrupt the child; see `InputReader`."""
+        self.child.interrupt()
+
     def _close(self) -> None:
         try:
             self.child.close()

@@ -30,6 +30,13 @@ class _ColumnarRunner(Protocol):
     def load_state_dict(self, state: JsonState) -> None: ...
 
 
+@runtime_checkable
+class _Interruptible(Protocol):
+    """A runner that waits for loops that are not its own: an ExternalRunner."""
+
+    def interrupt(self) -> None: ...
+
+
 class SamplerInput(InputReader):
     """Gives what ``runner`` samples; endless.
 
@@ -65,6 +72,11 @@ class SamplerInput(InputReader):
         state = position["runner"]
         if self._columnar is not None and state is not None:
             self._columnar.load_state_dict(state)
+
+    def interrupt(self) -> None:
+        """Interrupt the runner, if it is one that waits for others; see `InputReader`."""
+        if isinstance(self.runner, _Interruptible):
+            self.runner.interrupt()
 
     def _close(self) -> None:
         self.runner.stop()

@@ -147,6 +147,10 @@ class ShuffledInput(InputReader):
         self.seed = int(position["seed"])
         self._begin(int(position["window"]), int(position["index"]))
 
+    def interrupt(self) -> None:
+        """Interrupt the child; see `InputReader`."""
+        self.child.interrupt()
+
     def _close(self) -> None:
         self._begin(self._number, self._index)
         self.child.close()

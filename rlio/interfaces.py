@@ -153,6 +153,12 @@ class InputReader(ABC):
     def _close(self) -> None:  # noqa: B027 - optional hook
         """Release files and threads. Called once."""
 
+    def interrupt(self) -> None:  # noqa: B027 - optional hook
+        """Let a `sample` that waits in another thread go, with a `ClosedError`; `close` follows.
+
+        For readers that may wait for ever, such as for clients, and for those around them.
+        """
+
     def _take(self, n: int) -> Batch:
         """Return exactly ``n`` units, or fewer before the end of the data.
 

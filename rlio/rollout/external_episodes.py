@@ -22,14 +22,17 @@ Example:
 
 from __future__ import annotations
 
+import itertools
+import math
 import threading
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
+from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete, Text
 from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch
@@ -37,18 +40,26 @@ from rlio.columns import STATE_OUT_PREFIX, Columns
 from rlio.envs.leaves import Leaf, leaf_of, leaves_of
 from rlio.errors import ClosedError, EnvError, OptionError, SchemaError, excerpt
 from rlio.nested import map_structure, path_text
-from rlio.policies.policy import Policy
+from rlio.policies.policy import Policy, RecurrentState
 from rlio.rollout.acting import STATE_BEFORE_PREFIX
 from rlio.rollout.agent_rows import NEXT_T, AgentRows, structured
 from rlio.rollout.callbacks import RolloutCallbacks, RunningEpisode, overridden
 from rlio.rollout.metrics import MetricsCollector
+from rlio.rollout.trajectories import piece_starts
 
-__all__ = ["LOGGED", "ExternalEpisodes"]
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+__all__ = ["LOGGED", "ExternalEpisodes", "is_in_range"]
 
 #: Column, bool: the action was logged by the loop, not chosen by the policy.
 LOGGED = "logged_action"
 # What describes the choice of an action, and is therefore unknown of those that the policy did not choose.
 _OF_THE_CHOICE = (Columns.ACTION_LOGP, Columns.ACTION_PROB)
+# Rewards are summed in float64, and float32 in batches.
+_MOST_REWARD: Final = float(np.finfo(np.float32).max)
+#: Of columns, dtype and shape in one row.
+_Known: TypeAlias = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
 
 
 @dataclass(eq=False)
@@ -59,6 +70,9 @@ class _Episode:
         name: What its loop calls it.
         running: What callbacks see.
         state: The policy's recurrent state, without an axis for the batch.
+        began: When, on the monotonic clock.
+        heard: When its loop said something last, or was answered.
+        started: Whether callbacks know that it has begun.
         t: Number of its next step.
         row: Number of its open row; None where no action is under way.
         action: The last one, (1, ...), nested as the space; None before the first.
@@ -71,6 +85,8 @@ class _Episode:
     running: RunningEpisode
     state: tuple[NDArray[Any], ...]
     began: float
+    heard: float
+    started: bool = False
     t: int = 0
     row: int | None = None
     action: Any = None
@@ -108,7 +124,7 @@ class ExternalEpisodes:
     A row is one transition with the columns of `EnvRunner` and the bool column ``logged_action``. Of logged
     actions ``action_logp`` and ``action_prob`` are NaN, unless the loop says them: the policy did not choose.
     A reward belongs to the last action before it. The final observation may be unknown: ``new_obs_valid`` is
-    False there.
+    False there. An episode that nobody ends keeps its last action's row: see `abandon_silent`.
 
     Args:
         policy: Acts; bound to its spaces.
@@ -160,8 +176,8 @@ class ExternalEpisodes:
         self._over: set[int] = set()
         self._unwanted: set[int] = set()
         self._unrolls = worker_index << 40
-        #: Names of the policy's columns, once it has acted.
-        self._known: frozenset[str] | None = None
+        #: The policy's columns, once it has acted.
+        self._known: _Known | None = None
         self._closed = False
 
     # ---- called by loops ----
@@ -191,8 +207,9 @@ class ExternalEpisodes:
                 training_enabled=training_enabled,
             )
             state = tuple(part[0] for part in self.policy.initial_state(1))
-            self._episodes[name] = _Episode(name, running, state, time.monotonic())
             self._call("on_episode_created", running)
+            now = time.monotonic()
+            self._episodes[name] = _Episode(name, running, state, began=now, heard=now)
         return name
 
     def get_action(self, episode_id: str, observation: Any) -> Any:
@@ -208,7 +225,7 @@ class ExternalEpisodes:
         Raises:
             OptionError: There is no such episode, or it waits for an action already.
             SchemaError: The observation is not of the space.
-            EnvError: Nobody answered in time.
+            EnvError: Nobody answered in time; the loop may ask again.
             ClosedError: Nobody samples any more.
         """
         return self._ask(episode_id, observation, None, {})
@@ -234,17 +251,21 @@ class ExternalEpisodes:
         """Report a reward for the last action; several for one action add up.
 
         Raises:
-            OptionError: There is no such episode, or no action in it yet.
+            OptionError: There is no such episode, or no action in it whose outcome is open.
+            SchemaError: The reward is no finite number.
         """
+        number = _finite(reward)
         with self.changed:
             episode = self._episode(episode_id)
             if episode.row is None:
                 raise OptionError(
-                    f"episode {excerpt(episode_id)} has a reward before its first action: log it after one"
+                    f"episode {excerpt(episode_id)} has a reward before its first action, or while it waits "
+                    "for the next one: log rewards after an action, before the observation that follows it"
                 )
-            episode.reward += float(reward)
-            episode.running.total_reward += float(reward)
-            episode.running.last_reward = float(reward)
+            episode.heard = time.monotonic()
+            episode.reward += number
+            episode.running.total_reward += number
+            episode.running.last_reward = number
             if info:
                 episode.info.update(info)
 
@@ -263,17 +284,100 @@ class ExternalEpisodes:
         seen = None if observation is None else _one(self._observation_leaves, observation, Columns.OBS)
         with self.changed:
             episode = self._episode(episode_id)
+            self._withdraw(episode)
             self._close_row(episode, seen, ended=(not truncated, truncated))
-            del self._episodes[episode_id]
             running = episode.running
             running.last_observation = observation
-            self._call("on_episode_end", running)
-            self._metrics.episode_ended(running, duration=time.monotonic() - episode.began)
-            if episode.t:
-                self._over.add(running.eps_id)
-            if not running.training_enabled:
-                self._unwanted.add(running.eps_id)
-            self.changed.notify_all()
+            try:
+                self._call("on_episode_end", running)
+                self._metrics.episode_ended(running, duration=time.monotonic() - episode.began)
+            finally:
+                self._forget(episode)
+
+    def _forget(self, episode: _Episode) -> None:
+        """It runs no more; rows that wait are those of an episode that is over."""
+        del self._episodes[episode.name]
+        eps_id = episode.running.eps_id
+        if np.any(self._rows.integers(Columns.EPS_ID) == eps_id):
+            self._over.add(eps_id)
+            if not episode.running.training_enabled:
+                self._unwanted.add(eps_id)
+        self.changed.notify_all()
+
+    def _withdraw(self, episode: _Episode) -> None:
+        """Let a loop go that waits for an action of an episode that ends: its row would never be closed."""
+        for request in [request for request in self._waiting if request.episode is episode]:
+            self._waiting.remove(request)
+            request.error = OptionError(
+                f"episode {excerpt(episode.name)} was ended while it waited for an action, by somebody else"
+            )
+            request.answered.set()
+
+    def abandon(self, episode_id: str, *, keep_rows: bool = True) -> None:
+        """Give up an episode whose loop is gone: it has no end, and its last action's row is dropped.
+
+        Args:
+            episode_id: Of a running episode.
+            keep_rows: Whether the rows whose outcome is known stay: not if whole episodes are wanted.
+
+        Raises:
+            OptionError: There is no such episode.
+        """
+        with self.changed:
+            self._abandon(self._episode(episode_id), keep_rows=keep_rows)
+
+    def abandon_silent(self, seconds: float, *, keep_rows: bool = True) -> list[str]:
+        """`abandon` the episodes whose loops have said nothing for so long, and do not wait for an action.
+
+        Args:
+            seconds: Since the last call for an episode, or the answer to it.
+            keep_rows: As for `abandon`.
+
+        Returns:
+            Their names.
+        """
+        with self.changed:
+            before = time.monotonic() - seconds
+            waiting = {request.episode.name for request in self._waiting}
+            silent = [
+                episode
+                for episode in self._episodes.values()
+                if episode.heard < before and episode.name not in waiting
+            ]
+            for episode in silent:
+                self._abandon(episode, keep_rows=keep_rows)
+        return [episode.name for episode in silent]
+
+    def _abandon(self, episode: _Episode, *, keep_rows: bool) -> None:
+        self._withdraw(episode)
+        eps_id = episode.running.eps_id
+        lost = self._rows.integers(Columns.EPS_ID) == eps_id
+        if keep_rows and episode.running.training_enabled:
+            lost &= ~self._rows.closed
+        del self._episodes[episode.name]
+        self._drop(lost)
+        self._metrics.episodes_failed()
+        self.changed.notify_all()
+
+    def _drop(self, chosen: NDArray[np.bool_]) -> None:
+        """Forget rows, and count them."""
+        dropped = int(np.count_nonzero(chosen))
+        if not dropped:
+            return
+        self._moved(self._rows.drop(chosen))
+        self.rows_dropped += dropped
+        self._metrics.rows_dropped(dropped)
+
+    def _moved(self, numbers: NDArray[np.int64]) -> None:
+        """Note the new numbers of rows."""
+        for episode in self._episodes.values():
+            if episode.row is not None:
+                episode.row = int(numbers[episode.row])
+
+    @property
+    def episodes_running(self) -> int:
+        """How many episodes run."""
+        return len(self._episodes)
 
     def _ask(self, episode_id: str, observation: Any, logged: Any, columns: Mapping[str, Any]) -> Any:
         obs = _one(self._observation_leaves, observation, Columns.OBS)
@@ -283,6 +387,7 @@ class ExternalEpisodes:
                 raise OptionError(
                     f"episode {excerpt(episode_id)} waits for an action already, in another thread"
                 )
+            episode.heard = time.monotonic()
             episode.running.last_observation = observation
             self._close_row(episode, obs, ended=(False, False))
             request = _Request(episode, obs, logged, columns)
@@ -293,12 +398,13 @@ class ExternalEpisodes:
                 self.changed.notify_all()
         if not self._immediate and not request.answered.wait(self._timeout):
             with self.changed:
+                # It may have been answered since: then its row is open, and the action counts.
                 if request in self._waiting:
                     self._waiting.remove(request)
-            raise EnvError(
-                f"nobody chose an action for episode {excerpt(episode_id)} within {self._timeout} s: sample, "
-                "or give loops more time (timeout=)"
-            )
+                    raise EnvError(
+                        f"nobody chose an action for episode {excerpt(episode_id)} within {self._timeout} s: "
+                        "sample, or give loops more time (timeout=)"
+                    )
         if request.error is not None:
             raise request.error
         return request.action
@@ -309,8 +415,8 @@ class ExternalEpisodes:
             return self._episodes[episode_id]
         except KeyError:
             raise OptionError(
-                f"no episode {excerpt(episode_id)} runs: start it first; running are "
-                f"{excerpt(sorted(self._episodes))}"
+                f"no episode {excerpt(episode_id)} runs: start it first; {len(self._episodes)} run, such as "
+                f"{excerpt(list(itertools.islice(self._episodes, 3)))}"
             ) from None
 
     def _check_open(self) -> None:
@@ -361,15 +467,21 @@ class ExternalEpisodes:
         except BaseException as error:
             # The loops must not wait for ever; whoever samples gets to know as well.
             for request in requests:
-                request.error = error
+                request.error = request.error or error
             if not self._immediate:
                 raise
         finally:
+            now = time.monotonic()
             for request in requests:
+                request.episode.heard = now
                 request.answered.set()
 
     def _act(self, requests: list[_Request]) -> None:
         policy, episodes = self.policy, [request.episode for request in requests]
+        for episode in episodes:
+            if not episode.started:
+                episode.started = True
+                self._call("on_episode_start", episode.running)
         obs = _joined([request.obs for request in requests])
         states = tuple(
             np.stack(parts) for parts in zip(*(episode.state for episode in episodes), strict=True)
@@ -382,12 +494,35 @@ class ExternalEpisodes:
             timestep=self.timesteps,
         )
         columns = {name: np.array(value) for name, value in extras.items()}
+        self._known = {name: (column.dtype, column.shape[1:]) for name, column in columns.items()}
+        kept = [i for i, request in enumerate(requests) if _is_sound(request, self._known)]
+        if len(kept) < len(requests):
+            # One loop's mistake is no other's: those are answered.
+            obs, actions, states, after = (
+                map_structure(lambda leaf: np.asarray(leaf)[kept], value)
+                for value in (obs, actions, states, after)
+            )
+            columns = {name: column[kept] for name, column in columns.items()}
+        if kept:
+            self._record([requests[i] for i in kept], obs, actions, columns, states, after)
+
+    def _record(
+        self,
+        requests: list[_Request],
+        obs: Any,
+        actions: Any,
+        columns: dict[str, NDArray[Any]],
+        states: RecurrentState,
+        after: RecurrentState,
+    ) -> None:
+        """Open the rows of what the policy said, and keep the actions for the loops."""
+        episodes = [request.episode for request in requests]
         for k, (old, new) in enumerate(zip(states, after, strict=True)):
             columns[f"{STATE_BEFORE_PREFIX}{k}"] = old
             columns[f"{STATE_OUT_PREFIX}{k}"] = np.asarray(new)
-        self._known = frozenset(columns)
-        logged = np.array([request.logged is not None for request in requests])
+        logged = np.array([request.logged is not None for request in requests], bool)
         parts = [_row_of(actions, i) if r.logged is None else r.logged for i, r in enumerate(requests)]
+        next_states = [tuple(np.array(part[i]) for part in after) for i in range(len(requests))]
         for i, request in enumerate(requests):
             if request.logged is not None:
                 _fill_in(columns, i, request.columns)
@@ -399,15 +534,13 @@ class ExternalEpisodes:
             {
                 Columns.EPS_ID: np.array([episode.running.eps_id for episode in episodes]),
                 Columns.T: np.array([episode.t for episode in episodes]),
-                Columns.WEIGHTS_SEQ_NO: policy.weights_seq_no,
+                Columns.WEIGHTS_SEQ_NO: self.policy.weights_seq_no,
             },
         )
+        # Nothing fails from here on: a row that no episode knows would stay open for ever.
         for i, (request, episode) in enumerate(zip(requests, episodes, strict=True)):
-            if not episode.t:
-                self._call("on_episode_start", episode.running)
             episode.row, episode.t = first + i, episode.t + 1
-            episode.state = tuple(np.array(part[i]) for part in after)
-            episode.action = parts[i]
+            episode.state, episode.action = next_states[i], parts[i]
             request.action = map_structure(lambda leaf: leaf[0], parts[i])
 
     def _inputs(self, episodes: list[_Episode]) -> SampleBatch:
@@ -452,13 +585,14 @@ class ExternalEpisodes:
         with self.changed:
             chosen = self._chosen(whole=whole)
             columns, moved = self._rows.take(chosen)
-            for episode in self._episodes.values():
-                if episode.row is not None:
-                    episode.row = int(moved[episode.row])
-            self._over &= set(self._rows.integers(Columns.EPS_ID).tolist())
+            self._moved(moved)
             unwanted = self._unwanted | {
                 e.running.eps_id for e in self._episodes.values() if not e.running.training_enabled
             }
+            # What has no rows any more is forgotten: there are ever new episodes.
+            left = set(self._rows.integers(Columns.EPS_ID).tolist())
+            self._over &= left
+            self._unwanted &= left
             return self._finished(columns, unwanted)
 
     def _chosen(self, *, whole: bool) -> NDArray[np.bool_]:
@@ -477,13 +611,18 @@ class ExternalEpisodes:
         self._metrics.rows_dropped(len(order) - len(kept))
         whole = SampleBatch({name: column for name, column in columns.items() if name != NEXT_T})
         batch: SampleBatch = whole[kept]
-        starts = np.ones(len(batch), bool)
-        starts[1:] = eps_id[kept][1:] != eps_id[kept][:-1]
         batch[Columns.AGENT_INDEX] = np.zeros(len(batch), np.int64)
         batch[Columns.ENV_ID] = np.zeros(len(batch), np.int64)
-        batch[Columns.UNROLL_ID] = self._unrolls + np.cumsum(starts) - 1
-        self._unrolls += int(starts.sum())
+        batch[Columns.UNROLL_ID] = self.unroll_ids(eps_id[kept])
         return batch
+
+    def unroll_ids(self, eps_id: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Ids, never given before, of the pieces of episodes that follow one another in ``eps_id``."""
+        with self.changed:
+            starts = piece_starts(eps_id)
+            ids: NDArray[np.int64] = self._unrolls + np.cumsum(starts) - 1
+            self._unrolls += int(starts.sum())
+        return ids
 
     def close(self) -> None:
         """Let everybody who waits go, with a ClosedError."""
@@ -502,18 +641,61 @@ def _one(specs: list[Leaf], value: Any, column: str) -> Any:
     for leaf in specs:
         part = leaf_of(value, leaf.path)
         if leaf.is_object:
+            if isinstance(leaf.space, Text) and not leaf.space.contains(part):
+                raise _misfit(leaf, excerpt(part), column)
             made = np.empty(1, object)
             made[0] = part
         else:
-            try:
-                given = np.asarray(part)
-            except ValueError as error:
-                raise _misfit(leaf, f"{excerpt(part)}, which is no array", column) from error
-            if given.shape != leaf.shape or not np.can_cast(given.dtype, leaf.dtype, "same_kind"):
-                raise _misfit(leaf, f"{given.dtype} {given.shape}", column)
-            made = given.astype(leaf.dtype)[None]
+            made = _array(leaf, part, column)[None]
         found.append(made)
     return structured(specs, found)
+
+
+def _array(leaf: Leaf, part: Any, column: str) -> NDArray[Any]:
+    """A leaf's value in its dtype, if that holds it, in memory of its own."""
+    try:
+        given = np.asarray(part.detach().cpu() if hasattr(part, "detach") else part)
+    except ValueError as error:
+        raise _misfit(leaf, f"{excerpt(part)}, which is no array", column) from error
+    whole = given.dtype.kind in "iu" and leaf.dtype.kind in "iu"
+    if given.shape != leaf.shape or not (whole or np.can_cast(given.dtype, leaf.dtype, "same_kind")):
+        raise _misfit(leaf, f"{given.dtype} {given.shape}", column)
+    with np.errstate(over="ignore"):
+        made = given.astype(leaf.dtype)
+    if given.dtype != leaf.dtype:
+        # Lists of Python's numbers are int64 and float64: they go into smaller types if these hold them.
+        kept = made == given if whole else np.isfinite(made) | ~np.isfinite(given)
+        if not np.all(kept):
+            raise _misfit(leaf, f"{excerpt(given.tolist())}, of which {leaf.dtype} holds not all", column)
+    if not is_in_range(leaf.space, made):
+        raise _misfit(leaf, excerpt(made.tolist()), column)
+    return made
+
+
+def is_in_range(space: gym.Space[Any], values: NDArray[Any]) -> bool:
+    """Whether all ``values``, (..., *shape of the space), are among those that a discrete space has.
+
+    Of others True: observations out of a Box's bounds are common, and nobody looks anything up by them.
+    """
+    if isinstance(space, (Discrete, MultiDiscrete)):
+        count = space.n if isinstance(space, Discrete) else space.nvec
+        return bool(np.all((values >= space.start) & (values - space.start < count)))
+    if isinstance(space, MultiBinary):
+        return bool(np.all((values == 0) | (values == 1)))
+    return True
+
+
+def _finite(reward: Any) -> float:
+    try:
+        number = math.nan if isinstance(reward, (str, bytes)) else float(reward)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not abs(number) <= _MOST_REWARD:
+        raise SchemaError(
+            f"the loop gave the reward {excerpt(reward)}: expected a number that float32 holds",
+            column=Columns.REWARDS,
+        )
+    return number
 
 
 def _misfit(leaf: Leaf, found: str, column: str) -> SchemaError:
@@ -533,20 +715,39 @@ def _row_of(values: Any, i: int) -> Any:
     return map_structure(lambda leaf: np.array(np.asarray(leaf)[i : i + 1]), values)
 
 
-def _check_known(given: Mapping[str, Any], known: Collection[str]) -> None:
-    for name in given:
+def _check_known(given: Mapping[str, Any], known: _Known) -> None:
+    for name, value in given.items():
         if name not in known:
             raise SchemaError(
                 f"log_action() was given a column that the policy does not have: it has {sorted(known)}",
                 column=name,
             )
+        dtype, shape = known[name]
+        try:
+            found = np.asarray(value)
+        except ValueError as error:
+            raise SchemaError(f"log_action() was given {excerpt(value)}: {error}", column=name) from error
+        if found.shape != shape or not np.can_cast(found.dtype, dtype, "same_kind"):
+            raise SchemaError(
+                f"log_action() was given {found.dtype} {found.shape}, and the policy has {dtype} {shape}",
+                column=name,
+            )
+
+
+def _is_sound(request: _Request, known: _Known) -> bool:
+    """Whether a request can be answered; else it has its error."""
+    try:
+        _check_known(request.columns, known)
+    except SchemaError as error:
+        request.error = error
+        return False
+    return True
 
 
 def _fill_in(columns: dict[str, NDArray[Any]], i: int, known: Mapping[str, Any]) -> None:
     """Put what is known of a logged action into row ``i`` of the policy's columns."""
-    _check_known(known, columns)
     for name in _OF_THE_CHOICE:
-        if name in columns:
+        if name in columns and columns[name].dtype.kind == "f":
             columns[name][i] = np.nan
     for name, value in known.items():
         columns[name][i] = value

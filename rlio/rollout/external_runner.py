@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -86,7 +86,9 @@ class ExternalRunner:
         )
         self._whole = self.config.batch_mode == "complete_episodes"
         self._stopped = False
+        #: What ended the loop, and whether that was raised.
         self._error: BaseException | None = None
+        self._error_told = False
         env.attach(self.episodes)
         # A daemon: a loop that hangs must not keep the interpreter.
         self._thread = threading.Thread(target=self._play, name="rlio-external-env", daemon=True)
@@ -95,10 +97,11 @@ class ExternalRunner:
     def _play(self) -> None:
         try:
             self.env.run()
-        except ClosedError:  # The runner was stopped, which the loop has noticed.
-            logger.debug("the loop of %s has ended with its runner", type(self.env).__name__)
         except BaseException as error:  # Whatever it is: it is raised where experience is sampled.
-            self._error = error
+            if isinstance(error, ClosedError) and self._stopped:  # Which the loop has noticed.
+                logger.debug("the loop of %s has ended with its runner", type(self.env).__name__)
+            else:
+                self._error = error
         with self.episodes.changed:
             self.episodes.changed.notify_all()
 
@@ -136,7 +139,8 @@ class ExternalRunner:
 
         Raises:
             EndOfData: The loop has ended, and there are no more rows.
-            EnvError: It has raised an error, which is the cause.
+            EnvError: It has raised an error, which is the cause; the rows before it come with the next calls,
+                and then this error again.
             ClosedError: After `stop`.
         """
         return with_sequences(self._sampled(steps), max_seq_len=self.policy.max_seq_len)
@@ -185,20 +189,36 @@ class ExternalRunner:
         Raises:
             EndOfData: As `run`, like EnvError and ClosedError.
         """
-        while not enough():
-            if self._stopped:
-                raise ClosedError("the ExternalRunner is stopped: make a new one, or sample before stop()")
-            if self._error is not None:
-                error, self._error = self._error, None
-                raise EnvError(
-                    f"{type(self.env).__name__}.run() raised {type(error).__name__}: "
-                    f"{excerpt(str(error), 500)}"
-                ) from error
-            if not self._thread.is_alive():
-                if self.rows_ready:
+        # What happens between looking and waiting would wake nobody: the lock is held meanwhile.
+        with self.episodes.changed:
+            while not enough():
+                if self._stopped:
+                    raise ClosedError(
+                        "the ExternalRunner is stopped: make a new one, or sample before stop()"
+                    )
+                if self._error is not None and not self._error_told:
+                    self._error_told = True
+                    self._raise(self._error)
+                if self._error is None and self._thread.is_alive():
+                    self.episodes.serve(_LOOK_SECONDS)
+                elif self.rows_ready:
                     return
-                raise EndOfData(f"{type(self.env).__name__}.run() has ended, and its rows were given")
-            self.episodes.serve(_LOOK_SECONDS)
+                elif self._error is not None:
+                    self._raise(self._error)
+                else:
+                    raise EndOfData(f"{type(self.env).__name__}.run() has ended, and its rows were given")
+
+    def _raise(self, error: BaseException) -> NoReturn:
+        raise EnvError(
+            f"{type(self.env).__name__}.run() raised {type(error).__name__}: {excerpt(str(error), 500)}"
+        ) from error
+
+    def abandon_silent(self, seconds: float) -> list[str]:
+        """Give up episodes of loops that are gone; see `ExternalEpisodes.abandon_silent`.
+
+        In complete mode none of their rows are kept.
+        """
+        return self.episodes.abandon_silent(seconds, keep_rows=not self._whole)
 
     def hand_out(self) -> SampleBatch:
         """The rows that are ready, postprocessed, with a recurrent policy's state before each of them."""
@@ -246,7 +266,7 @@ class ExternalRunner:
         if self._stopped:
             raise ClosedError("the ExternalRunner is stopped: make a new one")
         if self._error is not None:
-            raise EnvError(f"{type(self.env).__name__}.run() failed: {self._error!r}") from self._error
+            self._raise(self._error)
 
     # ---- state and end ----
 
@@ -259,15 +279,17 @@ class ExternalRunner:
         self.episodes.timesteps = int(state["timesteps"])
         self.episodes.rows_dropped = int(state["rows_dropped"])
 
+    def interrupt(self) -> None:
+        """Let the loops go, and a `run` that waits in another thread, all with a ClosedError."""
+        self._stopped = True
+        self.episodes.close()
+
     def stop(self) -> None:
         """Let the loops go, which get a ClosedError, and wait some seconds for the environment's thread.
 
         May be called again.
         """
-        if self._stopped:
-            return
-        self._stopped = True
-        self.episodes.close()
+        self.interrupt()
         if self._thread is not threading.current_thread():
             self._thread.join(_STOP_SECONDS)
             if self._thread.is_alive():

@@ -9,23 +9,37 @@ import logging
 import threading
 import time
 import urllib.parse
+import uuid
+import weakref
 import zipfile
+from collections import deque
 from collections.abc import Mapping
+from email.message import Message
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
 import numpy as np
 
-from rlio.errors import ClosedError, CorruptData, EnvError, OptionError, RlioError, excerpt
+from rlio.errors import (
+    ClosedError,
+    CorruptData,
+    EnvError,
+    MissingExtra,
+    OptionError,
+    RlioError,
+    SchemaError,
+    excerpt,
+)
 from rlio.policies.policy import Policy
 from rlio.policies.weights import update_weights
 from rlio.rollout.external_episodes import ExternalEpisodes
 from rlio.rollout.policy_protocol import (
     PREFIX,
+    REPORT_ID,
     WEIGHTS_SEQ_NO,
-    batch_to_bytes,
     error_class,
     from_json,
+    pieces_to_bytes,
     to_json,
 )
 from rlio.schemas import space_from_json
@@ -35,6 +49,7 @@ __all__ = ["PolicyClient"]
 logger = logging.getLogger("rlio")
 
 _JSON: Final = "application/json"
+_BINARY: Final = "application/octet-stream"
 # Servers and proxies close connections that say nothing for long; ours after 300 s.
 _IDLE_SECONDS: Final = 30.0
 
@@ -47,7 +62,8 @@ class PolicyClient:
         token: Its token.
         inference_mode: ``"remote"``: every action is asked for. ``"local"``: ``policy`` acts here, with
             weights of the server that are fetched anew every ``update_seconds``; rows are sent when there are
-            ``report_rows``, at the end of an episode, and by `close`.
+            ``report_rows``, at the end of an episode, and by `close`. Rows that the server could not take are
+            sent again with the next ones; nothing arrives twice.
         policy: For local inference: as the server's; bound to the server's spaces here.
         update_seconds: Age at which weights are fetched anew, before the next action.
         report_rows: See above.
@@ -78,15 +94,26 @@ class PolicyClient:
             raise OptionError(f"url={excerpt(url)}: expected http://HOST:PORT, such as PolicyServerInput.url")
         self._parts, self._token, self._timeout = parts, token, timeout
         self._update_seconds, self._report_rows = update_seconds, report_rows
+        self._prefix = parts.path.rstrip("/") + PREFIX
         self._connections = threading.local()
+        self._all_connections: weakref.WeakSet[http.client.HTTPConnection] = weakref.WeakSet()
+        self._connections_lock = threading.Lock()
+        #: Held while weights are fetched, or rows are sent.
         self._lock = threading.RLock()
+        #: Reports that the server has not confirmed: (id, content).
+        self._unsent: deque[tuple[str, bytes]] = deque()
         self._closed = False
         self._episodes: ExternalEpisodes | None = None
         self._updated_at = -float("inf")
         if policy is not None:
             spaces = self._call("get_spaces", {})
             policy.bind(space_from_json(spaces["observation"]), space_from_json(spaces["action"]))
-            self._episodes = ExternalEpisodes(policy, immediate=True)
+            self._episodes = ExternalEpisodes(
+                policy,
+                explore=spaces.get("explore", True) is True,
+                infos=spaces.get("infos", False) is True,
+                immediate=True,
+            )
             self.update_policy_weights()
 
     # ---- episodes ----
@@ -105,6 +132,7 @@ class PolicyClient:
         Returns:
             The action: nested as its space; with remote inference lists stand for arrays and tuples.
         """
+        self._check_open()
         if self._episodes is not None:
             self._update_if_old()
             return self._episodes.get_action(episode_id, observation)
@@ -113,6 +141,7 @@ class PolicyClient:
 
     def log_action(self, episode_id: str, observation: Any, action: Any, **columns: Any) -> None:
         """Report an observation and the action that was taken; see `ExternalEpisodes.log_action`."""
+        self._check_open()
         if self._episodes is not None:
             self._update_if_old()
             self._episodes.log_action(episode_id, observation, action, **columns)
@@ -122,14 +151,16 @@ class PolicyClient:
 
     def log_returns(self, episode_id: str, reward: float, info: Mapping[str, Any] | None = None) -> None:
         """Report a reward for the last action; see `ExternalEpisodes.log_returns`."""
+        self._check_open()
         if self._episodes is not None:
             self._episodes.log_returns(episode_id, reward, info)
             return
-        told = {"reward": float(reward), "info": None if info is None else to_json(dict(info))}
+        told = {"reward": to_json(float(reward)), "info": None if info is None else to_json(dict(info))}
         self._call("log_returns", {"episode_id": episode_id, **told})
 
     def end_episode(self, episode_id: str, observation: Any = None, *, truncated: bool = False) -> None:
         """Report the end of an episode; see `ExternalEpisodes.end`."""
+        self._check_open()
         if self._episodes is not None:
             self._episodes.end(episode_id, observation, truncated=truncated)
             self._report()
@@ -147,40 +178,75 @@ class PolicyClient:
         """
         if self._episodes is None:
             raise OptionError("with inference_mode='remote' there are no weights here: the server acts")
-        content, headers = self._post("get_weights", b"", _JSON)
-        try:
-            with np.load(io.BytesIO(content), allow_pickle=False) as file:
-                weights = {name: file[name] for name in file.files}
-        except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
-            raise CorruptData(f"the server's weights are no .npz file: {error}") from error
-        with self._episodes.changed:
-            update_weights(self._episodes.policy, weights, int(headers[WEIGHTS_SEQ_NO]))
-        self._updated_at = time.monotonic()
+        # One after the other: else older weights could arrive after newer ones.
+        with self._lock:
+            content, headers = self._post("get_weights", b"", _JSON)
+            version = headers.get(WEIGHTS_SEQ_NO, "")
+            if not (version.isascii() and version.isdecimal()):
+                raise CorruptData(
+                    f"{self._parts.netloc} gave the weights' version {excerpt(version)} in {WEIGHTS_SEQ_NO}"
+                )
+            try:
+                with np.load(io.BytesIO(content), allow_pickle=False) as file:
+                    weights = {name: file[name] for name in file.files}
+            except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+                raise CorruptData(f"the server's weights are no .npz file: {error}") from error
+            policy = self._episodes.policy
+            with self._episodes.changed:
+                # Not only newer ones: a server that was started anew begins at an earlier version.
+                update_weights(policy, weights)
+                policy.weights_seq_no = int(version)
+            self._updated_at = time.monotonic()
 
     def _update_if_old(self) -> None:
         assert self._episodes is not None
-        if time.monotonic() - self._updated_at > self._update_seconds:
-            self.update_policy_weights()
+        if self._is_old():
+            with self._lock:
+                if self._is_old():  # Another thread may have fetched them meanwhile.
+                    self.update_policy_weights()
         if self._episodes.rows_ready(whole=False) >= self._report_rows:
             self._report()
 
+    def _is_old(self) -> bool:
+        return time.monotonic() - self._updated_at > self._update_seconds
+
     def _report(self) -> None:
-        """Send all rows that are there."""
+        """Send all rows that are there, and those that the server could not take before."""
         assert self._episodes is not None
         with self._lock:
             batch = self._episodes.take()
             if len(batch):
-                self._post("report_samples", batch_to_bytes(batch), "application/octet-stream")
+                self._unsent += [(uuid.uuid4().hex, piece) for piece in pieces_to_bytes(batch)]
+            while self._unsent:
+                report_id, content = self._unsent[0]
+                try:
+                    self._post("report_samples", content, _BINARY, {REPORT_ID: report_id})
+                except (EnvError, ClosedError):
+                    raise  # Not now: they are sent again.
+                except RlioError:
+                    self._unsent.popleft()  # Never.
+                    raise
+                self._unsent.popleft()
 
     # ---- the wire ----
 
     def _call(self, command: str, told: dict[str, Any]) -> dict[str, Any]:
-        content, _ = self._post(command, json.dumps(told).encode(), _JSON)
-        answer = json.loads(content)
-        assert isinstance(answer, dict)
+        try:
+            body = json.dumps(told, allow_nan=False).encode()
+        except (TypeError, ValueError) as error:
+            raise SchemaError(f"{command}: {excerpt(told)} cannot be sent as JSON: {error}") from error
+        content, _ = self._post(command, body, _JSON)
+        try:
+            answer = json.loads(content)
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict):
+            raise CorruptData(f"{self._parts.netloc} answered {excerpt(content)}: is it a PolicyServerInput?")
         return answer
 
-    def _post(self, command: str, body: bytes, kind: str) -> tuple[bytes, Mapping[str, str]]:
+    def _post(
+        self, command: str, body: bytes, kind: str, more: Mapping[str, str] | None = None
+    ) -> tuple[bytes, Message]:
         """Send a command, over this thread's connection.
 
         Raises:
@@ -188,10 +254,10 @@ class PolicyClient:
             EnvError: It cannot be reached, or does not answer in time.
         """
         self._check_open()
-        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": kind}
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": kind, **(more or {})}
         connection = self._connection()
         try:
-            connection.request("POST", PREFIX + command, body, headers)
+            connection.request("POST", self._prefix + command, body, headers)
             response = connection.getresponse()
             content = response.read()
         except (OSError, http.client.HTTPException) as error:
@@ -204,7 +270,7 @@ class PolicyClient:
         if response.status != 200:
             raise _error(response.status, content, self._parts.netloc)
         self._connections.used_at = time.monotonic()
-        return content, dict(response.headers)
+        return content, response.headers
 
     def _connection(self) -> http.client.HTTPConnection:
         found: http.client.HTTPConnection | None = getattr(self._connections, "connection", None)
@@ -216,6 +282,8 @@ class PolicyClient:
             )
             found = kind(str(self._parts.hostname), self._parts.port, timeout=self._timeout)
             self._connections.connection, self._connections.used_at = found, time.monotonic()
+            with self._connections_lock:
+                self._all_connections.add(found)
         return found
 
     def _check_open(self) -> None:
@@ -223,17 +291,26 @@ class PolicyClient:
             raise ClosedError("this PolicyClient is closed: make another one")
 
     def close(self) -> None:
-        """Send what was not sent yet, and hang up. May be called again."""
+        """Send what was not sent yet, and hang up. May be called again.
+
+        Raises:
+            EnvError: The server does not take the rows, which are lost.
+        """
         if self._closed:
             return
         try:
             if self._episodes is not None:
                 self._report()
+        except RlioError as error:
+            error.add_note(
+                f"this client is closed: what it has not reported is lost ({len(self._unsent)} reports)"
+            )
+            raise
         finally:
             self._closed = True
-            connection = getattr(self._connections, "connection", None)
-            if connection is not None:
-                connection.close()
+            with self._connections_lock:
+                for connection in list(self._all_connections):
+                    connection.close()
 
     def __enter__(self) -> Self:
         return self
@@ -251,5 +328,8 @@ def _error(status: int, content: bytes, netloc: str) -> RlioError:
         name, message = str(told["error"]), str(told["message"])
     except (ValueError, KeyError, TypeError):
         name, message = "EnvError", f"{netloc} answered {status}: {excerpt(content, 200)}"
-    kind = error_class(name) or EnvError
+    kind = error_class(name)
+    # MissingExtra is made of other things than a message.
+    if kind is None or issubclass(kind, MissingExtra):
+        kind = EnvError
     return kind(f"{message} (said by {netloc})")

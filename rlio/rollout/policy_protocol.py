@@ -9,13 +9,16 @@ A command is a POST to ``/v1/<command>`` with the header ``Authorization: Bearer
 | ``log_action`` | ``episode_id``, ``observation``, ``action``, ``columns`` | ``{}`` |
 | ``log_returns`` | ``episode_id``, ``reward``, ``info`` | ``{}`` |
 | ``end_episode`` | ``episode_id``, ``observation`` (null: unknown), ``truncated`` | ``{}`` |
-| ``get_spaces`` | | ``{"observation": space, "action": space}``, as `rlio.schemas.space_to_json` |
+| ``get_spaces`` | | ``{"observation": space, "action": space, "explore": bool, "infos": bool}``, spaces as \
+`rlio.schemas.space_to_json` |
 | ``get_weights`` | | ``.npz``, their version in the header ``X-Rlio-Weights-Seq-No`` |
 | ``report_samples`` | two lines, not an object: a schema and a batch, as in JSON shards | ``{}`` |
 
 A value is nested as its space: objects for Dict, lists for Tuple; an array is a list of lists or, quicker,
-``{"dtype": "<f4", "shape": [84, 84], "base64": "..."}`` in C order. An error is a status from 400 on and
-``{"error": name of a class in rlio.errors, "message": str}``.
+``{"dtype": "<f4", "shape": [84, 84], "base64": "..."}`` in C order. JSON has no NaN and no infinity: arrays
+and numbers that have some are packed so, with the shape ``[]`` for a number. Rewards are finite numbers. An
+error is a status from 400 on and ``{"error": name of a class in rlio.errors, "message": str}``. Reports may
+have a header ``X-Rlio-Report-Id``: one that was taken before is answered, and not taken again.
 
 Example:
     >>> import numpy as np
@@ -33,42 +36,53 @@ import math
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlio import errors
 from rlio.batch import SampleBatch
 from rlio.errors import RlioError, SchemaError, excerpt
-from rlio.schemas.json_lines import decode_line, encode_line
+from rlio.schemas.json_lines import LineTooLarge, decode_line, encode_line
 from rlio.schemas.schema import Schema
 
 __all__ = [
     "PREFIX",
+    "REPORT_ID",
     "WEIGHTS_SEQ_NO",
     "batch_from_bytes",
     "batch_to_bytes",
     "error_class",
     "from_json",
+    "pieces_to_bytes",
     "to_json",
 ]
 
 PREFIX: Final = "/v1/"
 WEIGHTS_SEQ_NO: Final = "X-Rlio-Weights-Seq-No"
+REPORT_ID: Final = "X-Rlio-Report-Id"
 
 _ARRAY_KEYS: Final = {"dtype", "shape", "base64"}
 # Larger arrays are packed: as text each element takes several times its bytes, and much time.
 _MOST_AS_TEXT: Final = 64
 _KINDS: Final = "biuf"
+# Lists of lists have as many levels as their array has axes, of which NumPy has 64 at most.
+_MOST_LEVELS: Final = 100
 
 
 def to_json(value: Any) -> Any:
-    """A nested value as JSON; see the module."""
+    """A nested value as JSON; see the module. Tensors are taken for arrays."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().numpy()
     if isinstance(value, dict):
         return {key: to_json(part) for key, part in value.items()}
     if isinstance(value, (tuple, list)):
         return [to_json(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        value = np.array(value)
     if isinstance(value, np.generic):
-        return value.item()
+        value = np.array(value)
     if isinstance(value, np.ndarray):
-        if value.size <= _MOST_AS_TEXT or value.dtype.kind not in _KINDS:
+        is_plain = value.dtype.kind != "f" or bool(np.isfinite(value).all())
+        if (value.size <= _MOST_AS_TEXT and is_plain) or value.dtype.kind not in _KINDS:
             return value.tolist()
         return {
             "dtype": value.dtype.str,
@@ -82,24 +96,37 @@ def from_json(value: Any) -> Any:
     """A nested value of `to_json`: packed arrays as arrays, everything else as it is.
 
     Raises:
-        SchemaError: A packed array is none.
+        SchemaError: A packed array is none, or there are lists in lists without end.
     """
+    return _unpacked(value, _MOST_LEVELS)
+
+
+def _unpacked(value: Any, levels: int) -> Any:
+    if not levels:
+        raise SchemaError(f"lists and objects have more than {_MOST_LEVELS} levels")
     if isinstance(value, list):
-        return [from_json(part) for part in value] if _may_hold_arrays(value) else value
+        return [_unpacked(part, levels - 1) for part in value] if _may_hold_arrays(value) else value
     if not isinstance(value, dict):
         return value
     if value.keys() != _ARRAY_KEYS:
-        return {key: from_json(part) for key, part in value.items()}
+        return {key: _unpacked(part, levels - 1) for key, part in value.items()}
     try:
-        dtype, shape = np.dtype(str(value["dtype"])), tuple(int(size) for size in value["shape"])
-        data = base64.b64decode(value["base64"], validate=True)
-        # Checked before any memory is asked for by a stranger's numbers.
-        if dtype.kind not in _KINDS or min(shape, default=0) < 0:
-            raise ValueError(f"dtype {dtype} and shape {shape}")
-        if len(data) != dtype.itemsize * math.prod(shape):
-            raise ValueError(f"{len(data)} bytes for {shape} of {dtype}")
-    except (TypeError, ValueError, binascii.Error) as error:
-        raise SchemaError(f"{excerpt(value)} is no packed array: {error}") from error
+        return _array(value["dtype"], value["shape"], value["base64"])
+    except (TypeError, ValueError, SyntaxError, binascii.Error) as error:
+        raise SchemaError(f"{excerpt(value)} is no packed array: {excerpt(str(error))}") from error
+
+
+def _array(kind: Any, shape: Any, text: Any) -> NDArray[Any]:
+    if not isinstance(kind, str) or not isinstance(shape, list) or any(type(n) is not int for n in shape):
+        raise TypeError("expected a str as dtype, and a list of whole numbers as shape")
+    dtype, data = np.dtype(kind), base64.b64decode(text, validate=True)
+    # Checked before any memory is asked for by a stranger's numbers.
+    if dtype.kind not in _KINDS or min(shape, default=0) < 0:
+        raise ValueError(f"dtype {dtype} and shape {excerpt(shape)}")
+    if len(data) != dtype.itemsize * math.prod(shape):
+        raise ValueError(f"{len(data)} bytes for {excerpt(shape)} of {dtype}")
+    if dtype.kind == "b":  # Other bytes than 0 and 1 are neither True nor False.
+        return np.not_equal(np.frombuffer(data, np.uint8), 0).reshape(shape)
     return np.frombuffer(data, dtype).reshape(shape)
 
 
@@ -111,6 +138,21 @@ def batch_to_bytes(batch: SampleBatch) -> bytes:
     """A batch as two lines: its schema, and itself."""
     schema = Schema.of(batch)
     return schema.text.encode() + b"\n" + encode_line(batch, schema)
+
+
+def pieces_to_bytes(batch: SampleBatch) -> list[bytes]:
+    """`batch_to_bytes` of a batch, cut into as many as it takes: a line has at most 64 MiB.
+
+    Raises:
+        SchemaError: One row alone is too large, or no legal row.
+    """
+    try:
+        return [batch_to_bytes(batch)]
+    except LineTooLarge:
+        if len(batch) < 2:
+            raise
+        half = len(batch) // 2
+        return pieces_to_bytes(batch[:half]) + pieces_to_bytes(batch[half:])
 
 
 def batch_from_bytes(data: bytes) -> SampleBatch:

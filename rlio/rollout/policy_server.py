@@ -21,16 +21,19 @@ Example:
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import io
 import json
 import logging
 import secrets
 import socket
+import socketserver
+import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Final
 
@@ -56,21 +59,36 @@ from rlio.rollout.callbacks import CallbacksLike
 from rlio.rollout.config import RolloutConfig
 from rlio.rollout.external_runner import ExternalRunner
 from rlio.rollout.metrics import RolloutMetrics
-from rlio.rollout.policy_protocol import PREFIX, WEIGHTS_SEQ_NO, batch_from_bytes, from_json, to_json
+from rlio.rollout.policy_protocol import (
+    PREFIX,
+    REPORT_ID,
+    WEIGHTS_SEQ_NO,
+    batch_from_bytes,
+    from_json,
+    to_json,
+)
+from rlio.rollout.reported_rows import ReportedRows
 from rlio.rollout.trajectories import with_sequences
 from rlio.schemas import space_to_json
+from rlio.schemas.json_columns import parse_json
 
 if TYPE_CHECKING:
     import gymnasium as gym
 
-__all__ = ["PolicyServerInput"]
+__all__ = ["PolicyServerInput", "ServerLimits"]
 
 logger = logging.getLogger("rlio")
 
 # How often the server looks whether it is to end.
 _POLL_SECONDS: Final = 0.05
-# A client that says nothing for so long in the middle of a request, or between two, is gone.
+# A client that says nothing for so long in the middle of a request, or between two, is gone; one that has not
+# shown the token yet has less time.
 _SILENCE_SECONDS: Final = 300.0
+_STRANGER_SECONDS: Final = 10.0
+# How often it is looked for episodes whose clients are gone.
+_LOOK_SECONDS: Final = 1.0
+_MOST_NAME: Final = 256
+_MOST_DIGITS: Final = 18
 _STATUS: Final[dict[type[RlioError], int]] = {
     ClosedError: 503,
     EnvError: 503,
@@ -79,14 +97,47 @@ _STATUS: Final[dict[type[RlioError], int]] = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServerLimits:
+    """What clients may take up; what is beyond is refused, and nothing of it is kept.
+
+    Attributes:
+        request_bytes: Of one request.
+        waiting_bytes: Of reported rows that nobody has sampled yet: whoever reports more waits.
+        connections: At a time.
+        episodes: That run at a time, with remote inference.
+        episode_seconds: An episode (with remote inference) is given up when its client has said nothing for
+            so long, and is not waiting for an action; None: never. It has no end then; in complete mode its
+            rows are dropped, else the one of its last action.
+
+    Raises:
+        OptionError: One is not above 0.
+    """
+
+    request_bytes: int = 64 << 20
+    waiting_bytes: int = 1 << 30
+    connections: int = 1000
+    episodes: int = 10_000
+    episode_seconds: float | None = 3600.0
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise OptionError(f"ServerLimits({name}={excerpt(value)}): expected a number above 0")
+
+
 class PolicyServerInput(InputReader):
     """Serves ``policy`` over HTTP, and gives the experience of its clients; endless.
 
     Clients with ``inference_mode="remote"`` get their actions here, while `sample` runs: those who wait are
     answered together. Clients with ``"local"`` act by themselves, fetch weights now and then, and report
-    rows. The protocol is in `rlio.rollout.policy_protocol`. Nothing that a client sends can run code, and all
-    of it is checked; who may send anything is who knows the `token`. HTTP is not encrypted: to be reached
-    from other machines, put a TLS proxy before it, and pass its address on.
+    rows. The protocol is in `rlio.rollout.policy_protocol`. Nothing that a client sends can run code, and
+    reported rows are of the policy's spaces; who may send anything is who knows the `token`: it is trusted
+    with the names of all episodes, and with the truth of what it reports. HTTP is not encrypted: to be
+    reached from other machines, put a TLS proxy before it, and pass its address on.
+
+    Metrics have the episodes of remote clients; of local ones they have the rows.
 
     Args:
         policy: Acts; bound to its spaces, or they are given.
@@ -98,14 +149,15 @@ class PolicyServerInput(InputReader):
         callbacks: Likewise.
         seed: Likewise.
         timeout: Seconds that a client waits for an action at most: longer than the longest pause between two
-            calls of `sample`.
-        idle_timeout: Seconds without a word of any client after which the data ends; None: never.
-        max_request_bytes: Larger requests are refused.
+            calls of `sample`. Reports that find no room wait as long.
+        idle_timeout: Seconds of sampling without a word of any client after which the data ends; None: never.
+        limits: What clients may take up.
 
     Attributes:
         url: Where clients connect to.
         token: What they must know.
         runner: The `ExternalRunner` of remote clients.
+        weights_lock: Held while weights are read for a client: hold it while you set them, or learn.
 
     Raises:
         OptionError: The policy has no spaces, or the address cannot be listened on.
@@ -126,25 +178,24 @@ class PolicyServerInput(InputReader):
         seed: int | None = None,
         timeout: float = 60.0,
         idle_timeout: float | None = None,
-        max_request_bytes: int = 64 << 20,
+        limits: ServerLimits | None = None,
     ) -> None:
         self.token = secrets.token_urlsafe(32) if token is None else token
         if not self.token.isascii() or len(self.token) < 8:
             raise OptionError("token: at least 8 ASCII characters, which nobody can guess; None makes one")
-        self.max_request_bytes = max_request_bytes
+        self.limits = ServerLimits() if limits is None else limits
         observation_space, action_space = policy.spaces if spaces is None else spaces
         self._loop = _Elsewhere(observation_space, action_space)
         self.runner = ExternalRunner(
             self._loop, policy, config=config, callbacks=callbacks, seed=seed, timeout=timeout
         )
-        self._idle_timeout = idle_timeout
-        self._heard_at = time.monotonic()
-        self._reported: deque[SampleBatch] = deque()
-        #: Held while weights are read, or set.
+        self._timeout, self._idle_timeout = timeout, idle_timeout
+        self._heard_at = self._looked_at = time.monotonic()
+        self._reported = ReportedRows(observation_space, action_space)
         self.weights_lock = threading.Lock()
         try:
             self._server = _Server((host, port), self)
-        except OSError as error:
+        except (OSError, OverflowError) as error:
             self.runner.stop()
             raise OptionError(f"host={excerpt(host)}, port={port} cannot be listened on: {error}") from error
         self.url = f"http://{host}:{self._server.server_address[1]}"
@@ -164,23 +215,35 @@ class PolicyServerInput(InputReader):
     def _next(self) -> Batch:
         runner = self.runner
         runner.metrics.begin()
-        runner.serve_until(
-            lambda: bool(self._reported) or self._is_idle() or runner.rows_ready >= self._wanted
-        )
-        if self._reported:
-            batch = runner.postprocessed(self._reported.popleft())
-        elif runner.rows_ready:
+        # While nobody sampled, nobody was answered: silence counts from now on.
+        self._heard_at = max(self._heard_at, time.monotonic())
+        runner.episodes.serve(0.0)  # Else those who wait would wait for those who report.
+        runner.serve_until(self._has_enough)
+        # A batch of either kind by turns: `hand_out` leaves no rows.
+        if runner.rows_ready >= self._wanted or (runner.rows_ready and not self._reported):
             batch = runner.hand_out()
+        elif self._reported:
+            with runner.episodes.changed:
+                batch = self._reported.pop()
+                runner.episodes.changed.notify_all()
+            batch = runner.postprocessed(batch)
         else:
             raise EndOfData(f"no client has said a word for {self._idle_timeout} s (idle_timeout)")
         return with_sequences(batch, max_seq_len=runner.policy.max_seq_len)
 
+    def _has_enough(self) -> bool:
+        now, silence = time.monotonic(), self.limits.episode_seconds
+        if silence is not None and now - self._looked_at > min(_LOOK_SECONDS, silence):
+            self._looked_at = now
+            gone = self.runner.abandon_silent(silence)
+            if gone:
+                logger.warning("clients of %d episodes are gone: %s", len(gone), excerpt(gone))
+        is_idle = self._idle_timeout is not None and now - self._heard_at > self._idle_timeout
+        return bool(self._reported) or is_idle or self.runner.rows_ready >= self._wanted
+
     @property
     def _wanted(self) -> int:
         return self.runner.config.fragment_steps
-
-    def _is_idle(self) -> bool:
-        return self._idle_timeout is not None and time.monotonic() - self._heard_at > self._idle_timeout
 
     def get_metrics(self) -> RolloutMetrics:
         """What happened since the last call; see `ExternalRunner.get_metrics`."""
@@ -192,15 +255,23 @@ class PolicyServerInput(InputReader):
     def _seek(self, position: JsonState) -> None:
         self.runner.load_state_dict(position["runner"])
 
+    def interrupt(self) -> None:
+        """Let clients and a `sample` that waits go; see `InputReader`."""
+        self._loop.over.set()
+        self.runner.interrupt()
+
     def _close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
-        self._loop.over.set()
+        self.interrupt()
         self.runner.stop()
+        self._server.hang_up()
 
     # ---- what clients say ----
 
-    def answer(self, command: str, body: bytes) -> tuple[str, bytes, dict[str, str]]:
+    def answer(
+        self, command: str, body: bytes, report_id: str | None = None
+    ) -> tuple[str, bytes, dict[str, str]]:
         """Do what a client asks for; called by the server's threads.
 
         Returns:
@@ -209,16 +280,19 @@ class PolicyServerInput(InputReader):
         Raises:
             RlioError: It cannot be done.
         """
+        self._check_open()
         self._heard_at = time.monotonic()
         if command == "report_samples":
-            self._report(batch_from_bytes(body))
+            self._report(batch_from_bytes(body), report_id)
             return _json({})
         if command == "get_weights":
             return self._weights()
         told = _object(body)
         if command == "get_spaces":
             observation, action = self.policy.spaces
-            return _json({"observation": space_to_json(observation), "action": space_to_json(action)})
+            spaces = {"observation": space_to_json(observation), "action": space_to_json(action)}
+            config = self.runner.config
+            return _json({**spaces, "explore": config.explore, "infos": config.record_infos})
         try:
             do = _COMMANDS[command]
         except KeyError:
@@ -226,17 +300,30 @@ class PolicyServerInput(InputReader):
                 f"there is no command {excerpt(command)}: there are {', '.join(sorted(_COMMANDS))}, "
                 "get_spaces, get_weights and report_samples"
             ) from None
+        if command == "start_episode" and self.runner.episodes.episodes_running >= self.limits.episodes:
+            raise EnvError(f"{self.limits.episodes} episodes run: end some, or raise ServerLimits.episodes")
         return _json(do(self._loop, told))
 
-    def _report(self, batch: SampleBatch) -> None:
-        for name in (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.EPS_ID, Columns.T):
-            if name not in batch:
-                raise SchemaError("reported rows lack this column", column=name)
-        if len(batch):
-            with self.runner.episodes.changed:
-                self._reported.append(batch)
-                self.runner.episodes.timesteps += len(batch)
-                self.runner.episodes.changed.notify_all()
+    def _report(self, batch: SampleBatch, report_id: str | None) -> None:
+        if report_id is not None and len(report_id) > _MOST_NAME:
+            raise SchemaError(f"the header {REPORT_ID} is longer than {_MOST_NAME} characters")
+        episodes, reported = self.runner.episodes, self._reported
+        batch.pop(Columns.UNROLL_ID, None)  # Each client counts its own.
+        with episodes.changed:
+            reported.check(batch)
+            if not episodes.changed.wait_for(self._has_room, self._timeout):
+                raise EnvError(
+                    f"{reported.waiting_bytes} bytes of reported rows wait, and nobody has sampled them "
+                    f"within {self._timeout} s: send these again later"
+                )
+            self._check_open()
+            batch[Columns.UNROLL_ID] = episodes.unroll_ids(batch[Columns.EPS_ID])
+            if reported.add(batch, report_id):
+                episodes.timesteps += len(batch)
+                episodes.changed.notify_all()
+
+    def _has_room(self) -> bool:
+        return self._closed or self._reported.waiting_bytes < self.limits.waiting_bytes
 
     def _weights(self) -> tuple[str, bytes, dict[str, str]]:
         with self.weights_lock:
@@ -259,11 +346,11 @@ class _Elsewhere(ExternalEnv):
 
 def _start(loop: ExternalEnv, told: Mapping[str, Any]) -> dict[str, Any]:
     name = told.get("episode_id")
-    if name is not None and not isinstance(name, str):
-        raise SchemaError(f"episode_id={excerpt(name)}: expected a string or null")
-    return {
-        "episode_id": loop.start_episode(name, training_enabled=told.get("training_enabled") is not False)
-    }
+    if name is not None and not (isinstance(name, str) and len(name) <= _MOST_NAME):
+        raise SchemaError(
+            f"episode_id={excerpt(name)}: expected a string of at most {_MOST_NAME} characters, or null"
+        )
+    return {"episode_id": loop.start_episode(name, training_enabled=_flag(told, "training_enabled", True))}
 
 
 def _get_action(loop: ExternalEnv, told: Mapping[str, Any]) -> dict[str, Any]:
@@ -281,17 +368,17 @@ def _log_action(loop: ExternalEnv, told: Mapping[str, Any]) -> dict[str, Any]:
 
 def _log_returns(loop: ExternalEnv, told: Mapping[str, Any]) -> dict[str, Any]:
     reward, info = told.get("reward"), told.get("info")
-    if not isinstance(reward, (int, float)) or not (info is None or isinstance(info, dict)):
-        raise SchemaError(
-            f"reward={excerpt(reward)}, info={excerpt(info)}: expected a number, an object or null"
-        )
-    loop.log_returns(_episode(told), reward, info)
+    if not isinstance(reward, (int, float)) or isinstance(reward, bool):
+        raise SchemaError(f"reward={excerpt(reward)}: expected a number")
+    if info is not None and not isinstance(info, dict):
+        raise SchemaError(f"info={excerpt(info)}: expected an object or null")
+    loop.log_returns(_episode(told), reward, from_json(info))
     return {}
 
 
 def _end(loop: ExternalEnv, told: Mapping[str, Any]) -> dict[str, Any]:
     observation = from_json(told.get("observation"))
-    loop.end_episode(_episode(told), observation, truncated=told.get("truncated") is True)
+    loop.end_episode(_episode(told), observation, truncated=_flag(told, "truncated", False))
     return {}
 
 
@@ -304,6 +391,13 @@ _COMMANDS: Final[dict[str, Callable[[ExternalEnv, Mapping[str, Any]], dict[str, 
 }
 
 
+def _flag(told: Mapping[str, Any], name: str, otherwise: bool) -> bool:
+    value = told.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise SchemaError(f"{name}={excerpt(value)}: expected true or false")
+    return otherwise if value is None else value
+
+
 def _episode(told: Mapping[str, Any]) -> str:
     name = told.get("episode_id")
     if not isinstance(name, str):
@@ -313,8 +407,8 @@ def _episode(told: Mapping[str, Any]) -> str:
 
 def _object(body: bytes) -> dict[str, Any]:
     try:
-        told = json.loads(body or b"{}")
-    except (ValueError, RecursionError) as error:
+        told = parse_json(body or b"{}")
+    except ValueError as error:
         raise SchemaError(f"the request is no JSON: {error}") from error
     if not isinstance(told, dict):
         raise SchemaError(f"the request is {excerpt(told)}: expected a JSON object")
@@ -322,7 +416,7 @@ def _object(body: bytes) -> dict[str, Any]:
 
 
 def _json(value: dict[str, Any]) -> tuple[str, bytes, dict[str, str]]:
-    return "application/json", json.dumps(value).encode(), {}
+    return "application/json", json.dumps(value, allow_nan=False).encode(), {}
 
 
 class _Server(ThreadingHTTPServer):
@@ -335,14 +429,49 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], reader: PolicyServerInput) -> None:
         self.reader = reader
+        self._connections: set[Any] = set()
+        self._lock = threading.Lock()
         super().__init__(address, _Handler)
+
+    def server_bind(self) -> None:
+        # HTTPServer's own asks a name server for this machine's name, which may take long.
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            has_room = len(self._connections) < self.reader.limits.connections
+            if has_room:
+                self._connections.add(request)
+        if not has_room:
+            logger.warning("a connection is refused: there are %d already", self.reader.limits.connections)
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._connections.discard(request)
+        super().shutdown_request(request)
+
+    def hang_up(self) -> None:
+        """Let threads go that wait for a request; those that answer one may do so."""
+        with self._lock:
+            for connection in self._connections:
+                with contextlib.suppress(OSError):  # It is gone already.
+                    connection.shutdown(socket.SHUT_RD)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        logger.info("a connection has ended: %s", excerpt(repr(sys.exc_info()[1])))
 
 
 class _Handler(BaseHTTPRequestHandler):
     """Reads requests, lets the reader answer, and says what went wrong."""
 
     protocol_version = "HTTP/1.1"
-    timeout = _SILENCE_SECONDS
+    server_version = "rlio"
+    sys_version = ""
+    timeout = _STRANGER_SECONDS
     server: _Server
 
     def setup(self) -> None:
@@ -357,21 +486,13 @@ class _Handler(BaseHTTPRequestHandler):
         if not hmac.compare_digest(given, f"Bearer {reader.token}".encode()):
             self._refuse(401, "UnsafeData", "this server wants the header Authorization: Bearer <its token>")
             return
-        length = self.headers.get("Content-Length", "")
-        if not length.isdecimal():
-            self._refuse(411, "SchemaError", "the request does not say its Content-Length")
-            return
-        if int(length) > reader.max_request_bytes:
-            self._refuse(
-                413, "UnsafeData", f"{length} bytes, more than max_request_bytes={reader.max_request_bytes}"
-            )
-            return
-        body = self.rfile.read(int(length))
-        if len(body) < int(length):
-            self.close_connection = True
+        self.connection.settimeout(_SILENCE_SECONDS)
+        body = self._body()
+        if body is None:
             return
         try:
-            kind, content, headers = reader.answer(self.path.removeprefix(PREFIX), body)
+            command, report_id = self.path.removeprefix(PREFIX), self.headers.get(REPORT_ID)
+            kind, content, headers = reader.answer(command, body, report_id)
         except RlioError as error:
             status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 400)
             self._say_error(status, type(error).__name__, str(error))
@@ -380,6 +501,29 @@ class _Handler(BaseHTTPRequestHandler):
             self._say_error(500, "EnvError", f"the server failed: {type(error).__name__}")
         else:
             self._say(200, kind, content, headers)
+
+    def _body(self) -> bytes | None:
+        """The request's body; None if it was refused, or the client is gone."""
+        lengths = self.headers.get_all("Content-Length", [])
+        # Else a proxy and this server could see requests end in different places, and one client speak as
+        # another.
+        if len(lengths) != 1 or self.headers.get_all("Transfer-Encoding"):
+            self._refuse(411, "SchemaError", "a request says its Content-Length, once, and is not chunked")
+            return None
+        length, most = lengths[0], self.server.reader.limits.request_bytes
+        if not (length.isascii() and length.isdecimal()):
+            self._refuse(400, "SchemaError", f"Content-Length is {excerpt(length)}: expected a number")
+            return None
+        if len(length) > _MOST_DIGITS or int(length) > most:
+            self._refuse(
+                413, "UnsafeData", f"{excerpt(length)} bytes, more than ServerLimits.request_bytes={most}"
+            )
+            return None
+        body = self.rfile.read(int(length))
+        if len(body) < int(length):
+            self.close_connection = True
+            return None
+        return body
 
     def _refuse(self, status: int, name: str, message: str) -> None:
         """Answer a request whose body was not read, and hang up."""
