@@ -13,6 +13,7 @@ from counter_agents import AgentCounter, Chosen, by_agent, check_stream, map_age
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
 
 from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
+from rlio.connectors.connector import Connector, Streams
 from rlio.connectors.frame_stack import FrameStack
 from rlio.connectors.mean_std import MeanStdFilter
 from rlio.envs.multi_agent import MultiAgentEnv, make_multi_agent
@@ -520,6 +521,32 @@ def test_connectors_keep_state_for_each_agent_of_each_environment() -> None:
             after = np.maximum(rows["t"][:, None] + 1 - np.arange(2, -1, -1), 0)
             assert np.array_equal(rows["new_obs"][:, :, 1], after)
     assert runner.policies["l"].observation_space.shape == (3, 2)
+
+
+def test_a_connector_may_be_for_some_policies_only() -> None:
+    """Row 2.1, observation_filter: per policy; a connector knows whose it is."""
+
+    class Doubles(Connector):
+        def bind(self, space: Any, policy: Policy | None = None) -> Any:
+            self.factor = 2 if policy is policies["r"] else 1
+            return space
+
+        def __call__(self, values: Any, streams: Streams) -> Any:
+            return values * np.float32(self.factor)
+
+    policies: dict[str, Policy] = {"l": RandomPolicy(), "r": RandomPolicy()}
+    config = RolloutConfig(rollout_fragment_length=4, observation_connectors=[Doubles()])
+    seen = {}
+    for name, options in (("plain", RolloutConfig(rollout_fragment_length=4)), ("doubled", config)):
+        runner = MultiAgentEnvRunner(
+            Both, policies, lambda agent_id, _: str(agent_id), config=options, seed=0
+        )
+        seen[name] = runner.run()
+        runner.stop()
+    for policy_id, factor in (("l", 1), ("r", 2)):
+        plain, doubled = (seen[name][policy_id]["obs"] for name in ("plain", "doubled"))
+        assert plain.any()
+        np.testing.assert_array_equal(doubled, plain * factor)
 
 
 def test_filters_are_those_of_policies_and_are_synced() -> None:
