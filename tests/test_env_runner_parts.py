@@ -9,16 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 from counting_env import CountingEnv
+from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from linear_policy import LinearPolicy
 
+from rlio.envs.stepping import VectorStep
 from rlio.errors import StateError
 from rlio.policies.random_policy import RandomPolicy
 from rlio.rollout.callbacks import RolloutCallbacks, RunningEpisode
+from rlio.rollout.collecting import until_last
 from rlio.rollout.config import RolloutConfig
 from rlio.rollout.env_runner import EnvRunner
 from rlio.rollout.evaluate import evaluate
 from rlio.rollout.progress import Progress
+from rlio.rollout.recorder import StepRecorder
 
 
 class Telling(CountingEnv):
@@ -136,3 +140,50 @@ def test_made_anew_in_the_middle_it_counts_what_waited_and_goes_on() -> None:
     batch = runner.run()
     assert np.array_equal(batch["t"][batch["t"] == 0], np.zeros(batch["dones"].sum()))
     assert rows + len(batch) + runner.steps_dropped + runner._loop.recorder.rows == runner.timesteps
+
+
+@pytest.mark.parametrize(
+    "mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP], ids=lambda mode: mode.name
+)
+def test_a_slow_environment_keeps_the_steps_of_its_own_rows_only(mode: AutoresetMode) -> None:
+    """Environment 0 answers in every 20th step; the others' episodes are over and taken long before."""
+    rng = np.random.default_rng(0)
+    envs, now, t = 3, np.zeros(3), np.zeros(3, np.int64)
+    resetting = np.zeros(3, bool)
+    recorder = StepRecorder(Box(0, np.inf, (), np.float64), Discrete(2), num_envs=envs, capacity=128)
+    recorder.start(now)
+    served: list[list[float]] = [[], [], []]
+    most, waited_long = 0, 0
+    for at in range(4000):
+        answers = rng.random(envs) < [0.05, 0.9, 0.7]
+        valid, starts = answers & ~resetting, answers & resetting
+        ended = valid & (rng.random(envs) < [0.1, 0.2, 0.1])
+        now[valid] += 1
+        finals: list[tuple[int, list[Any]]] = []
+        if mode is AutoresetMode.SAME_STEP:
+            finals, starts = [(env, [now[env]]) for env in np.flatnonzero(ended).tolist()], ended
+        resetting = (resetting & ~answers) | (ended & (mode is AutoresetMode.NEXT_STEP))
+        scalars = {"t": t.copy()}
+        t = np.where(ended, 0, t + valid)
+        now[starts] += 1000
+        none = np.zeros(envs, bool)
+        step = VectorStep(now, now, ended, none, valid, starts, finals, {})
+        recorder.add(step, actions=np.zeros(envs, np.int64), extras={}, scalars=scalars)
+        assert np.array_equal(recorder.obs, now)
+        if at % 5 == 0 or recorder.is_full:
+            over = recorder.ended
+            if not recorder.is_full:  # as with num_episodes=
+                over &= np.cumsum(over).reshape(over.shape) <= rng.integers(4)
+            chosen = until_last(over, recorder.valid)
+            waiting = recorder.rows - int(chosen.sum())
+            columns, counts = recorder.take(chosen)
+            assert recorder.steps <= recorder.rows == waiting
+            most, waited_long = max(most, recorder.steps), waited_long + (recorder.steps > 10)
+            assert np.array_equal(columns["new_obs"], np.asarray(columns["obs"]) + 1)
+            for env, rows in enumerate(np.split(np.asarray(columns["obs"]), np.cumsum(counts)[:-1])):
+                served[env] += rows.tolist()
+    assert waited_long
+    assert recorder.capacity == 128 > most
+    for rows in served:
+        steps = np.diff(rows)
+        assert set(steps) == {1, 1001}, "each row once, in order"

@@ -118,7 +118,8 @@ class RolloutConfig:
             only: in one process nothing can be interrupted.
         remote_env_batch_wait_ms: With ``"async"``: do not wait for all environments in each step, but from
             the first that is ready for so many milliseconds for others; 0 goes on with one. None waits for
-            all.
+            all. Each such step has room for all environments in memory, until its rows are handed out; with
+            complete episodes, those of an environment that is slow keep the steps in which it answered.
         render_env: Render each environment before each step, in worker 0 or 1: frames go into
             ``RunningEpisode.media["frames"]``, and with the episode into the metrics. Environments of an id
             are made with ``render_mode="rgb_array"``.

@@ -290,6 +290,8 @@ class StepRecorder:
     def take(self, chosen: NDArray[np.bool_] | None = None) -> Rows:
         """Hand out rows, and keep the others for the next `take`.
 
+        Steps are kept while one of their rows is: at most as many as there are rows that wait.
+
         Args:
             chosen: Which of the `valid` rows, shape (steps, N); None: all.
         """
@@ -331,20 +333,35 @@ class StepRecorder:
         """Move the steps with rows in ``rest`` to the front, and the current observations behind them."""
         old = self.steps
         kept = np.flatnonzero(rest.any(axis=1))
-        first = int(kept[0]) if len(kept) else old
-        steps = old - first
-        if first:
+        steps = len(kept)
+        # A slice where they follow one another to the end, as they do unless an environment is slow.
+        which: Any = slice(old - steps, old)
+        if steps and kept[0] != old - steps:
+            which = kept
+            self._keep_next_obs(rest, kept)
+        if steps < old:
             for buffer in self._by_step():
-                buffer[:steps] = buffer[first:old]
+                buffer[:steps] = buffer[which]
             for buffer in self._obs:
-                buffer[: steps + 1] = buffer[first : old + 1]
-        self._finals = [(at - first, env, final) for at, env, final in self._finals if at >= first]
-        self._valid[:steps] = rest[first:]
+                buffer[:steps] = buffer[which]
+                buffer[steps] = buffer[old]
+        place = dict(zip(kept.tolist(), range(steps), strict=True)) if self._finals else {}
+        self._finals = [(place[at], env, final) for at, env, final in self._finals if at in place]
+        self._valid[:steps] = rest[which]
         self._rows = int(np.count_nonzero(rest))
         self._valid[steps:] = True
         self._all_valid = bool(self._valid[:steps].all())
         self.steps = steps
         self._look()
+
+    def _keep_next_obs(self, rest: NDArray[np.bool_], kept: NDArray[np.intp]) -> None:
+        """Keep the `new_obs` of the rows ``rest`` whose next step is not among those ``kept``."""
+        known = {(at, env) for at, env, _ in self._finals}
+        for at in kept[np.diff(kept, append=self.steps) > 1].tolist():
+            for env in np.flatnonzero(rest[at]).tolist():
+                if (at, env) not in known:
+                    final = [_copied(buffer[at + 1, env]) for buffer in self._obs]
+                    self._finals.append((at, env, final))
 
     def _by_step(self) -> list[NDArray[Any]]:
         """The columns with one entry a step, `_valid` and observations excepted."""
