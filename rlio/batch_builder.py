@@ -11,6 +11,7 @@ Example:
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -60,7 +61,7 @@ class BatchBuilder:
         """Add a row.
 
         Args:
-            values: By column. Arrays are copied.
+            values: By column; tensors are taken for arrays. All of it is copied.
 
         Raises:
             SchemaError: There are other columns than in the row before; nothing is added.
@@ -70,10 +71,11 @@ class BatchBuilder:
                 f"this row has the columns {excerpt(sorted(values))}, and the rows before have "
                 f"{excerpt(sorted(self._rows))}: give every row all of them"
             )
+        row = {name: _copy(value) for name, value in values.items()}
         if not self._waiting:
             self._rows = {name: [] for name in values}
-        for name, value in values.items():
-            self._rows[name].append(_copy(value))
+        for name, value in row.items():
+            self._rows[name].append(value)
         self._waiting += 1
 
     def add_batch(self, batch: SampleBatch) -> None:
@@ -192,28 +194,42 @@ class MultiAgentBatchBuilder:
     def postprocess_batch_so_far(self) -> None:
         """Put the agents' trajectories, postprocessed, to the rows of their policies.
 
-        Raises:
-            SchemaError: A trajectory came back with other columns than the policy's rows have.
+        If ``postprocess`` raises, the rows stay as they were.
         """
         parts = {
             agent_id: (policy_id, builder.build_and_reset())
             for agent_id, (policy_id, builder) in self._agents.items()
             if len(builder)
         }
-        for agent_id, (policy_id, rows) in parts.items():
-            others = {other: part for other, part in parts.items() if other != agent_id}
-            done = rows if self._postprocess is None else self._postprocess(rows, others)
+        try:
+            made = [
+                (policy_id, self._postprocessed(agent_id, parts))
+                for agent_id, (policy_id, _) in parts.items()
+            ]
+        except BaseException:
+            for agent_id, (_, rows) in parts.items():
+                self._agents[agent_id][1].add_batch(rows)
+            raise
+        for policy_id, done in made:
             if Columns.UNROLL_ID not in done:
-                done = done.copy(shallow=True)
                 done[Columns.UNROLL_ID] = np.full(len(done), next(self._unrolls))
             self._policies.setdefault(policy_id, BatchBuilder(unroll_ids=False)).add_batch(done)
         self._agents = {}
+
+    def _postprocessed(self, agent_id: Any, parts: dict[Any, tuple[str, SampleBatch]]) -> SampleBatch:
+        _, rows = parts[agent_id]
+        if self._postprocess is None:
+            return rows.copy(shallow=True)
+        # A copy: the others are to see these rows as they were recorded, and so is a second attempt.
+        others = {other: part for other, part in parts.items() if other != agent_id}
+        return self._postprocess(rows.copy(), others).copy(shallow=True)
 
     def build_and_reset(self) -> MultiAgentBatch:
         """All rows so far, postprocessed, by policy; the builder is empty after it.
 
         Raises:
             OptionError: There are rows, but `count_step` was never called.
+            SchemaError: Trajectories of one policy came back with different columns; the rows stay.
         """
         if self.total and not self._env_steps:
             raise OptionError(
@@ -221,17 +237,30 @@ class MultiAgentBatchBuilder:
                 "environment"
             )
         self.postprocess_batch_so_far()
-        batch = MultiAgentBatch(
-            {policy_id: builder.build_and_reset() for policy_id, builder in self._policies.items()},
-            self._env_steps,
-        )
+        built: dict[str, SampleBatch] = {}
+        try:
+            for policy_id, builder in self._policies.items():
+                built[policy_id] = builder.build_and_reset()
+        except BaseException:
+            for policy_id, rows in built.items():
+                self._policies[policy_id].add_batch(rows)
+            raise
+        batch = MultiAgentBatch(built, self._env_steps)
         self._policies, self._env_steps = {}, 0
         return batch
 
 
 def _copy(value: Any) -> Any:
     """A value that nobody else changes."""
-    return map_structure(lambda leaf: np.array(leaf) if isinstance(leaf, np.ndarray) else leaf, value)
+    return map_structure(_copy_leaf, value)
+
+
+def _copy_leaf(leaf: Any) -> Any:
+    if isinstance(leaf, np.ndarray):
+        return np.array(leaf)
+    if hasattr(leaf, "detach"):
+        return np.asarray(leaf.detach().cpu()).copy()
+    return copy.deepcopy(leaf) if isinstance(leaf, list) else leaf
 
 
 def _column(name: str, rows: list[Any]) -> Any:
@@ -265,6 +294,9 @@ def _leaf(name: str, values: list[Any]) -> Any:
         array = np.array(values)
     except ValueError as error:
         raise SchemaError(f"the values have different shapes: {error}", column=name) from error
+    # Half of the unsigned 64 bits, and one more, are no int64: NumPy makes floats of these, or objects.
+    if array.dtype.kind in "fuO" and all(type(value) is int for value in values):
+        raise SchemaError("a whole number is beyond int64: cut ids to 63 bits", column=name)
     if array.dtype == object:
         return object_column(values)
     typed = any(isinstance(value, (np.generic, np.ndarray)) for value in values)

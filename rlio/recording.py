@@ -29,7 +29,7 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 from numpy.typing import NDArray
 
 from rlio.batch import Column, SampleBatch
-from rlio.columns import DEFAULT_POLICY_ID, Columns
+from rlio.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
 from rlio.envs.leaves import Leaf, leaf_of, leaves_of
 from rlio.envs.stepping import VectorStep, VectorStepper
 from rlio.errors import OptionError, SchemaError, excerpt
@@ -62,6 +62,7 @@ _OWN: Final = frozenset(
         Columns.T,
         Columns.INFOS,
         Columns.ENV_ID,
+        Columns.NEXT_OBS_VALID,
     }
 )
 
@@ -171,7 +172,8 @@ class _Rows:
         at = self.count
         if self._episodes and self._episodes[-1][0] == at:
             self._episodes.pop()  # It has no rows here.
-        elif at:
+        # Once: an observation that did not fit may have been begun to be written there since.
+        elif at and not (self._finals and self._finals[-1][0] == at - 1):
             self._finals.append((at - 1, self._obs.row(at)))
         self._obs.put(at, obs)
         self._episodes.append((at, eps_id, 0))
@@ -206,14 +208,14 @@ class _Rows:
             )
         for name, value in extras.items():
             buffer = known[name]
-            found = np.asarray(value)
+            found = _array(name, value)
             if found.shape != buffer.shape[1:] or not np.can_cast(found.dtype, buffer.dtype, "same_kind"):
                 raise SchemaError(
                     f"record() was given {found.dtype} {found.shape}, and {buffer.dtype} {buffer.shape[1:]} "
                     "before",
                     column=name,
                 )
-            buffer[self.count] = value
+            buffer[self.count] = found
 
     def batch(self) -> SampleBatch:
         """The rows: views, but for ``eps_id`` and ``t``."""
@@ -315,12 +317,21 @@ class _VectorRows:
 
 
 def _extra_buffer(name: str, value: Any) -> NDArray[Any]:
-    found = np.asarray(value)
-    if found.dtype == object:
-        raise SchemaError(f"record() was given {excerpt(value)}: a number or an array", column=name)
+    found = _array(name, value)
     # A Python float says nothing about its precision; policies compute in float32.
     kind = np.float32 if isinstance(value, float) and not isinstance(value, np.generic) else found.dtype
     return np.zeros((_MOST_ROWS, *found.shape), kind)
+
+
+def _array(name: str, value: Any) -> NDArray[Any]:
+    """What `record` was given: tensors too, of any device, and whether or not they have gradients."""
+    try:
+        found = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SchemaError(f"record() was given {excerpt(value)}: {error}", column=name) from error
+    if found.dtype == object:
+        raise SchemaError(f"record() was given {excerpt(value)}: a number or an array", column=name)
+    return found
 
 
 class _Recorder:
@@ -392,11 +403,14 @@ class RecordExperience(gym.Wrapper[Any, Any, Any, Any]):
     less than 2 ms ago): so many rows does a crash take. `close`, and the end of the interpreter, write the
     rest. If writing fails, `step` raises, and the rows are kept for the next attempt; the step was taken.
 
+    In gymnasium's SyncVectorEnv and AsyncVectorEnv each environment may be one of these, with a writer of its
+    own: give the function that makes it a path, which all may share.
+
     Args:
         env: The environment; wrap it last, so that what is recorded is what your policy sees and does.
         writer: A writer, or what `resolve_output` takes: a path or URL of a data set.
         infos: Whether to record the info of each step, in a column of dicts.
-        seed: Of the episode ids; None draws one from the OS.
+        seed: Of the episode ids; None draws one from the OS. Two environments of one data set need two.
         autoreset: Whether the step after an episode's last is a reset; None: if ``env`` is wrapped in
             gymnasium's Autoreset.
         close_writer: Whether `close` closes the writer: not if others write with it.
@@ -425,6 +439,8 @@ class RecordExperience(gym.Wrapper[Any, Any, Any, Any]):
         self._extras: dict[str, Any] = {}
         #: Whether there is an observation to act on.
         self._running = False
+        #: Whether a step failed since the last reset: nobody knows what the next one would start from.
+        self._failed = False
         # An environment that is dropped without close() has rows as well.
         self._finalizer = weakref.finalize(self, _let_go, self._recorder)
         self._finalizer.atexit = False
@@ -436,6 +452,7 @@ class RecordExperience(gym.Wrapper[Any, Any, Any, Any]):
         self._running = False
         obs, info = self.env.reset(seed=seed, options=options)
         self._start(obs)
+        self._failed = False
         return obs, info
 
     def _start(self, obs: Any) -> None:
@@ -447,8 +464,8 @@ class RecordExperience(gym.Wrapper[Any, Any, Any, Any]):
         """Give columns of the next step, such as ``action_logp`` of the policy that chose its action.
 
         Args:
-            columns: Numbers or arrays; the same names at every step, the first one included. A Python float
-                is kept as float32, anything else in its own dtype.
+            columns: Numbers, arrays or tensors; the same names at every step, the first one included. A
+                Python float is kept as float32, anything else in its own dtype.
 
         Raises:
             OptionError: A name is one that is recorded anyway.
@@ -460,12 +477,18 @@ class RecordExperience(gym.Wrapper[Any, Any, Any, Any]):
         """Take a step; see `gymnasium.Env.step`.
 
         Raises:
-            OptionError: There is no episode to go on with.
+            OptionError: There is no episode to go on with: it has ended, or a step has failed. What the
+                environment raised, or a SchemaError of what it gave, ends the episode here, without an end:
+                the next step would start from where nobody looked.
             SchemaError: An action or observation is not of the environment's space, or the columns given to
                 `record` are not those of the steps before.
             PublishError: Rows could not be written, and are kept.
         """
         rows = self._rows
+        if self._failed:
+            raise OptionError(
+                "the last step failed, and nobody knows what this one would start from: call reset() first"
+            )
         if not self._running:
             return self._step_outside(action)
         if rows.full:  # The last write failed.
@@ -473,8 +496,10 @@ class RecordExperience(gym.Wrapper[Any, Any, Any, Any]):
         if self._extras or rows.extras:
             rows.add_extras(self._extras)
             self._extras.clear()
+        self._failed = True
         result = self.env.step(action)
         rows.add(action, result)
+        self._failed = False
         ended = bool(result[2] or result[3])
         if ended:
             self._running = False
@@ -488,8 +513,10 @@ class RecordExperience(gym.Wrapper[Any, Any, Any, Any]):
                 "step() without an episode that runs: call reset() first, or say autoreset=True if the "
                 "environment resets itself in the step after an episode's last"
             )
+        self._failed = True
         result = self.env.step(action)
         self._start(result[0])
+        self._failed = False
         return result
 
     def flush(self) -> None:
@@ -544,6 +571,8 @@ class RecordVectorExperience(VectorWrapper[Any, Any, Any]):
         self._extras: dict[str, Any] = {}
         #: Which environments have an observation to act on.
         self._running = np.zeros(envs.num_envs, bool)
+        #: Whether a step failed since the last reset of all.
+        self._failed = False
         self._finalizer = weakref.finalize(self, _let_go, self._recorder)
         self._finalizer.atexit = False
 
@@ -558,6 +587,7 @@ class RecordVectorExperience(VectorWrapper[Any, Any, Any]):
         obs, infos = self.env.reset(seed=given, options=options)
         if mask is None:
             self._stepper.forget()
+            self._failed = False
         self._rows.start(obs, which)
         self._running[which] = True
         self._extras.clear()
@@ -567,22 +597,28 @@ class RecordVectorExperience(VectorWrapper[Any, Any, Any]):
         """Give columns of the next step, such as ``action_logp``: arrays of shape (num_envs, ...).
 
         Args:
-            columns: The same names, dtypes and shapes at every step.
+            columns: The same names, dtypes and shapes at every step; tensors will do.
 
         Raises:
             OptionError: A name is one that is recorded anyway.
+            SchemaError: A value is no array.
         """
         _check_names(columns)
-        self._extras.update(columns)
+        self._extras.update({name: _array(name, value) for name, value in columns.items()})
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Take a step in every environment; see `VectorEnv.step`.
 
         Raises:
-            OptionError: An environment has no episode to go on with.
+            OptionError: An environment has no episode to go on with, or a step has failed; see
+                `RecordExperience.step`.
             SchemaError: What is to be recorded is not of the environment's spaces, or not as before.
             PublishError: Rows could not be written, and are kept.
         """
+        if self._failed:
+            raise OptionError(
+                "the last step failed, and nobody knows what this one would start from: call reset() first"
+            )
         if not self._running.all():
             raise OptionError(
                 f"step() but environments {excerpt(np.flatnonzero(~self._running).tolist())} have no episode "
@@ -590,11 +626,13 @@ class RecordVectorExperience(VectorWrapper[Any, Any, Any]):
             )
         if self._rows.full:  # The last write failed.
             self._recorder.write()
+        self._failed = True
         result = self.env.step(actions)
         step = self._stepper.read(result)
         infos = self._stepper.env_infos(step) if self._infos else None
         self._rows.add(step, actions, dict(self._extras), infos)
         self._extras.clear()
+        self._failed = False
         if self._stepper.is_reset_by_caller:
             self._running[step.starts] = False
         self._recorder.write_if_due(ended=bool(step.starts.any()))
@@ -618,6 +656,8 @@ def _check_names(columns: dict[str, Any]) -> None:
     for name in columns:
         if name in _OWN:
             raise OptionError(f"record({name}=...): this column is recorded by itself; leave it out")
+        if is_per_sequence(name):
+            raise OptionError(f"record({name}=...): rows are steps, and this column is of sequences")
 
 
 def _writer_of(writer: Any, env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> OutputWriter:

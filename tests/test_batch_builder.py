@@ -47,6 +47,46 @@ def test_a_row_is_copied() -> None:
     assert_array_equal(builder.build_and_reset()["obs"]["where"], [[0, 0], [1, 1], [2, 2]])
 
 
+def test_lists_and_tensors_are_copied_too() -> None:
+    import torch
+
+    obs, tensor, infos = [0.0, 0.0], torch.zeros(2, requires_grad=True), {"seen": [0]}
+    builder = BatchBuilder()
+    for number in range(3):
+        obs[:] = [float(number)] * 2
+        infos["seen"][0] = number
+        with torch.no_grad():
+            tensor += number
+        builder.add_values(obs=obs, logits=tensor, infos=infos)
+    batch = builder.build_and_reset()
+    assert_array_equal(batch["obs"], [[0, 0], [1, 1], [2, 2]])
+    assert_array_equal(batch["logits"], [[0, 0], [1, 1], [3, 3]])
+    assert batch["logits"].dtype == np.float32
+    assert [info["seen"] for info in batch["infos"]] == [[0], [1], [2]]
+
+
+@pytest.mark.parametrize("ids", [[2**63], [1, 2**63], [-1, 2**64], [2**200, 3]])
+def test_whole_numbers_beyond_int64_are_not_made_floats_in_silence(ids: list[int]) -> None:
+    builder = BatchBuilder()
+    for eps_id in ids:
+        builder.add_values(eps_id=eps_id)
+    with pytest.raises(SchemaError, match="beyond int64"):
+        builder.build_and_reset()
+
+
+def test_a_row_that_cannot_be_copied_leaves_the_others_whole() -> None:
+    class Odd:
+        def detach(self) -> Any:
+            raise RuntimeError("no")
+
+    builder = BatchBuilder()
+    builder.add_values(a=1, b=1)
+    with pytest.raises(RuntimeError):
+        builder.add_values(a=2, b=Odd())
+    builder.add_values(a=3, b=3)
+    assert_array_equal(builder.build_and_reset()["a"], [1, 3])
+
+
 def test_unroll_ids_tell_episodes_and_batches_apart() -> None:
     builder = BatchBuilder()
     found = []
@@ -139,6 +179,52 @@ def test_trajectories_are_postprocessed_with_those_of_the_others() -> None:
     batch = builder.build_and_reset()
     assert seen[0] == {"b": ("y", 3), "c": ("x", 3)}
     assert_array_equal(batch["x"]["others"], [98 + 99] * 3 + [97 + 98] * 3)
+
+
+def test_others_are_seen_as_they_were_recorded() -> None:
+    """Whatever was done in place to the trajectories before."""
+    seen: list[Any] = []
+
+    def postprocess(rows: SampleBatch, others: dict[Any, tuple[str, SampleBatch]]) -> SampleBatch:
+        seen.append({agent: part["rewards"].tolist() for agent, (_, part) in others.items()})
+        assert all("more" not in part for _, part in others.values())
+        rows["rewards"] *= 0
+        rows["more"] = np.ones(len(rows))
+        return rows
+
+    batch = filled(MultiAgentBatchBuilder(postprocess), 1).build_and_reset()
+    assert seen == [{"b": [98.0], "c": [99.0]}, {"a": [97.0], "c": [99.0]}, {"a": [97.0], "b": [98.0]}]
+    assert not batch["x"]["rewards"].any()
+
+
+def test_rows_stay_where_postprocessing_fails() -> None:
+    fails = [True]
+
+    def postprocess(rows: SampleBatch, others: dict[Any, tuple[str, SampleBatch]]) -> SampleBatch:
+        rows["rewards"] += 1
+        if fails and len(others) and rows["rewards"][0] == 99:
+            fails.pop()
+            raise ZeroDivisionError
+        return rows
+
+    builder = filled(MultiAgentBatchBuilder(postprocess))
+    with pytest.raises(ZeroDivisionError):
+        builder.build_and_reset()
+    assert builder.total == 9
+    assert_array_equal(builder.build_and_reset()["x"]["rewards"], [98] * 3 + [100] * 3)
+
+
+def test_rows_stay_where_trajectories_do_not_go_together() -> None:
+    def postprocess(rows: SampleBatch, others: dict[Any, tuple[str, SampleBatch]]) -> SampleBatch:
+        if rows["rewards"][0] == ord("c"):
+            rows["odd"] = np.ones(len(rows))
+        return rows
+
+    builder = filled(MultiAgentBatchBuilder(postprocess))
+    for _ in range(2):
+        with pytest.raises(SchemaError, match="odd"):
+            builder.build_and_reset()
+        assert builder.total == 9
 
 
 def test_an_episode_that_is_over_is_over_for_all() -> None:

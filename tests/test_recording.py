@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from crash_child import fork, wait_for
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import Autoreset
 from numpy.testing import assert_array_equal
 
@@ -273,6 +273,113 @@ def test_what_does_not_fit_the_space_is_refused() -> None:
         other.step(0.5)
 
 
+class Fragile(Counter):
+    """Moves on, and then fails, at one step."""
+
+    def step(self, action: Any) -> Any:
+        found = super().step(action)
+        if self.t == 3 and self.episode == 0:
+            raise ConnectionError("the robot")
+        return found
+
+
+@pytest.mark.parametrize("autoreset", [False, True])
+def test_after_a_step_that_fails_no_row_is_made_up(autoreset: bool) -> None:
+    """The environment may have moved before it failed: from where the next step starts, nobody has seen."""
+    writer = Keeping()
+    env = RecordExperience(Fragile((9,)), writer, autoreset=autoreset)
+    env.reset()
+    for number in range(2):
+        env.record(action_logp=-1.0)
+        env.step(number)
+    env.record(action_logp=-1.0)
+    with pytest.raises(ConnectionError):
+        env.step(2)
+    with pytest.raises(OptionError, match=r"the last step failed.*reset\(\) first"):
+        env.step(3)
+    env.reset()
+    env.record(action_logp=-2.0)
+    env.step(7)
+    env.close()
+    assert_array_equal(writer.rows("obs"), [[0, 0], [0, 1], [1, 0]])
+    assert_array_equal(writer.rows("new_obs"), [[0, 1], [0, 2], [1, 1]])
+    assert_array_equal(writer.rows("action_logp"), [-1, -1, -2])
+    assert not (writer.rows("terminateds") | writer.rows("truncateds")).any()
+
+
+def test_after_an_observation_that_does_not_fit_no_row_is_made_up() -> None:
+    class Broken(Counter):
+        def _obs(self) -> Any:
+            return super()._obs() if (self.episode, self.t) not in ((0, 2), (1, 0)) else np.zeros(3)
+
+    writer = Keeping()
+    env = RecordExperience(Broken((9,)), writer)
+    env.reset()
+    env.step(0)
+    with pytest.raises(SchemaError):
+        env.step(1)
+    with pytest.raises(OptionError, match="the last step failed"):
+        env.step(2)
+    with pytest.raises(SchemaError):
+        env.reset()
+    with pytest.raises(OptionError, match="the last step failed"):
+        env.step(2)
+    env.reset()
+    env.step(3)
+    env.close()
+    assert_array_equal(writer.rows("obs"), [[0, 0], [2, 0]])
+    assert_array_equal(writer.rows("new_obs"), [[0, 1], [2, 1]])
+    assert_array_equal(writer.rows("actions"), [0, 3])
+
+
+def test_a_reset_that_fails_half_way_leaves_the_last_rows_observation() -> None:
+    """Of a nested observation one part fits and is written, before the other is found not to."""
+    space = gym.spaces.Dict(a=gym.spaces.Box(0, 99, (1,)), b=gym.spaces.Box(0, 99, (1,)))
+
+    class Half(Counter):
+        def _obs(self) -> Any:
+            size = 3 if (self.episode, self.t) == (1, 0) else 1
+            value = np.full(1, 10 * self.episode + self.t, np.float32)
+            return {"a": value, "b": np.repeat(value, size)}
+
+    writer = Keeping()
+    env = RecordExperience(Half((9,), space), writer)
+    env.reset()
+    env.step(0)
+    with pytest.raises(SchemaError):
+        env.reset()
+    env.reset()
+    env.step(0)
+    env.close()
+    (batch,) = writer.batches
+    for part in ("a", "b"):
+        assert_array_equal(batch["obs"][part].ravel(), [0, 20])
+        assert_array_equal(batch["new_obs"][part].ravel(), [1, 21])
+
+
+def test_tensors_are_recorded_with_and_without_gradients() -> None:
+    import torch
+
+    writer = Keeping()
+    with RecordExperience(Counter((9,)), writer) as env:
+        env.reset()
+        for number in range(3):
+            logits = torch.full((2,), float(number), requires_grad=True)
+            env.record(action_logp=logits.sum(), logits=logits, action=torch.tensor(number))
+            env.step(torch.tensor(number))
+    assert_array_equal(writer.rows("action_logp"), [0, 2, 4])
+    assert writer.rows("action_logp").dtype == np.float32
+    assert_array_equal(writer.rows("logits"), [[0, 0], [1, 1], [2, 2]])
+    assert_array_equal(writer.rows("actions"), [0, 1, 2])
+    other = RecordExperience(Counter((9,)), Keeping())
+    other.reset()
+    other.record(action_logp=torch.zeros((), dtype=torch.bfloat16))
+    with pytest.raises(SchemaError, match=r"(?i)bfloat16.*action_logp"):
+        other.step(0)
+    with pytest.raises(OptionError, match="of sequences"):
+        other.record(seq_lens=1)
+
+
 def test_rows_that_could_not_be_written_are_kept() -> None:
     writer = Keeping()
     env = RecordExperience(Counter((10_000,)), writer)
@@ -369,6 +476,50 @@ class Fresh(Counter):
 
     def _obs(self) -> Any:
         return super()._obs().copy()
+
+
+def recorded(root: Path, length: int) -> gym.Env[Any, Any]:
+    return RecordExperience(Fresh((length,)), root, infos=True)
+
+
+@pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+def test_each_environment_of_a_vector_may_record_for_itself(tmp_path: Path, kind: Any, mode: str) -> None:
+    """With a writer of its own, in the process where it is made; gymnasium's close() writes the rest."""
+    lengths = [3, 4, 50]
+    envs = kind(
+        [partial(recorded, tmp_path, length) for length in lengths], autoreset_mode=AutoresetMode[mode]
+    )
+    envs.reset(seed=1)
+    for number in range(100):
+        envs.step(np.full(3, number))
+    envs.close()
+    batch = DatasetReader(tmp_path, epochs=1, batch_size=1000).sample()
+    assert isinstance(batch, SampleBatch)
+    steps = [100 - (100 // (n + 1) if mode == "NEXT_STEP" else 0) for n in lengths]
+    assert len(batch) == sum(steps)
+    assert_array_equal(batch["new_obs"] - batch["obs"], np.tile([0, 1], (len(batch), 1)))
+    assert_array_equal(batch["t"], batch["obs"][:, 1])
+    assert_array_equal(batch["rewards"], batch["actions"])
+    assert [info["t"] for info in batch["infos"]] == batch["new_obs"][:, 1].tolist()
+    for part in batch.split_by_episode():
+        assert_array_equal(part["t"], range(len(part)))
+
+
+def test_a_vector_step_that_fails_makes_up_no_row() -> None:
+    writer = Keeping()
+    envs = RecordVectorExperience(SyncVectorEnv([partial(Fragile, (9,))] * 2), writer)
+    envs.reset()
+    for number in range(2):
+        envs.step(np.full(2, number))
+    with pytest.raises(ConnectionError):
+        envs.step(np.full(2, 2))
+    with pytest.raises(OptionError, match="the last step failed"):
+        envs.step(np.full(2, 3))
+    envs.reset()
+    envs.record(action_logp=np.zeros(2, np.float32))
+    envs.close()
+    assert_array_equal(writer.rows("new_obs") - writer.rows("obs"), [[0, 1]] * 4)
 
 
 MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED]
