@@ -205,6 +205,18 @@ def test_times_below_zero_are_refused() -> None:
         RolloutConfig(remote_env_batch_wait_ms=0.0)
 
 
+def test_what_environments_that_are_there_already_cannot_do_is_refused() -> None:
+    """Not passed over: nobody believes in a time limit that there is not."""
+    vector = gym.vector.SyncVectorEnv([lambda: cartpole(0, False)])
+    for env, options, words in (
+        (cartpole(0, False), {}, "vectorize_mode='async'.*in this process already"),
+        (vector, {"step_timeout": 5.0}, "env_step_timeout=5.0.*waits for all"),
+        (vector, {"batch_wait_ms": 0.0}, "remote_env_batch_wait_ms=0.0.*waits for all"),
+    ):
+        with pytest.raises(OptionError, match=words):
+            make_stepper(env, EnvSetup(vectorize_mode="async", **options))
+
+
 def test_processes_end_with_their_environments() -> None:
     def running() -> set[str]:
         return {child.name for child in multiprocessing.active_children()}

@@ -121,6 +121,11 @@ def make_stepper(env: EnvLike, setup: EnvSetup | None = None) -> Stepper:
     if isinstance(env, VectorEnv):
         return _stepper_of(_of_size(env, setup.num_envs), setup, None)
     if isinstance(env, Env):
+        if setup.vectorize_mode != "sync":
+            raise OptionError(
+                f"vectorize_mode={setup.vectorize_mode!r}, but {excerpt(env)} is in this process already: "
+                "pass its id, or a function that makes it"
+            )
         return _local(make_vector_env(env, num_envs=setup.num_envs), setup, None)
     named = isinstance(env, (str, EnvSpec))
     if not named and not callable(env):
@@ -208,6 +213,19 @@ def _in_processes(make: _Maker, setup: EnvSetup) -> Stepper:
         raise
 
 
+def _refuse_waiting(envs: VectorEnv[Any, Any, Any], setup: EnvSetup) -> None:
+    """Nobody but a vector environment itself can say how long it waits in a step."""
+    for name, value in (
+        ("env_step_timeout", setup.step_timeout),
+        ("remote_env_batch_wait_ms", setup.batch_wait_ms),
+    ):
+        if value is not None:
+            raise OptionError(
+                f"{name}={value}, but {excerpt(envs)} waits for all its environments: pass a function that "
+                "makes one of them, or an AsyncVectorEnv with restart_failed_sub_environments=True"
+            )
+
+
 def _stepper_of(
     envs: VectorEnv[Any, Any, Any], setup: EnvSetup, make: Callable[[], VectorEnv[Any, Any, Any]] | None
 ) -> Stepper:
@@ -215,6 +233,7 @@ def _stepper_of(
     from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
     if setup.restarts is None:
+        _refuse_waiting(envs, setup)
         return VectorStepper(envs, check=setup.check)
     # Not their subclasses, which may do something else in a step.
     if type(envs) is SyncVectorEnv:
@@ -231,6 +250,7 @@ def _stepper_of(
             batch_wait_ms=setup.batch_wait_ms,
         )
         return _in_processes(_Maker(_OneOf(functions), each), each)
+    _refuse_waiting(envs, setup)
     return VectorStepper(envs, make=make, restarts=setup.restarts, check=setup.check)
 
 
