@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 
 from rlio.batch import concat_samples
 from rlio.errors import OptionError, excerpt
-from rlio.interfaces import Batch, InputReader, JsonState, Runner
+from rlio.interfaces import Batch, InputReader, JsonState, Runner, Unit
 
 __all__ = ["SamplerInput"]
 
@@ -31,6 +31,14 @@ class _ColumnarRunner(Protocol):
 
 
 @runtime_checkable
+class _Counting(Protocol):
+    """A runner that says what its batches are counted in."""
+
+    @property
+    def unit(self) -> Unit: ...
+
+
+@runtime_checkable
 class _Interruptible(Protocol):
     """A runner that waits for loops that are not its own: an ExternalRunner."""
 
@@ -43,6 +51,10 @@ class SamplerInput(InputReader):
     It is not `replayable`, as environments cannot be saved: the state holds the runner's seeds and counters.
     A reader that loads it goes on at the start of new episodes; rows that were sampled but not served by
     then are dropped and counted in `dropped`.
+
+    With a recurrent policy, whose batches have ``seq_lens``, ``sample(n)`` counts sequences, as readers of
+    stored ones do: none is cut. Those of several agents are counted in steps; where a policy of theirs is
+    recurrent, take whole batches, ``sample()``.
 
     Args:
         runner: An `EnvRunner`, a `MultiAgentEnvRunner`, or any other `Runner` (whose state is its own
@@ -59,6 +71,8 @@ class SamplerInput(InputReader):
             raise OptionError(f"SamplerInput takes a runner, not {excerpt(runner)}: see rlio.EnvRunner")
         self.runner = runner
         self._columnar = runner if isinstance(runner, _ColumnarRunner) else None
+        if isinstance(runner, _Counting):
+            self.unit = runner.unit
 
     def _next(self) -> Batch:
         if self._columnar is not None:

@@ -12,8 +12,11 @@ import pytest
 from rlio.batch import SampleBatch, concat_samples
 from rlio.episode import Episode
 from rlio.errors import ClosedError, OptionError
+from rlio.policies.policy import Policy
 from rlio.policies.random_policy import RandomPolicy
+from rlio.readers.mixed_input import MixedInput
 from rlio.readers.sampler_input import SamplerInput
+from rlio.rollout.callbacks import RolloutCallbacks
 from rlio.rollout.config import RolloutConfig
 from rlio.rollout.env_runner import EnvRunner
 from rlio.testing import ReaderTests, assert_same
@@ -107,3 +110,46 @@ def test_any_runner_of_episodes_will_do() -> None:
 def test_what_is_no_runner_is_refused() -> None:
     with pytest.raises(OptionError, match="takes a runner"):
         SamplerInput(RandomPolicy())  # type: ignore[arg-type]
+
+
+class Remembers(Policy):
+    """Its state counts the steps."""
+
+    max_seq_len = 4
+
+    def initial_state(self, batch_size: int) -> Any:
+        return (np.zeros(batch_size, np.int64),)
+
+    def compute_actions(
+        self, obs: Any, state: Any = (), *, explore: bool = True, inputs: Any = None, timestep: int = 0
+    ) -> Any:
+        return np.zeros(len(obs), np.int64), (state[0] + 1,), {}
+
+
+def remembering(callbacks: Any = None) -> SamplerInput:
+    config = RolloutConfig(rollout_fragment_length=10, num_envs=2)
+    return SamplerInput(EnvRunner("CartPole-v1", Remembers(), config=config, callbacks=callbacks, seed=0))
+
+
+def test_sequences_of_a_recurrent_policy_are_counted_and_never_cut() -> None:
+    one, other = remembering(), remembering()
+    whole = concat_samples([one.sample(), one.sample()])
+    parts = [other.sample(n) for n in (1, 2, 3, 1)]
+    assert [len(part["seq_lens"]) for part in parts] == [1, 2, 3, 1]
+    joined = concat_samples(parts)
+    assert_same(joined, whole[: len(joined)])
+    for part in parts:
+        assert np.array_equal(part["state_in_0"], part["t"][np.cumsum(part["seq_lens"]) - part["seq_lens"]])
+    with MixedInput({"a": remembering(), "b": remembering()}, batch_size=6, seed=0) as mixed:
+        assert len(mixed.sample()["seq_lens"]) == 6
+
+
+def test_where_callbacks_want_no_row_sequences_can_be_counted_all_the_same() -> None:
+    class OddOnesOnly(RolloutCallbacks):
+        seen = 0
+
+        def on_episode_start(self, *, episode: Any, **kwargs: Any) -> None:
+            self.seen += 1
+            episode.training_enabled = self.seen > 4
+
+    assert len(remembering(OddOnesOnly()).sample(3)["seq_lens"]) == 3

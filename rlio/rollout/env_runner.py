@@ -26,7 +26,7 @@ from rlio.connectors.mean_std import MeanStdFilter
 from rlio.envs.making import EnvLike
 from rlio.episode import Episode
 from rlio.errors import ClosedError, OptionError, StateError, excerpt
-from rlio.interfaces import JsonState
+from rlio.interfaces import JsonState, Unit
 from rlio.policies.checkpoint import select_components
 from rlio.policies.policy import Policy, PolicyState
 from rlio.policies.weights import accepts_weights
@@ -209,6 +209,11 @@ class EnvRunner:
             "__env__": (self._envs.stepper.observation_space, self.env_action_space),
             DEFAULT_POLICY_ID: (self.observation_space, self.action_space),
         }
+
+    @property
+    def unit(self) -> Unit:
+        """What its batches can be cut by: sequences, if the policy is recurrent."""
+        return "sequences" if self.policy.is_recurrent else "steps"
 
     @property
     def seeds(self) -> dict[str, int]:

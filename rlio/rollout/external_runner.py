@@ -14,7 +14,7 @@ from rlio.columns import DEFAULT_POLICY_ID
 from rlio.envs.external import ExternalEnv
 from rlio.episode import Episode
 from rlio.errors import ClosedError, EndOfData, EnvError, OptionError, excerpt
-from rlio.interfaces import JsonState
+from rlio.interfaces import JsonState, Unit
 from rlio.policies.policy import Policy
 from rlio.rollout.callbacks import CallbacksLike, combine, overridden
 from rlio.rollout.config import RolloutConfig
@@ -121,6 +121,11 @@ class ExternalRunner:
     def action_space(self) -> gym.Space[Any]:
         """Of one action."""
         return self.env.action_space
+
+    @property
+    def unit(self) -> Unit:
+        """What its batches can be cut by: sequences, if the policy is recurrent."""
+        return "sequences" if self.policy.is_recurrent else "steps"
 
     @property
     def timesteps(self) -> int:
