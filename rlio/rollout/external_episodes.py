@@ -602,6 +602,8 @@ class ExternalEpisodes:
         return chosen
 
     def _finished(self, columns: dict[str, Any], unwanted: set[int]) -> SampleBatch:
+        if Columns.EPS_ID not in columns:  # Nobody has acted yet.
+            return SampleBatch(columns)
         eps_id = columns[Columns.EPS_ID]
         # Rows lie in the order of time, and episodes run side by side.
         _, first, episode = np.unique(eps_id, return_index=True, return_inverse=True)

@@ -10,7 +10,6 @@ import threading
 import time
 import urllib.parse
 import uuid
-import weakref
 import zipfile
 from collections import deque
 from collections.abc import Mapping
@@ -96,7 +95,7 @@ class PolicyClient:
         self._update_seconds, self._report_rows = update_seconds, report_rows
         self._prefix = parts.path.rstrip("/") + PREFIX
         self._connections = threading.local()
-        self._all_connections: weakref.WeakSet[http.client.HTTPConnection] = weakref.WeakSet()
+        self._all_connections: dict[threading.Thread, http.client.HTTPConnection] = {}
         self._connections_lock = threading.Lock()
         #: Held while weights are fetched, or rows are sent.
         self._lock = threading.RLock()
@@ -283,7 +282,10 @@ class PolicyClient:
             found = kind(str(self._parts.hostname), self._parts.port, timeout=self._timeout)
             self._connections.connection, self._connections.used_at = found, time.monotonic()
             with self._connections_lock:
-                self._all_connections.add(found)
+                ended = [thread for thread in self._all_connections if not thread.is_alive()]
+                for thread in ended:
+                    self._all_connections.pop(thread).close()
+                self._all_connections[threading.current_thread()] = found
         return found
 
     def _check_open(self) -> None:
@@ -309,7 +311,7 @@ class PolicyClient:
         finally:
             self._closed = True
             with self._connections_lock:
-                for connection in list(self._all_connections):
+                for connection in self._all_connections.values():
                     connection.close()
 
     def __enter__(self) -> Self:

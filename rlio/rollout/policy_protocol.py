@@ -81,7 +81,9 @@ def to_json(value: Any) -> Any:
     if isinstance(value, np.generic):
         value = np.array(value)
     if isinstance(value, np.ndarray):
-        is_plain = value.dtype.kind != "f" or bool(np.isfinite(value).all())
+        # Lists say nothing of the axes behind an empty one.
+        has_shape = value.size > 0 or value.ndim < 2
+        is_plain = has_shape and (value.dtype.kind != "f" or bool(np.isfinite(value).all()))
         if (value.size <= _MOST_AS_TEXT and is_plain) or value.dtype.kind not in _KINDS:
             return value.tolist()
         return {

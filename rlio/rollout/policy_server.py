@@ -196,6 +196,7 @@ class PolicyServerInput(InputReader):
         try:
             self._server = _Server((host, port), self)
         except (OSError, OverflowError) as error:
+            self.interrupt()
             self.runner.stop()
             raise OptionError(f"host={excerpt(host)}, port={port} cannot be listened on: {error}") from error
         self.url = f"http://{host}:{self._server.server_address[1]}"

@@ -1,0 +1,447 @@
+"""`PolicyServerInput`, `PolicyClient`: strangers, clients that vanish, and rows that arrive once."""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+from rlio import (
+    AsyncInput,
+    PolicyClient,
+    PolicyServerInput,
+    RandomPolicy,
+    RolloutConfig,
+    SampleBatch,
+    concat_samples,
+)
+from rlio.errors import ClosedError, EndOfData, EnvError, OptionError, SchemaError
+from rlio.rollout.policy_protocol import batch_from_bytes, batch_to_bytes, from_json, to_json
+from rlio.rollout.policy_server import ServerLimits
+
+AXES = str([0] * 99)
+OBS, ACT = gym.spaces.Box(-1, 1e6, (2,), np.float32), gym.spaces.Discrete(50)
+
+
+@pytest.fixture
+def served() -> Iterator[Callable[..., PolicyServerInput]]:
+    made: list[PolicyServerInput] = []
+
+    def serve(*, spaces: Any = (OBS, ACT), **options: Any) -> PolicyServerInput:
+        options.setdefault("config", RolloutConfig(rollout_fragment_length=1))
+        made.append(PolicyServerInput(RandomPolicy(), spaces=spaces, **options))
+        return made[-1]
+
+    yield serve
+    for server in made:
+        server.close()
+
+
+def said(server: PolicyServerInput, head: bytes, body: bytes = b"") -> tuple[int, bytes]:
+    """Status and answer to a request as it is on the wire; 0 where the server hangs up."""
+    with socket.create_connection(server._server.server_address[:2], timeout=5) as connection:
+        token = b"Authorization: Bearer " + server.token.encode() + b"\r\n"
+        connection.sendall(
+            head.replace(b"TOKEN", token).replace(b"\n", b"\r\n").replace(b"\r\r", b"\r") + body
+        )
+        connection.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    return int(answer.split(b" ", 2)[1] if answer else 0), answer
+
+
+def rows(number: int, count: int = 3, **other: Any) -> SampleBatch:
+    """Reported rows as a `PolicyClient` with a `RandomPolicy` has them."""
+    t = np.arange(count)
+    obs = np.stack([np.full(count, number), t], 1).astype(np.float32)
+    columns: dict[str, Any] = {
+        "obs": obs,
+        "actions": t % 50,
+        "rewards": np.ones(count, np.float32),
+        "new_obs": obs + np.float32([0, 1]),
+        "terminateds": t == count - 1,
+        "truncateds": np.zeros(count, bool),
+        "eps_id": np.full(count, number),
+        "t": t,
+        "unroll_id": np.zeros(count, np.int64),
+    }
+    return SampleBatch({name: value for name, value in (columns | other).items() if value is not None})
+
+
+# ---- the wire ----
+
+
+@pytest.mark.parametrize(
+    ("head", "body", "status"),
+    [
+        (b"POST /v1/get_spaces HTTP/1.1\nTOKENContent-Length: 2\n\n", b"{}", 200),
+        (b"POST /v1/get_spaces HTTP/1.1\nContent-Length: 2\n\n", b"{}", 401),
+        (b"POST /v1/get_spaces HTTP/1.1\nAuthorization: Bearer \xff\nContent-Length: 2\n\n", b"{}", 401),
+        (b"POST /v1/get_spaces HTTP/1.1\nTOKEN\n", b"", 411),
+        (b"POST /v1/get_spaces HTTP/1.1\nTOKENContent-Length: 2\nContent-Length: 30\n\n", b"{}", 411),
+        (b"POST /v1/get_spaces HTTP/1.1\nTOKENContent-Length: 2\nTransfer-Encoding: chunked\n\n", b"{}", 411),
+        (b"POST /v1/get_spaces HTTP/1.1\nTOKENContent-Length: -2\n\n", b"{}", 400),
+        (b"POST /v1/get_spaces HTTP/1.1\nTOKENContent-Length: +2\n\n", b"{}", 400),
+        (b"POST /v1/get_spaces HTTP/1.1\nTOKENContent-Length: \xb2\n\n", b"{}", 400),
+        (b"POST /v1/get_spaces HTTP/1.1\nTOKENContent-Length: 9999999999\n\n", b"{}", 413),
+        (b"POST /v1/get_spaces HTTP/1.1\nTOKENContent-Length: " + b"9" * 5000 + b"\n\n", b"{}", 413),
+        (b"POST /v1/get_spaces HTTP/1.1\nTOKENContent-Length: 9\n\n", b"{}", 0),
+        (b"GET /v1/get_spaces HTTP/1.1\nTOKEN\n", b"", 501),
+    ],
+)  # fmt: skip
+def test_requests_begin_and_end_where_they_say(served: Any, head: bytes, body: bytes, status: int) -> None:
+    server = served()
+    found, answer = said(server, head, body)
+    assert found == status, answer
+    assert b"Python" not in answer
+    assert answer.count(b"HTTP/1.1 ") == (status > 0)
+
+
+def test_no_more_connections_than_there_may_be(served: Any) -> None:
+    server = served(limits=ServerLimits(connections=2))
+    held = [socket.create_connection(server._server.server_address[:2], timeout=5) for _ in range(2)]
+    with socket.create_connection(server._server.server_address[:2], timeout=5) as third:
+        assert third.recv(1) == b""
+    for connection in held:
+        connection.close()
+    while server._server._connections:
+        pass
+    with PolicyClient(server.url, server.token) as client:
+        client.start_episode()
+
+
+def test_threads_and_sockets_end_with_the_server(served: Any) -> None:
+    server = served()
+    clients = [PolicyClient(server.url, server.token) for _ in range(3)]
+    names = [client.start_episode() for client in clients]
+    server.close()
+    while server._server._connections:
+        pass
+    for client, name in zip(clients, names, strict=True):
+        with pytest.raises((EnvError, ClosedError)):
+            client.get_action(name, [0.0, 0.0])
+    with pytest.raises(ClosedError):
+        server.answer("report_samples", batch_to_bytes(rows(1)))
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("start_episode", '{"episode_id": "%s"}' % ("x" * 300)),
+        ("start_episode", '{"training_enabled": 0}'),
+        ("start_episode", '{"episode_id": "a", "episode_id": "b"}'),
+        ("log_returns", '{"episode_id": "e", "reward": true}'),
+        ("log_returns", '{"episode_id": "e", "reward": NaN}'),
+        ("log_returns", '{"episode_id": "e", "reward": 1e999}'),
+        ("log_returns", '{"episode_id": "e", "reward": 1%s}' % ("0" * 400)),
+        ("log_returns", '{"episode_id": "e", "reward": 1%s}' % ("0" * 5000)),
+        ("log_returns", '{"episode_id": "e", "reward": 1, "info": [1]}'),
+        ("end_episode", '{"episode_id": "e", "truncated": "yes"}'),
+        ("end_episode", '{"episode_id": "e", "observation": %s}' % ("[" * 500 + "]" * 500)),
+        ("end_episode", '{"episode_id": "e", "observation": {"dtype": "O", "shape": [1], "base64": ""}}'),
+        ("end_episode", '{"episode_id": "e", "observation": {"dtype": "<f4", "shape": "12", "base64": ""}}'),
+        ("end_episode", '{"episode_id": "e", "observation": {"dtype": "f4,f4", "shape": [0], "base64": ""}}'),
+        ("end_episode", '{"episode_id": "e", "observation": {"dtype": "(", "shape": [0], "base64": ""}}'),
+        ("end_episode", '{"episode_id": "e", "observation": {"dtype": "f4", "base64": "", "shape": AXES}}'),
+        ("log_action", '{"episode_id": "e", "observation": [0, 0], "action": 50}'),
+        ("log_action", '{"episode_id": "e", "observation": [0, 0], "action": -1}'),
+        ("log_action", '{"episode_id": "e", "observation": [0, 0], "action": 1, "columns": {"rewards": 1}}'),
+        ("log_action", '{"episode_id": "e", "observation": [0, 0], "action": 1, "columns": {"vf": 1}}'),
+        ("log_action", '{"episode_id":"e","observation":[0,0],"action":1,"columns":{"action_logp":"x"}}'),
+        ("get_action", '{"episode_id": "e", "observation": [0, 1e39]}'),
+    ],
+)  # fmt: skip
+def test_what_is_no_value_is_refused_and_changes_nothing(served: Any, command: str, told: str) -> None:
+    server = served()
+    episodes = server.runner.episodes
+    with PolicyClient(server.url, server.token) as client:
+        episodes.start("e")
+        thread = threading.Thread(target=client.get_action, args=("e", [0.0, 0.0]))
+        thread.start()
+        while not episodes._known:
+            episodes.serve(0.01)
+        thread.join()
+    with pytest.raises(SchemaError):
+        server.answer(command, told.replace("AXES", AXES).encode())
+    server.answer("end_episode", b'{"episode_id": "e", "observation": [0, 1]}')
+    assert server.sample()["rewards"].tolist() == [0.0]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.float32([0.5, np.nan, -np.inf]), np.float64(np.nan), np.arange(100).reshape(4, 25),
+        np.zeros((0, 3)), np.array([True, False]), {"a": (np.zeros(2, np.uint8), [np.inf])},
+        np.arange(3, dtype=">i2"),
+    ],
+)  # fmt: skip
+def test_values_travel_as_json_that_every_language_reads(value: Any) -> None:
+    text = json.dumps(to_json(value), allow_nan=False)
+    found = from_json(json.loads(text))
+    if isinstance(value, dict):
+        assert_array_equal(found["a"][1], value["a"][1])
+    else:
+        assert_array_equal(found, value)
+
+
+def test_bytes_that_are_neither_true_nor_false_are_true() -> None:
+    text = base64.b64encode(b"\x02\x00").decode()
+    assert from_json({"dtype": "|b1", "shape": [2], "base64": text}).view(np.uint8).tolist() == [1, 0]
+
+
+def test_infos_and_lists_arrive_as_they_were_sent(served: Any) -> None:
+    space = gym.spaces.Box(0, 255, (3,), np.uint8)
+    server = served(spaces=(space, ACT), config=RolloutConfig(rollout_fragment_length=1, record_infos=True))
+    big = np.arange(100.0)
+
+    def play() -> None:
+        with PolicyClient(server.url + "/", server.token) as client:
+            name = client.start_episode()
+            client.get_action(name, [0, 255, 7])
+            client.log_returns(name, 1.0, {"big": big, "lost": np.nan})
+            client.end_episode(name)
+
+    thread = threading.Thread(target=play)
+    thread.start()
+    batch = server.sample()
+    thread.join()
+    assert batch["obs"].tolist() == [[0, 255, 7]]
+    assert_array_equal(batch["infos"][0]["big"], big)
+    assert np.isnan(batch["infos"][0]["lost"])
+
+
+# ---- clients that vanish ----
+
+
+def test_episodes_of_clients_that_vanish_are_given_up(served: Any) -> None:
+    server = served(limits=ServerLimits(episode_seconds=0.01, episodes=3), idle_timeout=0.3)
+    with PolicyClient(server.url, server.token) as client:
+        for _ in range(3):
+            client.start_episode()
+        with pytest.raises(EnvError, match="3 episodes run"):
+            client.start_episode()
+        with pytest.raises(EndOfData):
+            server.sample()
+        assert not server.runner.episodes.episodes_running
+        client.start_episode()
+
+
+def test_silence_counts_while_somebody_samples(served: Any) -> None:
+    """A learner that takes its time does not end the data of clients who wait for it."""
+    server = served(idle_timeout=5.0)
+    server._heard_at -= 100
+    thread = threading.Thread(target=one_step, args=(server,))
+    thread.start()
+    assert len(server.sample()) == 1
+    thread.join()
+
+
+def one_step(server: PolicyServerInput) -> None:
+    with PolicyClient(server.url, server.token) as client:
+        name = client.start_episode()
+        client.get_action(name, [0.0, 0.0])
+        client.end_episode(name, [0.0, 1.0])
+
+
+def test_who_waits_for_an_action_is_not_starved_by_those_who_report(served: Any) -> None:
+    server = served()
+    thread = threading.Thread(target=one_step, args=(server,))
+    thread.start()
+    seen = []
+    while thread.is_alive():
+        server.answer("report_samples", batch_to_bytes(rows(7, weights_seq_no=np.zeros(3, np.int64))))
+        seen.append(len(server.sample()))
+    thread.join()
+    server.answer("report_samples", batch_to_bytes(rows(7, weights_seq_no=np.zeros(3, np.int64))))
+    seen += [len(server.sample())]
+    assert set(seen) == {1, 3}
+
+
+def test_a_sampler_that_waits_for_clients_can_be_closed(served: Any) -> None:
+    server = served()
+    reader = AsyncInput(server)
+    errors: list[BaseException] = []
+
+    def sample() -> None:
+        try:
+            reader.sample()
+        except ClosedError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    while reader._thread is None or not server.runner.episodes.changed._waiters:
+        pass
+    reader.close()
+    thread.join(5)
+    assert len(errors) == 1
+
+
+# ---- rows that are reported ----
+
+
+@pytest.mark.parametrize(
+    ("other", "column"),
+    [
+        ({"obs": np.zeros((3, 3), np.float32)}, "obs"),
+        ({"obs": np.zeros((3, 2))}, "obs"),
+        ({"obs": {"a": np.zeros((3, 2), np.float32)}}, "obs"),
+        ({"new_obs": None}, "new_obs"),
+        ({"actions": np.full(3, 50)}, "actions"),
+        ({"actions": np.zeros((3, 1), np.int64)}, "actions"),
+        ({"rewards": np.float32([0, np.nan, 0])}, "rewards"),
+        ({"rewards": np.zeros(3)}, "rewards"),
+        ({"terminateds": np.zeros(3, np.int64)}, "terminateds"),
+        ({"eps_id": np.zeros(3, np.float32)}, "eps_id"),
+        ({"new_obs_valid": np.zeros(3)}, "new_obs_valid"),
+        ({"seq_lens": np.int32([3]), "state_in_0": np.zeros((1, 1))}, "seq_lens"),
+        ({"action_logp": np.zeros(3)}, "action_logp"),
+    ],
+)
+def test_rows_that_do_not_fit_are_their_senders_error_not_the_learners(
+    served: Any, other: dict[str, Any], column: str
+) -> None:
+    server = served()
+    server.answer("report_samples", batch_to_bytes(rows(1)))
+    with pytest.raises(SchemaError, match=column):
+        server.answer("report_samples", batch_to_bytes(rows(2, **other)))
+    server.answer("report_samples", batch_to_bytes(rows(3)))
+    batch = server.sample(6)
+    assert batch["eps_id"].tolist() == [1] * 3 + [3] * 3
+    assert batch["unroll_id"].tolist() == [0] * 3 + [1] * 3
+
+
+def test_a_report_that_is_sent_twice_is_taken_once(served: Any) -> None:
+    server = served()
+    for number, report in enumerate(["a", "a", None, None, "b", "a"]):
+        server.answer("report_samples", batch_to_bytes(rows(number)), report)
+    batch = concat_samples([server.sample() for _ in range(4)])
+    assert sorted(set(batch["eps_id"].tolist())) == [0, 2, 3, 4]
+    assert server.runner.timesteps == 12
+    assert not server._reported
+    with pytest.raises(SchemaError, match="longer than 256"):
+        server.answer("report_samples", batch_to_bytes(rows(9)), "x" * 300)
+
+
+def test_rows_that_wait_are_bounded_and_senders_keep_theirs(served: Any) -> None:
+    server = served(limits=ServerLimits(waiting_bytes=1), timeout=0.01)
+    client = PolicyClient(server.url, server.token, inference_mode="local", policy=RandomPolicy())
+
+    def episode(number: int) -> None:
+        name = client.start_episode()
+        client.get_action(name, [float(number), 0.0])
+        client.end_episode(name, [float(number), 1.0])
+
+    episode(0)
+    for number in (1, 2):
+        with pytest.raises(EnvError, match="nobody has sampled them"):
+            episode(number)
+    found = [server.sample()]
+    server._timeout = 60.0  # They are sent one by one, each once there is room.
+    thread = threading.Thread(target=client.close)
+    thread.start()
+    found += [server.sample() for _ in range(2)]
+    thread.join()
+    assert [batch["obs"][0, 0] for batch in found] == [0, 1, 2]
+
+
+def test_answers_that_are_lost_double_no_row_and_lose_none(served: Any, monkeypatch: Any) -> None:
+    """The server takes the rows, and the connection breaks before its answer arrives."""
+    server = served()
+    client = PolicyClient(server.url, server.token, inference_mode="local", policy=RandomPolicy())
+    post, broken = client._post, [True]
+
+    def breaks(command: str, *args: Any) -> Any:
+        found = post(command, *args)
+        if command == "report_samples" and broken:
+            broken.pop()
+            raise EnvError("the answer is lost")
+        return found
+
+    monkeypatch.setattr(client, "_post", breaks)
+    name = client.start_episode()
+    client.get_action(name, [5.0, 0.0])
+    with pytest.raises(EnvError, match="lost"):
+        client.end_episode(name, [5.0, 1.0])
+    name = client.start_episode()
+    client.get_action(name, [6.0, 0.0])
+    client.end_episode(name, [6.0, 1.0])
+    assert server.sample(2)["obs"][:, 0].tolist() == [5, 6]
+    assert not server._reported
+    client.close()
+    for call in (
+        lambda: client.get_action(name, [0.0, 0.0]),
+        lambda: client.log_returns(name, 1.0),
+        lambda: client.end_episode(name),
+    ):
+        with pytest.raises(ClosedError):
+            call()
+
+
+def test_clients_of_two_kinds_have_no_unroll_id_in_common(served: Any) -> None:
+    server = served()
+    for number in range(2):
+        with PolicyClient(server.url, server.token, inference_mode="local", policy=RandomPolicy()) as client:
+            name = client.start_episode()
+            client.get_action(name, [float(number), 0.0])
+            client.end_episode(name)
+    thread = threading.Thread(target=one_step, args=(server,))
+    thread.start()
+    batch = server.sample(3)
+    thread.join()
+    assert len(set(batch["unroll_id"].tolist())) == len(set(batch["eps_id"].tolist())) == 3
+
+
+def test_a_server_that_is_started_anew_gives_its_own_weights(served: Any) -> None:
+    """Its versions begin at 0 again, below what the client has."""
+    server = served()
+    own = RandomPolicy()
+    client = PolicyClient(server.url, server.token, inference_mode="local", policy=own, update_seconds=0.0)
+    own.weights_seq_no = 100
+    server.policy.weights_seq_no = 3
+    client.update_policy_weights()
+    assert own.weights_seq_no == 3
+    client.close()
+
+
+def test_local_clients_explore_if_the_server_says_so(served: Any) -> None:
+    server = served(config=RolloutConfig(explore=False, record_infos=True))
+    client = PolicyClient(server.url, server.token, inference_mode="local", policy=RandomPolicy())
+    assert client._episodes is not None
+    assert not client._episodes.explore
+    assert client._episodes._infos
+    client.close()
+
+
+def test_batches_too_large_for_a_line_are_several(monkeypatch: Any) -> None:
+    from rlio.rollout import policy_protocol
+    from rlio.schemas.json_lines import LineTooLarge
+
+    whole = policy_protocol.batch_to_bytes
+
+    def small(batch: SampleBatch) -> bytes:
+        if len(batch) > 2:
+            raise LineTooLarge("too large")
+        return whole(batch)
+
+    monkeypatch.setattr(policy_protocol, "batch_to_bytes", small)
+    pieces = policy_protocol.pieces_to_bytes(rows(1, 7))
+    assert_array_equal(concat_samples([batch_from_bytes(piece) for piece in pieces])["t"], range(7))
+
+
+def test_options_that_cannot_be_are_refused() -> None:
+    for limits in ({"connections": 0}, {"episode_seconds": -1.0}):
+        with pytest.raises(OptionError, match="above 0"):
+            ServerLimits(**limits)  # type: ignore[arg-type]
+    before = threading.active_count()
+    for port in (99_999, -1):
+        with pytest.raises(OptionError, match="cannot be listened on"):
+            PolicyServerInput(RandomPolicy(), spaces=(OBS, ACT), port=port)
+    assert threading.active_count() == before
