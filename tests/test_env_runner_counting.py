@@ -38,7 +38,7 @@ def recorded(envs: Any, *, rows: int, truncates: bool, **config: Any) -> None:
     assert runner.steps_dropped == 0
 
 
-# In all 3 x 2 x (135,000 + 30,000 + 2,500) rows and more: a million.
+# In all 3 x 2 x (30,000 + 136,000 + 1,000) rows and more: a million.
 
 
 @pytest.mark.parametrize("truncates", [False, True], ids=["terminated", "truncated"])

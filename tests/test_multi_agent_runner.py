@@ -1089,6 +1089,7 @@ def test_environments_can_be_made_anew() -> None:
         ({"policies": {"l": "me"}}, "expected a Policy"),
         ({"mapping": 3}, "a function of agent id"),
         ({"env_config": {"a": 1}, "env": lambda: Both()}, "takes no argument"),
+        ({"env_config": {"a": 1}, "env": Both()}, "pass a function"),
         ({"env": lambda: 1 / 0}, "cannot be made: ZeroDivisionError"),
     ],
     # The message alone: arguments have addresses in their texts, which processes do not agree on.

@@ -126,6 +126,11 @@ class MultiAgentEnvs:
                     "restart_failed_sub_environments=True makes environments anew, but env is one "
                     "environment: pass a function that makes it"
                 )
+            if self._config.env_config:
+                raise OptionError(
+                    f"env_config={excerpt(dict(self._config.env_config))} is for making environments, but "
+                    "env is one environment: pass a function that makes it"
+                )
             return lambda _: given
         make = env
         if takes_context(make) or not self._config.env_config:
