@@ -7,7 +7,7 @@ Example:
     >>> episodes.begin()
     >>> episodes.count(np.array([1.0, 2.0]), None)
     2
-    >>> episodes.end(np.array([False, True]))
+    >>> episodes.end([1])
     >>> episodes.flush()
     >>> metrics.drain().returns.tolist(), episodes.t.tolist()
     ([2.0], [1, 0])
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -89,16 +89,16 @@ class Episodes:
         np.add(self.totals, rewards, out=self.totals, where=valid)
         return int(np.count_nonzero(valid))
 
-    def end(self, which: NDArray[np.bool_], games: Mapping[int, Game | None] | None = None) -> None:
-        """The episodes ``which``, (N,), have ended; others follow.
+    def end(self, envs: Iterable[int], games: Mapping[int, Game | None] | None = None) -> None:
+        """The episodes of ``envs`` have ended; others follow.
 
         Args:
-            which: Their environments.
+            envs: The environments, by index.
             games: What is counted in place of some of them, see `rlio.envs.games`; None counts as nothing.
         """
         now = time.perf_counter()
         # A loop: few episodes end in a step, and a masked assignment costs more than several rows.
-        for env in np.flatnonzero(which).tolist():
+        for env in envs:
             self._end_one(env, now, games)
             self._renew(env, now)
 

@@ -81,6 +81,8 @@ class StepRecorder:
         self.steps = 0
         self._observation_leaves = leaves_of(observation_space)
         self._action_leaves = leaves_of(action_space)
+        #: Whether observations are one array: most are, and need no nesting at each step.
+        self._is_flat = len(self._observation_leaves) == 1 and not self._observation_leaves[0].path
         # One step more: the observation after step s is the one before step s + 1.
         self._obs = [self._buffer(leaf, capacity + 1) for leaf in self._observation_leaves]
         self._actions = [self._buffer(leaf, capacity) for leaf in self._action_leaves]
@@ -141,7 +143,7 @@ class StepRecorder:
 
     def _write_obs(self, obs: Any) -> None:
         at = self.steps
-        if len(self._obs) == 1 and self._observation_leaves[0].path == ():
+        if self._is_flat:
             _assign(self._obs[0], at, obs)
         else:
             for leaf, buffer in zip(self._observation_leaves, self._obs, strict=True):
@@ -202,7 +204,8 @@ class StepRecorder:
                 _assign(buffer, at, value)
                 continue
             array = np.asarray(value)
-            if array.shape != buffer.shape[1:] or not np.can_cast(array.dtype, buffer.dtype, "same_kind"):
+            fits = array.dtype == buffer.dtype or np.can_cast(array.dtype, buffer.dtype, "same_kind")
+            if not fits or array.shape != buffer.shape[1:]:
                 raise SchemaError(
                     f"the policy gave {array.dtype} {array.shape}, but {self.num_envs} actions of "
                     f"{leaf.space} are {buffer.dtype} {buffer.shape[1:]}",
@@ -398,7 +401,10 @@ class StepRecorder:
 
     def _look(self) -> None:
         """Point `obs` at the current observations."""
-        self._view = _structured(self._observation_leaves, [buffer[self.steps] for buffer in self._obs])
+        if self._is_flat:
+            self._view = self._obs[0][self.steps]
+        else:
+            self._view = _structured(self._observation_leaves, [buffer[self.steps] for buffer in self._obs])
 
 
 def _copied(value: Any) -> Any:

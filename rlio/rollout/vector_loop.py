@@ -274,8 +274,9 @@ class VectorLoop:
         self._acting.advance(step, rewards)
         if hooks is not None:
             hooks.follow(step, ended, sent=sent, infos=infos, lengths=episodes.t, totals=episodes.totals)
-        if np.count_nonzero(ended):
-            episodes.end(ended, self._games(step, ended, infos))
+        over = ended.nonzero()[0].tolist()
+        if over:
+            episodes.end(over, self._games(step, over, infos))
         if step.faulty is not None:
             self._discard(step, step.faulty)
         if hooks is not None:
@@ -303,14 +304,14 @@ class VectorLoop:
         return self.stepper.env_infos(step) if wanted else None
 
     def _games(
-        self, step: VectorStep, ended: NDArray[np.bool_], infos: list[dict[str, Any]] | None
+        self, step: VectorStep, envs: list[int], infos: list[dict[str, Any]] | None
     ) -> Mapping[int, Game | None] | None:
-        """What is counted in place of the episodes that ``ended``, where environments tell it."""
+        """What is counted in place of the episodes that ended in ``envs``, where these tell it."""
         if infos is None:
             if not tells_games(step.infos):
                 return None
             infos = self.stepper.env_infos(step)
-        return finished_games(infos, np.flatnonzero(ended).tolist())
+        return finished_games(infos, envs)
 
     def _cut_softly(self, step: VectorStep, ended: NDArray[np.bool_]) -> tuple[VectorStep, NDArray[np.bool_]]:
         """Begin new episodes at the horizon, where the environment goes on."""
