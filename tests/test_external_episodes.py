@@ -409,17 +409,19 @@ def test_what_happens_between_looking_and_waiting_is_seen_at_once(monkeypatch: A
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_a_sampler_that_waits_for_a_loop_can_be_stopped(ahead: bool) -> None:
+def test_a_sampler_that_waits_for_a_loop_can_be_stopped(ahead: bool, monkeypatch: Any) -> None:
+    monkeypatch.setattr("rlio.rollout.external_runner._STOP_SECONDS", 0.01)
     hangs = threading.Event()
     runner = ExternalRunner(Loop(lambda env: hangs.wait() and None), RandomPolicy())
     reader = AsyncInput(SamplerInput(runner)) if ahead else SamplerInput(runner)
-    thread, found = in_thread(reader.sample)
+    sampling, found = in_thread(reader.sample)
     while not runner.episodes.changed._waiters:  # type: ignore[attr-defined]
-        assert thread.is_alive()
-    hangs_no_more = threading.Timer(0.05, hangs.set)  # The environment's own thread is waited for.
-    hangs_no_more.start()
-    reader.close()
-    thread.join(5)
+        assert sampling.is_alive()
+    closing, closed = in_thread(reader.close)
+    for thread in (closing, sampling):
+        thread.join(5)
+    hangs.set()
+    assert closed == [None]
     assert isinstance(found[0], ClosedError)
 
 

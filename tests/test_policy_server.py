@@ -6,6 +6,7 @@ import base64
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -55,6 +56,14 @@ def said(server: PolicyServerInput, head: bytes, body: bytes = b"") -> tuple[int
         connection.shutdown(socket.SHUT_WR)
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
     return int(answer.split(b" ", 2)[1] if answer else 0), answer
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    """Wait for what other threads do; it fails after 10 s, and does not hang."""
+    end = time.monotonic() + 10
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.001)
 
 
 def rows(number: int, count: int = 3, **other: Any) -> SampleBatch:
@@ -111,8 +120,7 @@ def test_no_more_connections_than_there_may_be(served: Any) -> None:
         assert third.recv(1) == b""
     for connection in held:
         connection.close()
-    while server._server._connections:
-        pass
+    until(lambda: not server._server._connections)
     with PolicyClient(server.url, server.token) as client:
         client.start_episode()
 
@@ -122,8 +130,7 @@ def test_threads_and_sockets_end_with_the_server(served: Any) -> None:
     clients = [PolicyClient(server.url, server.token) for _ in range(3)]
     names = [client.start_episode() for client in clients]
     server.close()
-    while server._server._connections:
-        pass
+    until(lambda: not server._server._connections)
     for client, name in zip(clients, names, strict=True):
         with pytest.raises((EnvError, ClosedError)):
             client.get_action(name, [0.0, 0.0])
@@ -237,7 +244,7 @@ def test_silence_counts_while_somebody_samples(served: Any) -> None:
     """A learner that takes its time does not end the data of clients who wait for it."""
     server = served(idle_timeout=5.0)
     server._heard_at -= 100
-    thread = threading.Thread(target=one_step, args=(server,))
+    thread = threading.Thread(target=one_step, args=(server,), daemon=True)
     thread.start()
     assert len(server.sample()) == 1
     thread.join()
@@ -252,10 +259,12 @@ def one_step(server: PolicyServerInput) -> None:
 
 def test_who_waits_for_an_action_is_not_starved_by_those_who_report(served: Any) -> None:
     server = served()
-    thread = threading.Thread(target=one_step, args=(server,))
+    thread = threading.Thread(target=one_step, args=(server,), daemon=True)
     thread.start()
     seen = []
-    while thread.is_alive():
+    for _ in range(1000):
+        if not thread.is_alive():
+            break
         server.answer("report_samples", batch_to_bytes(rows(7, weights_seq_no=np.zeros(3, np.int64))))
         seen.append(len(server.sample()))
     thread.join()
@@ -275,12 +284,14 @@ def test_a_sampler_that_waits_for_clients_can_be_closed(served: Any) -> None:
         except ClosedError as error:
             errors.append(error)
 
-    thread = threading.Thread(target=sample)
+    thread = threading.Thread(target=sample, daemon=True)
     thread.start()
-    while reader._thread is None or not server.runner.episodes.changed._waiters:
-        pass
-    reader.close()
-    thread.join(5)
+    until(lambda: reader._thread is not None and bool(server.runner.episodes.changed._waiters))
+    closing = threading.Thread(target=reader.close, daemon=True)
+    closing.start()
+    for waited in (closing, thread):
+        waited.join(5)
+        assert not waited.is_alive()
     assert len(errors) == 1
 
 
@@ -392,7 +403,7 @@ def test_clients_of_two_kinds_have_no_unroll_id_in_common(served: Any) -> None:
             name = client.start_episode()
             client.get_action(name, [float(number), 0.0])
             client.end_episode(name)
-    thread = threading.Thread(target=one_step, args=(server,))
+    thread = threading.Thread(target=one_step, args=(server,), daemon=True)
     thread.start()
     batch = server.sample(3)
     thread.join()
