@@ -78,6 +78,39 @@ def test_a_log_is_recovered_whole(log: Path, tmp_path: Path) -> None:
     assert list((root / "data" / "w").glob("_sealed-45"))
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_segment_that_a_power_failure_took_leaves_no_hole(log: Path, tmp_path: Path, lost: int) -> None:
+    """Names are synced with the rows of a segment: a later one may be there, and an earlier one not."""
+    root = _copy(log, tmp_path / "copy")
+    _segments(root)[lost].unlink()
+    found = _recover_copy(root)
+    assert rows_of(root) == list(range(15 * lost))
+    assert (found.rows, found.lost_rows, len(found.set_aside)) == (15 * lost, 30 - 15 * lost, 2 - lost)
+    assert "are missing" in str(found.error)
+
+
+def test_what_a_power_failure_brought_back_of_a_finished_log_goes(log: Path, tmp_path: Path) -> None:
+    """Removals that were not synced may come undone one by one: all rows are stored, and the owner is gone."""
+    root = _copy(log, tmp_path / "copy")
+    kept = _copy(root / "_wal" / "w", tmp_path / "kept")
+    _recover_copy(root)
+    (kept / "owner").unlink()
+    shutil.copytree(kept, root / "_wal" / "w")
+    found = _recover_copy(root)
+    assert (found.rows, found.error) == (0, None)
+    assert not (root / "_wal" / "w").exists()
+    assert rows_of(root) == list(range(45))
+
+
+def test_rows_without_an_owner_stay_unless_all_are_stored(log: Path, tmp_path: Path) -> None:
+    root = _copy(log, tmp_path / "copy")
+    (root / "_wal" / "w" / "owner").unlink()
+    (found,) = recover(root, all_hosts=True).logs
+    assert found.outcome != "recovered"
+    assert "no owner file" in str(found.error)
+    assert len(_segments(root)) == 3
+
+
 def test_a_log_that_ends_at_any_byte_gives_the_rows_before_it(log: Path, tmp_path: Path) -> None:
     last = _segments(log)[-1]
     data = last.read_bytes()

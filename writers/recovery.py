@@ -265,7 +265,7 @@ def _try_log(
         logger.error("the log %s could not be claimed: %s", log.path, error)
         return RecoveredLog(writer=log.writer, outcome="failed", error=str(error))
     if folder is None:
-        return _left(log, standing)
+        return _left(storage, log, standing)
     try:
         return _Recovery(storage, folder, conflicting=conflicting).run()
     except (RlioError, OSError) as error:
@@ -277,15 +277,41 @@ def _try_log(
         folder.release()
 
 
-def _left(log: AbandonedLog, standing: Standing | None) -> RecoveredLog | None:
+def _left(storage: Storage, log: AbandonedLog, standing: Standing | None) -> RecoveredLog | None:
     """What is said of a log that could not be claimed."""
     if standing == "gone" or standing is None:
         return None
+    if standing == "ownerless" and _is_stored(storage, log):
+        # Its writer had removed it: after a power failure, some of its files are back, its owner is not.
+        log.discard()
+        return RecoveredLog(writer=log.writer, outcome="recovered")
     if standing == "ownerless":
         error = f"{log.path} has rows and no owner file: restore it, or copy the log once more, whole"
         logger.error("%s", error)
         return RecoveredLog(writer=log.writer, outcome="failed", error=error)
     return RecoveredLog(writer=log.writer, outcome=standing)
+
+
+def _is_stored(storage: Storage, log: AbandonedLog) -> bool:
+    """Whether the log's writer is closed for good, and all of its rows are stored, also those in the log."""
+    sealed = list_shards(storage).sealed.get(log.writer)
+    if sealed is None or _end_of(_coverage(storage, log.writer)) < sealed:
+        return False
+    folder = LogFolder(log.path, {}, -1)
+    ends = [name.end for name, _ in folder.shards()]
+    for path in folder.segments():
+        try:
+            ends.append(read_segment(path).end)
+        except CorruptData:
+            ends.append(first_row(path) + count_whole_rows(path))
+    return max(ends, default=0) <= sealed
+
+
+def _coverage(storage: Storage, writer: str) -> list[range]:
+    """A writer's rows that are stored, or trimmed."""
+    listing = list_shards(storage)
+    stored = [range(segment.first, segment.end) for segment in listing.cover(writer).segments]
+    return [range(listing.trimmed.get(writer, 0)), *stored]
 
 
 class _Recovery:
@@ -309,10 +335,10 @@ class _Recovery:
 
     def run(self) -> RecoveredLog:
         """Publish the rows of the log, say that its writer is done, and remove it."""
-        before = self._coverage()
+        before = _coverage(self._storage, self._writer)
         put_header(self._storage)  # Where it was lost nobody could open what is stored now.
         self._publish_shards()
-        stored = _end_of(self._coverage())
+        stored = _end_of(_coverage(self._storage, self._writer))
         end = self._publish_frames(stored)
         end = max(end, self._last_spilled)
         self._move_aside()
@@ -330,12 +356,6 @@ class _Recovery:
             set_aside=tuple(self._set_aside),
             error="; ".join(self._errors) or None,
         )
-
-    def _coverage(self) -> list[range]:
-        """The writer's rows that are stored, or trimmed."""
-        listing = list_shards(self._storage)
-        stored = [range(segment.first, segment.end) for segment in listing.cover(self._writer).segments]
-        return [range(listing.trimmed.get(self._writer, 0)), *stored]
 
     def _publish_shards(self) -> None:
         """Store the encoded shards that wait in the log, and before them their schemas."""
@@ -409,9 +429,11 @@ class _Recovery:
         """Frames with rows that are not stored yet, each row once, and whether one begins a shard."""
         paths = self._folder.segments()
         segments = [segment for path in paths if (segment := self._read(path)) is not None]
-        # A segment goes once its rows are stored: those before the first one are, whatever a listing shows.
-        # The first file, that is: one that cannot be read may hold rows.
-        position, whole = max([stored, *map(first_row, paths[:1])]), True
+        position, whole = stored, True
+        if not self._may_lack_files(segments):
+            # A segment goes once its rows are stored: those before the first one are, whatever a listing
+            # shows. The first file, that is: one that cannot be read may hold rows.
+            position = max([stored, *map(first_row, paths[:1])])
         begun = False
         for index, segment in enumerate(segments):
             # Where a segment broke, the next one begins with the rows that were never acknowledged in it.
@@ -434,6 +456,14 @@ class _Recovery:
                     begins, position = False, end
             if segment.damage is not None:
                 whole = self._take_damage(segment, segment.damage) or limit <= segment.end
+
+    def _may_lack_files(self, segments: list[SegmentReader]) -> bool:
+        """Whether a power failure may have taken a segment, and have left a later one.
+
+        Their names are synced with their rows: all of them, but for ``sync="always"``, may be unsynced. Then
+        what is stored decides, which a local root shows as it is.
+        """
+        return self._storage.is_local and any(one.header.get("sync") != "always" for one in segments)
 
     def _read(self, path: str) -> SegmentReader | None:
         try:

@@ -201,7 +201,8 @@ class Journal:
         return sum(segment.bytes for segment in self._segments) + sum(self._spilled.values())
 
     def _begin(self, schema: Mapping[str, Any]) -> SegmentWriter:
-        header = {**self._about, "begins_shard": self._begins_shard, **schema}
+        about = {**self._about, "sync": self._spool.sync}
+        header = {**about, "begins_shard": self._begins_shard, **schema}
         path = self._folder.segment_path(self.end)
         if os.path.lexists(path):  # Of an attempt that failed, which was not removed then; it has no rows.
             _remove(path)

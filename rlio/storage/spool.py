@@ -396,6 +396,13 @@ class AbandonedLog:
             return False
         return any(_SEGMENT.fullmatch(name) or ShardName.parse(name) for name in names)
 
+    def discard(self) -> None:
+        """Remove the files of a log without an owner, of which nothing is wanted any more."""
+        folder = LogFolder(self.path, {}, -1)
+        for _, path in folder.shards():
+            os.unlink(path)
+        folder.remove()
+
     def standing(self) -> Standing:
         """Why a log that could not be claimed is left; asked after `claim`."""
         try:
