@@ -79,8 +79,8 @@ def test_a_log_is_recovered_whole(log: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_segment_that_a_power_failure_took_leaves_no_hole(log: Path, tmp_path: Path, lost: int) -> None:
-    """Names are synced with the rows of a segment: a later one may be there, and an earlier one not."""
+def test_a_segment_that_is_gone_leaves_no_hole(log: Path, tmp_path: Path, lost: int) -> None:
+    """Names are synced with the rows: a later segment may be there, and an earlier one not."""
     root = _copy(log, tmp_path / "copy")
     _segments(root)[lost].unlink()
     found = _recover_copy(root)
