@@ -494,8 +494,11 @@ class ExternalEpisodes:
             timestep=self.timesteps,
         )
         columns = {name: np.array(value) for name, value in extras.items()}
-        self._known = {name: (column.dtype, column.shape[1:]) for name, column in columns.items()}
-        kept = [i for i, request in enumerate(requests) if _is_sound(request, self._known)]
+        if self._known is None or self._known.keys() != columns.keys():
+            self._known = {name: (column.dtype, column.shape[1:]) for name, column in columns.items()}
+        kept = [
+            i for i, request in enumerate(requests) if not request.columns or _is_sound(request, self._known)
+        ]
         if len(kept) < len(requests):
             # One loop's mistake is no other's: those are answered.
             obs, actions, states, after = (
@@ -662,9 +665,11 @@ def _array(leaf: Leaf, part: Any, column: str) -> NDArray[Any]:
     whole = given.dtype.kind in "iu" and leaf.dtype.kind in "iu"
     if given.shape != leaf.shape or not (whole or np.can_cast(given.dtype, leaf.dtype, "same_kind")):
         raise _misfit(leaf, f"{given.dtype} {given.shape}", column)
-    with np.errstate(over="ignore"):
-        made = given.astype(leaf.dtype)
-    if given.dtype != leaf.dtype:
+    if given.dtype == leaf.dtype:
+        made = np.array(given)
+    else:
+        with np.errstate(over="ignore"):
+            made = given.astype(leaf.dtype)
         # Lists of Python's numbers are int64 and float64: they go into smaller types if these hold them.
         kept = made == given if whole else np.isfinite(made) | ~np.isfinite(given)
         if not np.all(kept):
