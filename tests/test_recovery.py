@@ -90,7 +90,7 @@ def test_a_segment_that_is_gone_leaves_no_hole(log: Path, tmp_path: Path, lost: 
 
 
 def test_what_a_power_failure_brought_back_of_a_finished_log_goes(log: Path, tmp_path: Path) -> None:
-    """Removals that were not synced may come undone one by one: all rows are stored, and the owner is gone."""
+    """Removals that were not synced may come undone one by one: rows are there, and their owner is not."""
     root = _copy(log, tmp_path / "copy")
     kept = _copy(root / "_wal" / "w", tmp_path / "kept")
     _recover_copy(root)
