@@ -95,16 +95,8 @@ class Problem:
         lengths = np.bincount(batch["eps_id"])
         if values is None:
             return WeightedSteps(ratios, batch["rewards"], lengths, self.gamma)
-        states = (values * self.judged).sum(-1)
-        return WeightedSteps(
-            ratios,
-            batch["rewards"],
-            lengths,
-            self.gamma,
-            states[obs],
-            values[obs, actions],
-            np.zeros(len(lengths)),
-        )
+        found = (values * self.judged).sum(-1)[obs], values[obs, actions], np.zeros(len(lengths))
+        return WeightedSteps(ratios, batch["rewards"], lengths, self.gamma, *found)
 
 
 def _drawn(probabilities: Floats, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -125,7 +117,7 @@ def bandit() -> Problem:
 
 
 def chain() -> Problem:
-    """Two states: one action stays, the other goes on; episodes end by chance, and all rewards are negative."""
+    """Two states: one action stays, the other goes on; episodes end by chance, and rewards are below 0."""
     return Problem(
         transitions=np.array([[[0.6, 0.2, 0.2], [0.1, 0.6, 0.3]], [[0.3, 0.3, 0.4], [0.1, 0.2, 0.7]]]),
         rewards=np.array([[-1.0, -3.0], [-2.0, -0.5]]),

@@ -18,6 +18,7 @@ import typer
 
 import rlio
 from rlio.cli.demo import demo
+from rlio.cli.evaluate import evaluate
 from rlio.cli.maintenance import compact, gc, trim
 from rlio.cli.recover import recover
 from rlio.cli.verify import verify
@@ -63,6 +64,7 @@ def show_version(
 
 app.command("compact")(compact)
 app.command("demo")(demo)
+app.command("evaluate")(evaluate)
 app.command("gc")(gc)
 app.command("recover")(recover)
 app.command("trim")(trim)

@@ -103,8 +103,8 @@ class Resampling:
     def interval(self, parts: Sequence[Contributions], *, confidence: float) -> tuple[float, float]:
         """The percentile interval of an estimate, or of the first of two minus the second.
 
-        (Of small, skewed problems it covered the truth more evenly than the bias-corrected and the studentised
-        one, which were below 93 % and above 97 % there.)
+        (The bias-corrected and the studentised interval cover no better where weights are skewed: tried on
+        small problems, with an effective sample size of 100 and more.)
 
         Args:
             parts: One, or two, with contributions of the n episodes each, on one scale.
@@ -126,7 +126,7 @@ class Resampling:
                 found += sign * (sums[:, 0] / sums[:, 1])
         # A draw without any weight says nothing.
         found = found[np.isfinite(found)]
-        low, high = np.quantile(found, [0.5 - confidence / 2.0, 0.5 + confidence / 2.0])
+        low, high = np.quantile(found, [0.5 - confidence / 2.0, 0.5 + confidence / 2.0], method="weibull")
         return float(low), float(high)
 
 

@@ -1,0 +1,245 @@
+"""`rlio evaluate`: what a policy would earn, by the episodes that a data set holds."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlio.cli.options import StorageOptions, Uri, parse_storage_options
+from rlio.cli.tables import print_table
+from rlio.errors import MissingExtra, OptionError, excerpt
+
+if TYPE_CHECKING:
+    from rlio.dataset import Dataset
+    from rlio.evaluation.estimates import OffPolicyEstimate
+    from rlio.evaluation.target import Target
+
+__all__ = ["draw_intervals", "evaluate"]
+
+
+def evaluate(
+    uri: Uri,
+    policy: Annotated[
+        str,
+        typer.Option(
+            metavar="MODULE:NAME",
+            help="The policy to judge: a Policy, a class of them, or a function (obs, actions) -> "
+            "log-probabilities. The module is imported from the current folder too, and runs.",
+        ),
+    ],
+    gamma: Annotated[float, typer.Option(help="Discount a step.")],
+    estimators: Annotated[
+        list[str] | None,
+        typer.Option("--estimator", help="is, pdis, wis, wpdis, dm, dr or wdr; several times for several."),
+    ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="Folder of a state that Policy.save stored, to judge the policy with.")
+    ] = None,
+    epsilon_greedy: Annotated[
+        float, typer.Option(help="Judge the policy with so much chance of a random action.")
+    ] = 0.0,
+    explore: Annotated[bool, typer.Option(help="Judge the policy as it acts with exploration.")] = True,
+    bandit: Annotated[bool, typer.Option("--bandit", help="Each row is an episode of one step.")] = False,
+    drop_incomplete: Annotated[
+        bool, typer.Option("--drop-incomplete", help="Leave out episodes that are not whole, and count them.")
+    ] = False,
+    policy_id: Annotated[
+        str | None, typer.Option(help="Whose rows count, where those of several policies were recorded.")
+    ] = None,
+    confidence: Annotated[float, typer.Option(help="Of the intervals, above 0 and below 1.")] = 0.95,
+    value_bounds: Annotated[
+        tuple[float, float] | None,
+        typer.Option(
+            help="Least and greatest weighted return that an episode can have: adds a concentration bound."
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of intervals and models.")] = 0,
+    plot: Annotated[Path | None, typer.Option(help="Draw the intervals: .png, .svg or .pdf.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    storage_options: StorageOptions = None,
+) -> None:
+    """Estimate what a policy would earn, by what another one recorded, with intervals and diagnostics.
+
+    Rows need the probabilities of their actions (action_logp or action_prob), and episodes their ends; see
+    docs/evaluation.md. Exit codes: 0, there are estimates; 1, the data or the policy allows none.
+    """
+    from rlio.dataset import open_dataset
+    from rlio.evaluation.evaluator import evaluate_offline
+    from rlio.evaluation.fitted_q import FittedQ
+    from rlio.evaluation.intervals import IntervalOptions
+
+    dataset = open_dataset(uri, storage_options=parse_storage_options(storage_options))
+    judged = _Judged(policy, checkpoint, explore=explore, epsilon_greedy=epsilon_greedy)
+    found = evaluate_offline(
+        dataset,
+        judged.target(_spaces_of(dataset, policy_id), seed=seed),
+        gamma=gamma,
+        estimators=estimators or ["is", "pdis", "wis", "wpdis"],
+        bandit=bandit,
+        incomplete="drop" if drop_incomplete else "raise",
+        policy_id=policy_id,
+        q_model=FittedQ(seed=seed),
+        intervals=IntervalOptions(confidence=confidence, value_bounds=value_bounds, seed=seed),
+    )
+    if plot is not None:
+        draw_intervals(found, plot)
+    if as_json:
+        typer.echo(json.dumps({name: _finite(estimate.to_json()) for name, estimate in found.items()}))
+    else:
+        _print(uri, found)
+
+
+def _spaces_of(dataset: Dataset, policy_id: str | None) -> tuple[Any, Any] | None:
+    """Observation and action space of the rows, as the data set says them; None if it does not."""
+    from rlio.schemas.spaces import space_from_json
+
+    for schema in dataset.schemas.values():
+        for name, policy in schema.policies.items():
+            if policy.spaces is not None and policy_id in (None, name):
+                spaces = policy.spaces
+                return space_from_json(spaces["observation"]), space_from_json(spaces["action"])
+    return None
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """The policy as the command line names it."""
+
+    name: str
+    checkpoint: str | None
+    explore: bool
+    epsilon_greedy: float
+
+    def target(self, spaces: tuple[Any, Any] | None, *, seed: int) -> Target:
+        """What estimators ask; a policy without spaces gets those of the data set.
+
+        Raises:
+            OptionError: There is no such policy, it has no spaces, or options are for another kind.
+        """
+        from rlio.evaluation.target import Target
+        from rlio.policies.policy import Policy
+
+        found = _imported(self.name)
+        if isinstance(found, type) and issubclass(found, Policy):
+            found = found()
+        if not isinstance(found, Policy):
+            if not callable(found):
+                raise OptionError(
+                    f"--policy {self.name} is {excerpt(found)}: expected a Policy or a function"
+                )
+            if self.checkpoint is not None:
+                raise OptionError("--checkpoint is for policies, and --policy names a function")
+            seen, acts = spaces or (None, None)
+            options: dict[str, Any] = {"observation_space": seen, "action_space": acts}
+            return Target(found, explore=self.explore, epsilon_greedy=self.epsilon_greedy, **options)
+        if not found.is_bound:
+            if spaces is None:
+                raise OptionError(
+                    f"the data set does not say its spaces, and {self.name} has none: bind() it there"
+                )
+            found.bind(*spaces, seed=seed)
+        if self.checkpoint is not None:
+            found.load(self.checkpoint)
+        return Target(found, explore=self.explore, epsilon_greedy=self.epsilon_greedy)
+
+
+def _imported(name: str) -> Any:
+    """What ``module:name`` names; modules in the current folder count, as for ``python -m``.
+
+    Raises:
+        OptionError: There is no such module, or no such thing in it.
+    """
+    module, _, path = name.partition(":")
+    if not all(part.isidentifier() for part in [*module.split("."), *path.split(".")]):
+        raise OptionError(f"--policy {excerpt(name)}: expected module:name, such as my_policies:greedy")
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise OptionError(f"--policy {name}: {error}") from error
+    return found
+
+
+def _print(uri: str, found: Mapping[str, OffPolicyEstimate]) -> None:
+    """The table, and what is the same for all estimators below it."""
+    first = next(iter(found.values()))
+    bounded = any(estimate.v_target.concentration for estimate in found.values())
+    headings = ["estimator", "v_target", "std. error", f"{first.confidence:.0%} interval"]
+    headings += ["for sure"] * bounded + ["v_gain", "interval of v_gain", "ratio"]
+    rows = []
+    for name, estimate in found.items():
+        target, gain, ratio = estimate.v_target, estimate.v_gain, estimate.v_gain_ratio
+        row = [name, f"{target.value:.6g}", f"{target.standard_error:.2g}", _interval(target.interval)]
+        row += [_interval(target.concentration)] * bounded
+        row += [f"{gain.value:.6g}", _interval(gain.interval), "" if ratio is None else f"{ratio:.4g}"]
+        rows.append(row)
+    print_table(uri, headings, rows)
+    typer.echo(
+        f"v_behavior {first.v_behavior}: {first.episodes} episodes, {first.steps} steps, "
+        f"gamma {first.gamma:g}"
+        + (f"; {first.left_out} incomplete episodes left out" if first.left_out else "")
+    )
+    overlap = next((estimate.overlap for estimate in found.values() if estimate.overlap is not None), None)
+    if overlap is not None:
+        typer.echo(f"overlap: {overlap}")
+
+
+def _interval(ends: tuple[float, float] | None) -> str:
+    return "" if ends is None else f"{ends[0]:.6g} to {ends[1]:.6g}"
+
+
+def _finite(value: Any) -> Any:
+    """``value`` with text in place of the numbers that JSON has no name for."""
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def draw_intervals(found: Mapping[str, OffPolicyEstimate], path: Path) -> None:
+    """Draw each estimate with its interval, and v_behavior as a line, into the file ``path``.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+        OptionError: The file's ending names no format, or it cannot be written.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtra("matplotlib", "plot") from error
+
+    first = next(iter(found.values()))
+    figure = Figure(figsize=(1.5 + 1.1 * max(len(found), 3), 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for place, estimate in enumerate(found.values()):
+        target = estimate.v_target
+        if target.concentration is not None:
+            axes.plot([place, place], target.concentration, color="lightgray", linewidth=6)
+        axes.plot([place, place], target.interval, color="black")
+        axes.plot([place], [target.value], "o", color="black")
+    axes.axhspan(*first.v_behavior.interval, color="tab:blue", alpha=0.2)
+    axes.axhline(first.v_behavior.value, color="tab:blue", label="as recorded")
+    axes.set_xticks(range(len(found)), list(found))
+    axes.set_xlim(-0.5, len(found) - 0.5)
+    axes.set_ylabel("discounted return of an episode")
+    axes.set_title(f"{first.confidence:.0%} intervals, {first.episodes} episodes")
+    axes.legend()
+    try:
+        figure.savefig(path, dpi=120)
+    except (OSError, ValueError) as error:
+        raise OptionError(f"--plot {excerpt(str(path))}: {error}") from error
