@@ -77,6 +77,11 @@ def evaluate(
     from rlio.evaluation.fitted_q import FittedQ
     from rlio.evaluation.intervals import IntervalOptions
 
+    if set(estimators or ()) & {"dm", "dr", "wdr"}:
+        import torch
+
+        # Small networks are fitted faster by one thread, and many times so where other processes are busy.
+        torch.set_num_threads(1)
     dataset = open_dataset(uri, storage_options=parse_storage_options(storage_options))
     judged = _Judged(policy, checkpoint, explore=explore, epsilon_greedy=epsilon_greedy)
     found = evaluate_offline(

@@ -1,0 +1,368 @@
+"""Evaluating rows as they come: cut into batches, of several agents, incomplete, or with wrong columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+from tabular_problems import PROBLEMS
+from typer.testing import CliRunner
+
+import rlio
+from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
+from rlio.errors import MissingColumn, OptionError, SchemaError
+from rlio.evaluation import (
+    FittedQ,
+    IntervalOptions,
+    OffPolicyEvaluator,
+    Target,
+    evaluate_offline,
+    feature_importance,
+)
+from rlio.policies.torch_policy import TorchPolicy
+
+CHAIN = PROBLEMS["chain"]
+FIT = FittedQ(hidden=(), iterations=400, learning_rate=0.05, tau=0.1)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Small networks are slower with threads, and much slower where other processes are busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def value_of(batches: Any, name: str = "wpdis", **options: Any) -> float:
+    found = evaluate_offline(batches, CHAIN.target, gamma=CHAIN.gamma, estimators=[name], **options)
+    return found[name].v_target.value
+
+
+def likelihoods(probability: float) -> Any:
+    return lambda obs, actions: np.log(np.where(actions == 1, probability, 1 - probability))
+
+
+def logged(**columns: Any) -> SampleBatch:
+    """Ten episodes of one step."""
+    return SampleBatch(
+        {
+            "obs": np.zeros(10),
+            "actions": np.arange(10) % 2,
+            "rewards": np.arange(10.0),
+            "action_prob": np.full(10, 0.5),
+            "terminateds": np.ones(10, bool),
+            "eps_id": np.arange(10),
+            "t": np.zeros(10, np.int64),
+        }
+        | columns
+    )
+
+
+def without(name: str) -> SampleBatch:
+    batch = logged()
+    return SampleBatch({key: column for key, column in batch.items() if key != name})
+
+
+# ---- how rows come ----
+
+
+@pytest.mark.parametrize("name", ["is", "pdis", "wis", "wpdis"])
+def test_rows_in_any_cut_and_order_give_the_same_estimate(name: str) -> None:
+    """Of fragments in order, of environments side by side, and of rows in no order at all."""
+    batch = CHAIN.simulate(300, seed=0)
+    whole = value_of(batch, name)
+    assert value_of(batch.timeslices(7), name) == pytest.approx(whole)
+    side_by_side = batch[np.lexsort((batch["eps_id"], batch["t"]))]
+    assert value_of(side_by_side.timeslices(50), name) == pytest.approx(whole)
+    assert value_of([batch.shuffle(seed=1)], name) == pytest.approx(whole)
+
+
+def test_a_data_set_of_many_shards_and_a_reader_give_the_same_as_the_batch(tmp_path: Path) -> None:
+    batch = CHAIN.simulate(300, seed=0)
+    with rlio.ParquetWriter(tmp_path, roll=rlio.Roll(max_rows=64)) as writer:
+        for part in batch.timeslices(37):
+            writer.write(part)
+    assert len(rlio.open_dataset(tmp_path).files()) > 5
+    expected = value_of(batch)
+    assert value_of(tmp_path) == pytest.approx(expected)
+    assert value_of(rlio.open_dataset(tmp_path)) == pytest.approx(expected)
+    with rlio.DatasetReader(tmp_path, epochs=1, batch_size=10) as reader:
+        assert value_of(reader) == pytest.approx(expected)
+    with rlio.DatasetReader(tmp_path) as endless, pytest.raises(OptionError, match="never ends"):
+        value_of(endless)
+
+
+def test_estimators_of_episodes_keep_rows_of_running_episodes_only() -> None:
+    evaluator = OffPolicyEvaluator(CHAIN.target, gamma=0.9, estimators=["is", "wis"])
+    for part in CHAIN.simulate(2000, seed=0).timeslices(100):
+        evaluator.add(part)
+        assert evaluator._assembler.incomplete <= 1
+        assert not evaluator._kept
+
+
+def test_agents_of_one_episode_are_episodes_each() -> None:
+    batch = CHAIN.simulate(100, seed=0)
+    both = batch.copy()
+    both["agent_index"] = both["eps_id"] % 2
+    both["eps_id"] = both["eps_id"] // 2
+    assert value_of(both[np.lexsort((both["t"], both["eps_id"]))].timeslices(9)) == pytest.approx(
+        value_of(batch)
+    )
+    joint = MultiAgentBatch({"a": batch, "b": batch[:3]}, len(batch))
+    assert value_of(joint, policy_id="a") == pytest.approx(value_of(batch))
+    with pytest.raises(OptionError, match="policy_id"):
+        value_of(joint)
+
+
+def test_one_step_episodes_are_the_same_with_and_without_bandit() -> None:
+    """Row test_ope_math of 6.2: single-step mode equals episode mode."""
+    steps = {"gamma": 1.0, "estimators": ["is", "wis", "wpdis"]}
+    whole = evaluate_offline(logged(), likelihoods(0.8), **steps)
+    bare = SampleBatch({name: logged()[name] for name in ("obs", "actions", "rewards", "action_prob")})
+    rows = evaluate_offline(bare, likelihoods(0.8), bandit=True, **steps)
+    for name in steps["estimators"]:  # type: ignore[attr-defined] # a list
+        assert rows[name].v_target == whole[name].v_target
+        assert rows[name].overlap == whole[name].overlap
+
+
+# ---- what is refused ----
+
+
+@pytest.mark.parametrize(
+    ("batch", "error", "message"),
+    [
+        (without("action_prob"), MissingColumn, "how likely"),
+        (without("eps_id"), MissingColumn, "which episode"),
+        (without("t"), MissingColumn, "bandit=True"),
+        (without("terminateds"), MissingColumn, "where episodes end"),
+        (without("rewards"), MissingColumn, "no rewards"),
+        (logged(action_prob=np.full(10, 1.7)), SchemaError, "densities"),
+        (logged(action_logp=np.full(10, 0.3)), SchemaError, "densities"),
+        (logged(action_prob=np.arange(10) / 10), SchemaError, "row 0 of the batch is zero"),
+        (logged(action_prob=np.full(10, -0.7)), SchemaError, "action_logp"),
+        (logged(action_prob=np.full(10, np.nan)), SchemaError, "is NaN"),
+        (logged(rewards=np.full(10, np.nan)), SchemaError, "is nan"),
+        (logged(terminateds=np.arange(10) < 9), SchemaError, "episode 9 has the steps 0 to 0, and no end"),
+        (logged(t=np.array([*[0] * 9, 3])), SchemaError, "its end, step 3"),
+        (logged(eps_id=np.zeros(10), terminateds=np.zeros(10, bool)), SchemaError, "came twice"),
+    ],
+)
+def test_rows_that_say_nothing_of_another_policy_are_refused(
+    batch: SampleBatch, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        evaluate_offline(batch, likelihoods(0.8), gamma=1.0)
+
+
+def test_policies_that_are_no_policies_are_refused() -> None:
+    for function, message in (
+        (lambda obs, actions: np.full(len(actions), 0.5), "not probabilities"),
+        (lambda obs, actions: np.full(len(actions), np.nan), "gave nan"),
+        (lambda obs, actions: np.zeros((len(actions), 1)), "shape"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            evaluate_offline(logged(), function, gamma=1.0)
+    with pytest.raises(OptionError, match="no spaces yet"):
+        Target(TorchPolicy())
+    with pytest.raises(OptionError, match="Discrete"):
+        Target(likelihoods(0.5), epsilon_greedy=0.1)
+    two_actions = Target(likelihoods(0.5), action_space=Discrete(2))
+    with pytest.raises(SchemaError, match="same action space"):
+        evaluate_offline(logged(actions=np.arange(10)), two_actions, gamma=1.0)
+    with pytest.raises(OptionError, match="estimators"):
+        OffPolicyEvaluator(likelihoods(0.5), gamma=1.0, estimators=["magic"])
+
+
+def test_incomplete_episodes_can_be_left_out_and_are_counted() -> None:
+    batch = logged(terminateds=np.arange(10) < 8)
+    found = evaluate_offline(batch, likelihoods(0.5), gamma=1.0, estimators=["is"], incomplete="drop")["is"]
+    assert (found.episodes, found.left_out, found.v_behavior.value) == (8, 2, 3.5)
+
+
+# ---- what is found ----
+
+
+def test_a_better_policy_gains_and_a_worse_one_loses_also_where_returns_are_negative() -> None:
+    """Rows test_ope_math and test_ope of 6.2; v_gain is a difference, a ratio only of returns above 0."""
+    for offset in (0.0, -20.0):
+        batch = logged(rewards=np.arange(10) % 2 + offset)
+        for probability, sign in ((0.9, 1), (0.5, 0), (0.1, -1)):
+            found = evaluate_offline(batch, likelihoods(probability), gamma=1.0)
+            for name in ("wis", "wpdis"):
+                assert found[name].v_gain.value == pytest.approx(sign * 0.4, abs=1e-9)
+                ratio = found[name].v_gain_ratio
+                assert (ratio is None) == (offset < 0)
+                assert ratio is None or np.sign(round(ratio - 1, 9)) == sign
+
+
+def test_epsilon_greedy_targets_are_mixed_with_random_actions() -> None:
+    batch = logged(rewards=np.arange(10) % 2)
+    target = Target(likelihoods(1.0 - 1e-12), epsilon_greedy=0.4, action_space=Discrete(2))
+    found = evaluate_offline(batch, target, gamma=1.0, estimators=["is"])["is"]
+    assert found.v_target.value == pytest.approx(0.8)
+
+
+def test_a_result_says_all_of_it_in_words_and_in_json() -> None:
+    options = IntervalOptions(value_bounds=(0.0, 20.0))
+    found = evaluate_offline(logged(), likelihoods(0.8), gamma=1.0, estimators=["is"], intervals=options)[
+        "is"
+    ]
+    text = str(found)
+    for part in (
+        "is: 10 episodes, 10 steps",
+        "v_behavior  4.5",
+        "v_gain",
+        "effective sample size",
+        "for sure in",
+    ):
+        assert part in text
+    assert json.loads(json.dumps(found.to_json()))["overlap"]["log_weight_quantiles"]["0.5"] < 1
+    with pytest.raises(OptionError, match="were seen"):
+        evaluate_offline(
+            logged(),
+            likelihoods(0.8),
+            gamma=1.0,
+            estimators=["is"],
+            intervals=IntervalOptions(value_bounds=(0.0, 2.0)),
+        )
+
+
+# ---- models ----
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_fitted_q_evaluation_comes_within_a_tenth_of_what_returns_vary_by(name: str) -> None:
+    problem = PROBLEMS[name]
+    for seed in range(3):
+        batch = problem.simulate(2000, seed=seed)
+        found = evaluate_offline(
+            batch,
+            problem.target,
+            gamma=problem.gamma,
+            estimators=["dm", "dr", "wdr"],
+            folds=1 + seed % 2,
+            bandit=name == "bandit",
+            q_model=FittedQ(hidden=(), iterations=800, learning_rate=0.03, tau=0.1, seed=seed),
+        )
+        spread = problem.steps(batch).returns.std()
+        for estimate in found.values():
+            assert abs(estimate.v_target.value - problem.truth) < 0.1 * spread, estimate
+        assert found["dm"].overlap is None
+
+
+def test_the_direct_method_needs_no_probabilities_and_finds_new_obs_itself() -> None:
+    batch = CHAIN.simulate(500, seed=0)
+    kept = SampleBatch(
+        {name: column for name, column in batch.items() if name not in ("action_prob", "new_obs")}
+    )
+    assert value_of(kept, "dm", q_model=FIT) == pytest.approx(value_of(batch, "dm", q_model=FIT), abs=0.02)
+
+
+def test_a_truncated_episode_goes_on_in_a_model() -> None:
+    """Reward 1 a step for ever, cut after five steps: worth 1 / (1 - 0.8), and not what was seen of it."""
+    rows = 500
+    batch = SampleBatch(
+        obs=np.zeros(rows, np.int64),
+        new_obs=np.zeros(rows, np.int64),
+        actions=np.arange(rows) % 2,
+        rewards=np.ones(rows),
+        action_prob=np.full(rows, 0.5),
+        terminateds=np.zeros(rows, bool),
+        truncateds=np.arange(rows) % 5 == 4,
+        eps_id=np.arange(rows) // 5,
+        t=np.arange(rows) % 5,
+    )
+    target = Target(likelihoods(0.5), observation_space=Discrete(1), action_space=Discrete(2))
+    fit = FittedQ(hidden=(), iterations=600, learning_rate=0.05, tau=0.2)
+    found = evaluate_offline(batch, target, gamma=0.8, estimators=["dm", "dr", "wdr", "pdis"], q_model=fit)
+    for name in ("dm", "dr", "wdr"):
+        assert found[name].v_target.value == pytest.approx(5.0, abs=0.1)
+    assert found["pdis"].v_target.value == pytest.approx(sum(0.8**t for t in range(5)))
+
+
+def test_continuous_actions_have_densities_and_are_drawn_for_a_model() -> None:
+    """Reward -(a - 1)^2, a with deviation 0.5 around 0, judged around 0.5: worth -(0.5^2 + 0.5^2)."""
+    rng = np.random.default_rng(0)
+    actions = rng.normal(0.0, 0.5, (4000, 1)).astype(np.float32)
+
+    def density(mean: float, values: Any) -> Any:
+        return -0.5 * ((values[:, 0] - mean) / 0.5) ** 2 - np.log(0.5 * np.sqrt(2 * np.pi))
+
+    batch = SampleBatch(
+        obs=np.zeros((4000, 1), np.float32),
+        actions=actions,
+        rewards=-((actions[:, 0] - 1.0) ** 2),
+        action_prob=np.exp(density(0.0, actions)),
+    )
+    target = Target(
+        lambda obs, a: density(0.5, a),
+        observation_space=Box(-1.0, 1.0, (1,)),
+        action_space=Box(-np.inf, np.inf, (1,)),
+        draw=lambda obs, rng: rng.normal(0.5, 0.5, (len(obs), 1)).astype(np.float32),
+    )
+    fit = FittedQ(hidden=(32,), iterations=500, learning_rate=0.02, action_samples=16)
+    found = evaluate_offline(
+        batch, target, gamma=1.0, estimators=["is", "wis", "dm", "dr"], bandit=True, q_model=fit
+    )
+    for estimate in found.values():
+        assert estimate.v_target.value == pytest.approx(-0.5, abs=0.1), estimate
+
+
+# ---- policies and commands ----
+
+
+def test_a_recorded_policy_is_worth_what_it_earned_and_its_command_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with rlio.RolloutWorker(
+        "CartPole-v1", rlio.RandomPolicy(), output=str(tmp_path / "data"), seed=0
+    ) as worker:
+        for _ in range(3):
+            worker.sample()
+    (tmp_path / "ope_judged.py").write_text(
+        "import numpy as np\nfrom rlio import RandomPolicy\n"
+        "def leans(obs, actions):\n    return np.log(np.where(actions == 1, 0.6, 0.4))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    command = ["evaluate", "data", "--gamma", "1", "--drop-incomplete", "--policy"]
+    from rlio.cli.main import app
+
+    same = CliRunner().invoke(app, [*command, "ope_judged:RandomPolicy", "--json"])
+    assert same.exit_code == 0, same.output
+    for estimate in json.loads(same.output).values():
+        assert estimate["v_gain"]["value"] == pytest.approx(0.0, abs=1e-4)
+    table = CliRunner().invoke(app, [*command, "ope_judged:leans", "--plot", "intervals.png"])
+    assert table.exit_code == 0, table.output
+    assert "wpdis" in table.output
+    assert "effective sample size" in table.output
+    assert (tmp_path / "intervals.png").read_bytes()[:4] == b"\x89PNG"
+    for name in ("ope_judged:missing", "nowhere:at_all", "no name"):
+        failed = CliRunner().invoke(app, [*command, name])
+        assert isinstance(failed.exception, OptionError)
+
+
+def test_importance_is_of_the_features_that_actions_depend_on() -> None:
+    """Row FeatureImportance of 2.7."""
+    policy = TorchPolicy(hidden=())
+    policy.bind(Box(-1.0, 1.0, (3,)), Discrete(2), seed=0)
+    with torch.no_grad():
+        next(policy.module.parameters()).copy_(torch.tensor([[0.0, 3.0, 0.0], [0.0, 0.0, 0.1]]))
+    batch = SampleBatch(obs=np.random.default_rng(0).normal(size=(500, 3)).astype(np.float32))
+    before = batch["obs"].copy()
+    found = feature_importance(policy, batch, repeat=3, seed=0)
+    assert found[0] == 0.0
+    assert found[1] > 0.4 > found[2] > 0.0
+    zeros = feature_importance(policy, batch, perturb=lambda values, rng: values, limit_fraction=0.5, seed=0)
+    assert zeros.tolist() == [0.0, 0.0, 0.0]
+    np.testing.assert_array_equal(batch["obs"], before)
+    with pytest.raises(MissingColumn):
+        feature_importance(policy, SampleBatch(rewards=[1.0]))
+    with pytest.raises(OptionError):
+        feature_importance(policy, concat_samples([batch]), repeat=0)
