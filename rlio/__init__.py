@@ -22,6 +22,7 @@ __all__ = [
     "BatchBuilder",
     "BehaviourCloning",
     "CacheError",
+    "Callbacks",
     "ClosedError",
     "Columns",
     "Connector",
@@ -75,7 +76,6 @@ __all__ = [
     "ReplayStore",
     "RlioError",
     "Roll",
-    "RolloutCallbacks",
     "RolloutConfig",
     "RolloutWorker",
     "SampleBatch",
@@ -169,7 +169,7 @@ if TYPE_CHECKING:
     from rlio.replay.store import ReplayStore
     from rlio.replay.weaving import in_c_order
     from rlio.resolve import read, register_input, register_output
-    from rlio.rollout.callbacks import RolloutCallbacks
+    from rlio.rollout.callbacks import Callbacks
     from rlio.rollout.config import RolloutConfig
     from rlio.rollout.env_runner import EnvRunner
     from rlio.rollout.external_runner import ExternalRunner
@@ -251,7 +251,7 @@ else:
             "ReplayStore": "rlio.replay.store",
             "RlioError": "rlio.errors",
             "Roll": "rlio.writers.roll",
-            "RolloutCallbacks": "rlio.rollout.callbacks",
+            "Callbacks": "rlio.rollout.callbacks",
             "RolloutConfig": "rlio.rollout.config",
             "RolloutWorker": "rlio.worker",
             "SampleBatch": "rlio.batch",

@@ -26,6 +26,8 @@ class Columns:
     #: Step number within the episode, from 0.
     T: Final = "t"
     ENV_ID: Final = "env_id"
+    #: What the reset of the row's episode was seeded with; -1: nothing.
+    ENV_SEED: Final = "env_seed"
     SEQ_LENS: Final = "seq_lens"
     PREV_ACTIONS: Final = "prev_actions"
     PREV_REWARDS: Final = "prev_rewards"

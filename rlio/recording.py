@@ -21,7 +21,8 @@ import os
 import threading
 import time
 import weakref
-from typing import Any, Final, SupportsFloat
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, SupportsFloat
 
 import gymnasium as gym
 import numpy as np
@@ -140,10 +141,26 @@ def _copy(leaf: Leaf, value: Any) -> Any:
     return value if leaf.is_object else np.array(value)
 
 
+class _Episode(NamedTuple):
+    """Where an episode begins among the rows, and what they say of it.
+
+    Attributes:
+        first: Its first row here.
+        eps_id: Its id.
+        t: The step of that row.
+        seed: What its reset was seeded with; -1: nothing.
+    """
+
+    first: int
+    eps_id: int
+    t: int
+    seed: int
+
+
 class _Rows:
     """The steps of one environment since they were written last."""
 
-    def __init__(self, env: gym.Env[Any, Any], *, infos: bool) -> None:
+    def __init__(self, env: gym.Env[Any, Any], *, infos: bool, seeds: bool) -> None:
         # One more: the observation after step n is the one before step n + 1.
         self._obs = _Buffer(Columns.OBS, env.observation_space, _MOST_ROWS + 1)
         self._actions = _Buffer(Columns.ACTIONS, env.action_space, _MOST_ROWS)
@@ -152,13 +169,14 @@ class _Rows:
         self._terminateds = np.zeros(_MOST_ROWS, bool)
         self._truncateds = np.zeros(_MOST_ROWS, bool)
         self._infos: list[dict[str, Any]] | None = [] if infos else None
+        self._seeds = seeds
         #: Columns that `RecordExperience.record` is given; known from the first step on.
         self.extras: dict[str, NDArray[Any]] = {}
         self._begun = False
         #: Number of rows.
         self.count = 0
         #: First row, id and step of each episode; the last one is running, or has ended.
-        self._episodes: list[tuple[int, int, int]] = []
+        self._episodes: list[_Episode] = []
         #: Last rows of episodes, where the next one's first observation follows, and what was seen then.
         self._finals: list[tuple[int, list[Any]]] = []
 
@@ -167,16 +185,16 @@ class _Rows:
         """Whether there is no room for another step."""
         return self.count == _MOST_ROWS
 
-    def start(self, obs: Any, eps_id: int) -> None:
+    def start(self, obs: Any, eps_id: int, seed: int | None) -> None:
         """Begin an episode."""
         at = self.count
-        if self._episodes and self._episodes[-1][0] == at:
+        if self._episodes and self._episodes[-1].first == at:
             self._episodes.pop()  # It has no rows here.
         # Once: an observation that did not fit may have been begun to be written there since.
         elif at and not (self._finals and self._finals[-1][0] == at - 1):
             self._finals.append((at - 1, self._obs.row(at)))
         self._obs.put(at, obs)
-        self._episodes.append((at, eps_id, 0))
+        self._episodes.append(_Episode(at, eps_id, 0, -1 if seed is None else seed))
 
     def add(self, action: Any, result: tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]) -> None:
         """Record a step: what was done, and what the environment gave."""
@@ -208,6 +226,9 @@ class _Rows:
             )
         for name, value in extras.items():
             buffer = known[name]
+            if type(value) is float and buffer.ndim == 1 and buffer.dtype.kind == "f":
+                buffer[self.count] = value  # What most policies say, a tenth as long as the checks below.
+                continue
             found = _array(name, value)
             if found.shape != buffer.shape[1:] or not np.can_cast(found.dtype, buffer.dtype, "same_kind"):
                 raise SchemaError(
@@ -220,9 +241,10 @@ class _Rows:
     def batch(self) -> SampleBatch:
         """The rows: views, but for ``eps_id`` and ``t``."""
         rows = self.count
-        starts = np.array([first for first, _, _ in self._episodes])
+        starts = np.array([episode.first for episode in self._episodes])
         lengths = np.diff(starts, append=rows)
-        offsets = np.array([t for _, _, t in self._episodes]) - starts
+        offsets = np.array([episode.t for episode in self._episodes]) - starts
+        ids = np.array([episode.eps_id for episode in self._episodes], np.int64)
         columns: dict[str, Any] = {
             Columns.OBS: self._obs.columns(0, rows),
             Columns.ACTIONS: self._actions.columns(0, rows),
@@ -230,13 +252,16 @@ class _Rows:
             Columns.NEXT_OBS: self._obs.columns(1, rows, self._finals),
             Columns.TERMINATEDS: self._terminateds[:rows],
             Columns.TRUNCATEDS: self._truncateds[:rows],
-            Columns.EPS_ID: np.repeat(np.array([id_ for _, id_, _ in self._episodes], np.int64), lengths),
+            Columns.EPS_ID: np.repeat(ids, lengths),
             Columns.T: np.arange(rows) + np.repeat(offsets, lengths),
         }
         if self._infos is not None:
             infos = np.empty(rows, object)
             infos[:] = self._infos
             columns[Columns.INFOS] = infos
+        if self._seeds:
+            seeds = np.array([episode.seed for episode in self._episodes], np.int64)
+            columns[Columns.ENV_SEED] = np.repeat(seeds, lengths)
         for name, buffer in self.extras.items():
             columns[name] = buffer[:rows]
         return SampleBatch(columns)
@@ -244,8 +269,8 @@ class _Rows:
     def written(self) -> None:
         """Forget the rows; the episode goes on."""
         rows = self.count
-        first, eps_id, t = self._episodes[-1]
-        self._episodes = [(0, eps_id, t + rows - first)]
+        last = self._episodes[-1]
+        self._episodes = [last._replace(first=0, t=last.t + rows - last.first)]
         self._finals.clear()
         self._obs.move(rows, 0)
         if self._infos is not None:
@@ -256,7 +281,7 @@ class _Rows:
 class _VectorRows:
     """The steps of a vector environment since they were written last."""
 
-    def __init__(self, envs: VectorEnv[Any, Any, Any], *, infos: bool, seed: int | None) -> None:
+    def __init__(self, envs: VectorEnv[Any, Any, Any], *, infos: bool, seeds: bool, seed: int | None) -> None:
         self._envs = envs.num_envs
         self._steps = StepRecorder(
             envs.single_observation_space,
@@ -268,6 +293,7 @@ class _VectorRows:
         self._ids = np.random.default_rng(seed)
         self._eps_id = np.zeros(self._envs, np.int64)
         self._t = np.zeros(self._envs, np.int64)
+        self._env_seed = np.full(self._envs, -1, np.int64) if seeds else None
         #: Rows that are taken but not written.
         self._taken: SampleBatch | None = None
 
@@ -281,18 +307,27 @@ class _VectorRows:
         """Whether there is no room for another step."""
         return self._steps.is_full
 
-    def start(self, obs: Any, which: NDArray[np.bool_]) -> None:
+    def start(self, obs: Any, which: NDArray[np.bool_], seed: int | Sequence[int | None] | None) -> None:
         """Begin episodes in some environments."""
         self._steps.restart(obs, which)
         self._begin(which)
+        if self._env_seed is not None and seed is not None:
+            # One number is the first environment's; the others' follow it, one by one.
+            of_each = [seed + env for env in range(self._envs)] if isinstance(seed, int) else seed
+            given = np.array([-1 if one is None else one for one in of_each], np.int64)
+            self._env_seed[which] = given[which]
 
     def _begin(self, which: NDArray[np.bool_]) -> None:
+        if self._env_seed is not None:
+            self._env_seed[which] = -1
         self._t[which] = 0
         self._eps_id[which] = self._ids.integers(0, 1 << 63, int(which.sum()), dtype=np.int64)
 
     def add(self, step: VectorStep, actions: Any, extras: dict[str, Any], infos: Any) -> None:
         """Record a step of all environments."""
         scalars = {Columns.EPS_ID: self._eps_id, Columns.T: self._t}
+        if self._env_seed is not None:
+            scalars[Columns.ENV_SEED] = self._env_seed
         self._steps.add(step, actions=actions, extras=extras, scalars=scalars, infos=infos)
         ended = step.terminateds | step.truncateds
         if step.valid is None:
@@ -410,6 +445,8 @@ class RecordExperience(gym.Wrapper[Any, Any, Any, Any]):
         env: The environment; wrap it last, so that what is recorded is what your policy sees and does.
         writer: A writer, or what `resolve_output` takes: a path or URL of a data set.
         infos: Whether to record the info of each step, in a column of dicts.
+        seeds: Whether to record the seed that `reset` was given for the row's episode, in the int64 column
+            ``env_seed``; -1: none.
         seed: Of the episode ids; None draws one from the OS. Two environments of one data set need two.
         autoreset: Whether the step after an episode's last is a reset; None: if ``env`` is wrapped in
             gymnasium's Autoreset.
@@ -425,13 +462,14 @@ class RecordExperience(gym.Wrapper[Any, Any, Any, Any]):
         writer: OutputWriter | str | os.PathLike[str],
         *,
         infos: bool = False,
+        seeds: bool = False,
         seed: int | None = None,
         autoreset: bool | None = None,
         close_writer: bool = True,
     ) -> None:
         super().__init__(env)
         self.writer = _writer_of(writer, env)
-        self._rows = _Rows(env, infos=infos)
+        self._rows = _Rows(env, infos=infos, seeds=seeds)
         self._recorder = _Recorder(self._rows, self.writer)
         self._autoreset = _has_autoreset(env) if autoreset is None else autoreset
         self._close_writer = close_writer
@@ -451,12 +489,12 @@ class RecordExperience(gym.Wrapper[Any, Any, Any, Any]):
         """Begin an episode; see `gymnasium.Env.reset`."""
         self._running = False
         obs, info = self.env.reset(seed=seed, options=options)
-        self._start(obs)
+        self._start(obs, seed)
         self._failed = False
         return obs, info
 
-    def _start(self, obs: Any) -> None:
-        self._rows.start(obs, int(self._ids.integers(0, 1 << 63, dtype=np.int64)))
+    def _start(self, obs: Any, seed: int | None) -> None:
+        self._rows.start(obs, int(self._ids.integers(0, 1 << 63, dtype=np.int64)), seed)
         self._extras.clear()
         self._running = True
 
@@ -515,7 +553,7 @@ class RecordExperience(gym.Wrapper[Any, Any, Any, Any]):
             )
         self._failed = True
         result = self.env.step(action)
-        self._start(result[0])
+        self._start(result[0], None)
         self._failed = False
         return result
 
@@ -545,6 +583,7 @@ class RecordVectorExperience(VectorWrapper[Any, Any, Any]):
         envs: The vector environment.
         writer: A writer, or what `resolve_output` takes.
         infos: Whether to record the info of each step.
+        seeds: As for `RecordExperience`; episodes that begin by autoreset have none.
         seed: Of the episode ids; None draws one from the OS.
         close_writer: Whether `close` closes the writer.
 
@@ -558,13 +597,14 @@ class RecordVectorExperience(VectorWrapper[Any, Any, Any]):
         writer: OutputWriter | str | os.PathLike[str],
         *,
         infos: bool = False,
+        seeds: bool = False,
         seed: int | None = None,
         close_writer: bool = True,
     ) -> None:
         super().__init__(envs)
         self._stepper = VectorStepper(envs)
         self.writer = _writer_of(writer, envs)
-        self._rows = _VectorRows(envs, infos=infos, seed=seed)
+        self._rows = _VectorRows(envs, infos=infos, seeds=seeds, seed=seed)
         self._recorder = _Recorder(self._rows, self.writer)
         self._infos = infos
         self._close_writer = close_writer
@@ -588,7 +628,7 @@ class RecordVectorExperience(VectorWrapper[Any, Any, Any]):
         if mask is None:
             self._stepper.forget()
             self._failed = False
-        self._rows.start(obs, which)
+        self._rows.start(obs, which, seed)
         self._running[which] = True
         self._extras.clear()
         return obs, infos

@@ -88,7 +88,7 @@ class RolloutWorker(InputReader):
             environment with several agents. None: the only policy acts for all, or each for the agent of its
             name.
         policies_to_train: Ids of the policies that learn, or a function of policy id and batch; None: all.
-        callbacks: A `RolloutCallbacks`, a class of it, or several.
+        callbacks: A `Callbacks`, a class of it, or several.
         policy_setup: How policies are made and kept; None: the defaults.
         recreated_worker: Whether the worker takes the place of one that failed: for makers of environments.
 

@@ -20,7 +20,7 @@ from rlio.envs.seeding import episode_seed
 from rlio.envs.stepping import Stepper, VectorStep
 from rlio.errors import ClosedError, EnvError, OptionError, StateError
 from rlio.policies.policy import Policy
-from rlio.rollout.callbacks import RolloutCallbacks, RunningEpisode
+from rlio.rollout.callbacks import Callbacks, RunningEpisode
 from rlio.rollout.config import RolloutConfig
 from rlio.rollout.env_runner import EnvRunner
 
@@ -67,7 +67,7 @@ def counting(mode: AutoresetMode, n: int = 3) -> Any:
 # ---- callbacks ----
 
 
-class Log(RolloutCallbacks):
+class Log(Callbacks):
     """Writes down everything."""
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ def test_callbacks_get_to_know_each_episode_from_beginning_to_end(
 
 
 def test_only_what_is_overridden_is_called_and_custom_metrics_arrive() -> None:
-    class Custom(RolloutCallbacks):
+    class Custom(Callbacks):
         def on_episode_end(self, *, episode: RunningEpisode, **kwargs: Any) -> None:
             assert episode.last_info == {"t": 10}
             episode.custom_metrics["half"] = episode.length / 2
@@ -145,7 +145,7 @@ def test_environments_are_told_of_when_they_are_made() -> None:
     """Row 2.4, on_environment_created and on_sub_environment_created; row 2.5, make_env."""
     told: list[Any] = []
 
-    class Tell(RolloutCallbacks):
+    class Tell(Callbacks):
         def on_environment_created(self, *, env: Any, **kwargs: Any) -> None:
             told.append(env.num_envs)
 
@@ -169,7 +169,7 @@ def test_trajectories_and_samples_are_shown() -> None:
     """Row 2.4, on_postprocess_trajectory and on_sample_end."""
     shown: list[Any] = []
 
-    class Show(RolloutCallbacks):
+    class Show(Callbacks):
         def on_postprocess_trajectory(
             self, *, episode: Any, postprocessed_batch: Any, original_batches: Any, **kwargs: Any
         ) -> None:
@@ -204,11 +204,11 @@ def test_trajectories_and_samples_are_shown() -> None:
 def test_episodes_that_are_not_for_training_are_in_no_batch(batch_mode: Any) -> None:
     """Rows 2.3 and 6.2, training_enabled=False: empty batches, metrics all the same."""
 
-    class Never(RolloutCallbacks):
+    class Never(Callbacks):
         def on_episode_start(self, *, episode: RunningEpisode, **kwargs: Any) -> None:
             episode.training_enabled = False
 
-    class Odd(RolloutCallbacks):
+    class Odd(Callbacks):
         ended = 0
 
         def on_episode_end(self, *, episode: RunningEpisode, **kwargs: Any) -> None:
@@ -273,7 +273,7 @@ def test_the_episode_of_an_environment_that_fails_is_discarded_and_the_others_go
     """Rows 2.1, restart_failed_sub_environments, and 2.3, env-error protocol."""
     errors: list[Any] = []
 
-    class Tell(RolloutCallbacks):
+    class Tell(Callbacks):
         def on_episode_end(self, *, episode: RunningEpisode, error: Any = None, **kwargs: Any) -> None:
             if error is not None:
                 errors.append((episode.env_index, episode.length, type(error).__name__))

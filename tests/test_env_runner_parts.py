@@ -16,7 +16,7 @@ from linear_policy import LinearPolicy
 from rlio.envs.stepping import VectorStep
 from rlio.errors import StateError
 from rlio.policies.random_policy import RandomPolicy
-from rlio.rollout.callbacks import RolloutCallbacks, RunningEpisode
+from rlio.rollout.callbacks import Callbacks, RunningEpisode
 from rlio.rollout.collecting import until_last
 from rlio.rollout.config import RolloutConfig
 from rlio.rollout.env_runner import EnvRunner
@@ -48,7 +48,7 @@ def made(how: str, envs: int = 3) -> tuple[Any, dict[str, Any]]:
     return SyncVectorEnv(makers, copy=False, autoreset_mode=AutoresetMode[how]), {}
 
 
-class Starts(RolloutCallbacks):
+class Starts(Callbacks):
     def __init__(self) -> None:
         self.began: list[tuple[int, Any, Any]] = []
 
@@ -88,7 +88,7 @@ def test_where_an_episode_begins_without_a_reset_its_info_is_that_of_the_step() 
 
     seen: list[Any] = []
 
-    class Sees(RolloutCallbacks):
+    class Sees(Callbacks):
         def on_episode_start(self, *, episode: RunningEpisode, **kwargs: Any) -> None:
             seen.append(episode.last_info)
 

@@ -21,7 +21,7 @@ from rlio.connectors.mean_std import MeanStdFilter
 from rlio.envs.multi_agent import make_multi_agent
 from rlio.errors import OptionError, StateError
 from rlio.policies.policy import Policy
-from rlio.rollout.callbacks import RolloutCallbacks
+from rlio.rollout.callbacks import Callbacks
 from rlio.rollout.config import RolloutConfig
 from rlio.rollout.env_runner import EnvRunner
 from rlio.rollout.multi_agent_runner import MultiAgentEnvRunner
@@ -418,7 +418,7 @@ def test_where_there_are_enough_episodes_nothing_is_left_out(several: bool) -> N
     """Section 5 item 33: who is wanted no more has its callbacks, is counted once, and comes next time."""
     told: Counter[str] = Counter()
 
-    class Tells(RolloutCallbacks):
+    class Tells(Callbacks):
         def on_episode_start(self, **_: Any) -> None:
             told["start"] += 1
 

@@ -21,7 +21,7 @@ from rlio.envs import atari
 from rlio.envs.atari import AtariOptions, make_atari
 from rlio.envs.games import GAME
 from rlio.errors import MissingExtra, OptionError
-from rlio.rollout.callbacks import RolloutCallbacks
+from rlio.rollout.callbacks import Callbacks
 from rlio.rollout.env_runner import EnvRunner
 
 pytest.importorskip("ale_py")
@@ -101,7 +101,7 @@ def test_a_game_that_ends_between_two_lives_is_told_with_the_next() -> None:
 def test_metrics_are_of_whole_games_and_not_of_lives_or_clipped_rewards(mode: Any, hooked: bool) -> None:
     """Row "Atari metrics": returns and lengths of games; custom metrics come with them."""
 
-    class Custom(RolloutCallbacks):
+    class Custom(Callbacks):
         def on_episode_end(self, *, episode: Any, **kwargs: Any) -> None:
             episode.custom_metrics["length_of_life"] = episode.length
 

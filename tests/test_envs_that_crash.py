@@ -34,7 +34,7 @@ from rlio.envs.seeding import EpisodeSeeds, episode_seed
 from rlio.envs.stepping import Stepper, VectorStepper
 from rlio.envs.waiting import ProcessStepper
 from rlio.errors import EnvError, OptionError
-from rlio.rollout.callbacks import RolloutCallbacks
+from rlio.rollout.callbacks import Callbacks
 
 AT_ONCE = RestartPolicy(pause_s=0.0)
 ACTIONS = np.zeros(3, int)
@@ -371,7 +371,7 @@ def test_a_step_that_works_begins_the_count_anew() -> None:
 # ---- what becomes of it in a runner ----
 
 
-class Told(RolloutCallbacks):
+class Told(Callbacks):
     """Keeps what episodes ended with, and which environments were made."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from linear_policy import LinearPolicy
 
 from rlio.connectors.mean_std import MeanStdFilter
 from rlio.errors import StateError
-from rlio.rollout.callbacks import RolloutCallbacks
+from rlio.rollout.callbacks import Callbacks
 from rlio.rollout.config import RolloutConfig
 from rlio.rollout.env_runner import EnvRunner
 from rlio.rollout.evaluate import evaluate
@@ -48,7 +48,7 @@ def test_callbacks_hear_of_an_evaluation_and_its_episodes() -> None:
     """Row "on_evaluate_start/end" of 2.4."""
     log: list[Any] = []
 
-    class Tells(RolloutCallbacks):
+    class Tells(Callbacks):
         def on_evaluate_start(self, **kwargs: Any) -> None:
             log.append("start")
 

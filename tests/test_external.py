@@ -34,7 +34,7 @@ from rlio import (
     TorchPolicy,
 )
 from rlio.errors import ClosedError, EndOfData, EnvError, OptionError, SchemaError, UnknownName, UnsafeData
-from rlio.rollout.callbacks import RolloutCallbacks
+from rlio.rollout.callbacks import Callbacks
 from rlio.rollout.policy_server import ServerLimits
 
 OBS, ACT = gym.spaces.Box(-1, 1e6, (2,), np.float32), gym.spaces.Discrete(50)
@@ -294,7 +294,7 @@ def test_wrong_calls_say_what_is_wrong() -> None:
 
 
 def test_callbacks_and_metrics_see_the_episodes() -> None:
-    class Tell(RolloutCallbacks):
+    class Tell(Callbacks):
         def __init__(self) -> None:
             self.calls: Counter[str] = Counter()
 
@@ -442,7 +442,9 @@ def packed(dtype: str, size: int) -> bytes:
 )  # fmt: skip
 def test_what_strangers_send_is_refused_by_name(command: str, body: bytes, status: int, error: str) -> None:
     server = PolicyServerInput(
-        RandomPolicy(), spaces=(OBS, ACT), limits=ServerLimits(request_bytes=10_000 + 100_000 * (b"[[" in body))
+        RandomPolicy(),
+        spaces=(OBS, ACT),
+        limits=ServerLimits(request_bytes=10_000 + 100_000 * (b"[[" in body)),
     )
     server.runner.episodes.start("e")
     connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=5)

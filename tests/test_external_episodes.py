@@ -13,7 +13,7 @@ from numpy.testing import assert_array_equal
 
 from rlio import AsyncInput, ExternalEnv, ExternalRunner, RandomPolicy, RolloutConfig, SamplerInput
 from rlio.errors import ClosedError, EndOfData, EnvError, OptionError, SchemaError
-from rlio.rollout.callbacks import RolloutCallbacks
+from rlio.rollout.callbacks import Callbacks
 from rlio.rollout.external_episodes import ExternalEpisodes, _Request
 
 OBS, ACT = gym.spaces.Box(-1, 1e6, (2,), np.float32), gym.spaces.Discrete(50)
@@ -172,7 +172,7 @@ def test_many_threads_that_ask_end_and_stop_at_once_leave_nothing() -> None:
 # ---- what fails takes nobody with it, and leaves nothing ----
 
 
-class Fails(RolloutCallbacks):
+class Fails(Callbacks):
     def __init__(self, name: str) -> None:
         self.name, self.fails = name, True
 

@@ -25,7 +25,7 @@ from rlio.policies.policy_spec import PolicySpec
 from rlio.policies.random_policy import RandomPolicy
 from rlio.policies.torch_policy import TorchPolicy
 from rlio.readers.sampler_input import SamplerInput
-from rlio.rollout.callbacks import RolloutCallbacks
+from rlio.rollout.callbacks import Callbacks
 from rlio.rollout.config import RolloutConfig
 from rlio.rollout.multi_agent_runner import MultiAgentEnvRunner
 from rlio.testing import assert_same
@@ -611,7 +611,7 @@ def test_postprocessing_sees_the_other_agents_and_changes_its_own_rows_only() ->
 
     original: list[Any] = []
 
-    class Hook(RolloutCallbacks):
+    class Hook(Callbacks):
         def on_postprocess_trajectory(
             self,
             *,
@@ -687,7 +687,7 @@ def test_clipped_rewards_are_in_batches_and_true_ones_in_metrics() -> None:
 def test_what_a_callback_does_not_want_trained_on_is_in_no_batch() -> None:
     """Reference 6.2, test_rollout_worker: training_enabled=False yields empty batches."""
 
-    class Never(RolloutCallbacks):
+    class Never(Callbacks):
         def on_episode_start(self, *, episode: Any, **more: Any) -> None:
             episode.training_enabled = False
 
@@ -704,7 +704,7 @@ def test_callbacks_get_to_know_the_episodes_and_metrics_what_they_left() -> None
     """Reference 2.4, callbacks: created, start, step, end; on_sub_environment_created."""
     told: list[Any] = []
 
-    class Tells(RolloutCallbacks):
+    class Tells(Callbacks):
         def on_sub_environment_created(self, *, env: Any, env_index: int, context: Any, **more: Any) -> None:
             told.append(("made", type(env).__name__, env_index, context.worker_index))
 
@@ -921,7 +921,7 @@ def test_a_failed_environment_is_made_anew_and_the_others_make_up_for_it(mode: A
     """Reference 2.1, 6.2, crashing envs with restart: discarded, counted; on_episode_end gets the error."""
     ends: list[Any] = []
 
-    class Ends(RolloutCallbacks):
+    class Ends(Callbacks):
         def on_episode_end(self, *, episode: Any, error: Any, **more: Any) -> None:
             ends.append((episode.env_index, episode.length, error))
 

@@ -17,7 +17,7 @@ from rlio.policies.checkpoint import load_state, save_state
 from rlio.policies.policy_map import PolicyMap
 from rlio.policies.policy_spec import PolicySpec
 from rlio.policies.weights import GlobalVars
-from rlio.rollout.callbacks import RolloutCallbacks
+from rlio.rollout.callbacks import Callbacks
 from rlio.rollout.policy_group import PolicyGroup
 
 SPACES = (Box(-1.0, 1.0, (2,), np.float32), Discrete(2))
@@ -123,7 +123,7 @@ def test_gradients_have_a_batch_count_and_can_be_applied_elsewhere() -> None:
 def test_callbacks_see_batches_before_they_are_learned_on_and_may_add_to_the_results() -> None:
     """Row "on_learn_on_batch" of 2.4."""
 
-    class Doubles(RolloutCallbacks):
+    class Doubles(Callbacks):
         def on_learn_on_batch(self, *, policy: Any, train_batch: Any, result: Any, **kwargs: Any) -> None:
             train_batch["rewards"] = train_batch["rewards"] * 2
             result["rows"] = len(train_batch)
@@ -197,7 +197,7 @@ def test_policies_are_announced_when_they_have_their_spaces() -> None:
     """Row "on_create_policy" of 2.4."""
     log = []
 
-    class Tells(RolloutCallbacks):
+    class Tells(Callbacks):
         def on_create_policy(self, *, policy_id: str, policy: Any, **kwargs: Any) -> None:
             log.append((policy_id, policy.is_bound))
 

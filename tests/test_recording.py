@@ -624,3 +624,26 @@ def test_vector_rows_that_could_not_be_written_are_kept() -> None:
     envs.close()
     for env in range(2):
         assert_array_equal(writer.rows("t")[writer.rows("env_id") == env], np.arange(257))
+
+
+def test_seeds_are_those_that_reset_was_given() -> None:
+    writer = Keeping()
+    with RecordExperience(Counter((2,)), writer, seeds=True) as env:
+        for seed in (7, None, 9):
+            env.reset(seed=seed)
+            env.step(0)
+            env.step(0)
+    assert writer.rows("env_seed").tolist() == [7, 7, -1, -1, 9, 9]
+    assert writer.rows("env_seed").dtype == np.int64
+
+
+@pytest.mark.parametrize(("seed", "first"), [(5, [5, 6]), ([8, None], [8, -1]), (None, [-1, -1])])
+def test_seeds_of_vector_environments_are_those_of_each(seed: Any, first: list[int]) -> None:
+    writer = Keeping()
+    envs = RecordVectorExperience(vector(AutoresetMode.SAME_STEP, [(2,), (2,)]), writer, seeds=True)
+    envs.reset(seed=seed)
+    for _ in range(3):
+        envs.step(np.zeros(2, np.int64))
+    envs.close()
+    for env in range(2):
+        assert writer.rows("env_seed")[writer.rows("env_id") == env].tolist() == [first[env]] * 2 + [-1]

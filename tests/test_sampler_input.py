@@ -16,7 +16,7 @@ from rlio.policies.policy import Policy
 from rlio.policies.random_policy import RandomPolicy
 from rlio.readers.mixed_input import MixedInput
 from rlio.readers.sampler_input import SamplerInput
-from rlio.rollout.callbacks import RolloutCallbacks
+from rlio.rollout.callbacks import Callbacks
 from rlio.rollout.config import RolloutConfig
 from rlio.rollout.env_runner import EnvRunner
 from rlio.testing import ReaderTests, assert_same
@@ -145,7 +145,7 @@ def test_sequences_of_a_recurrent_policy_are_counted_and_never_cut() -> None:
 
 
 def test_where_callbacks_want_no_row_sequences_can_be_counted_all_the_same() -> None:
-    class OddOnesOnly(RolloutCallbacks):
+    class OddOnesOnly(Callbacks):
         seen = 0
 
         def on_episode_start(self, *, episode: Any, **kwargs: Any) -> None:

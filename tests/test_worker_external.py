@@ -13,7 +13,7 @@ from linear_policy import LinearPolicy
 from rlio.envs.external import ExternalEnv
 from rlio.errors import EndOfData, EnvError, OptionError
 from rlio.readers.async_input import AsyncInput
-from rlio.rollout.callbacks import RolloutCallbacks
+from rlio.rollout.callbacks import Callbacks
 from rlio.rollout.config import RolloutConfig
 from rlio.worker import RolloutWorker
 from rlio.writers.noop_output import NoopOutput
@@ -149,7 +149,7 @@ def test_policies_do_not_act_while_they_learn_or_change() -> None:
 
 
 def test_errors_of_a_sampler_that_runs_ahead_surface_in_sample() -> None:
-    class Fails(RolloutCallbacks):
+    class Fails(Callbacks):
         def on_episode_end(self, **kwargs: Any) -> None:
             raise EnvError("mine")
 

@@ -20,7 +20,7 @@ from rlio.envs.multi_agent import make_multi_agent
 from rlio.errors import ClosedError, OptionError, StateError
 from rlio.policies.random_policy import RandomPolicy
 from rlio.policies.weights import GlobalVars
-from rlio.rollout.callbacks import RolloutCallbacks
+from rlio.rollout.callbacks import Callbacks
 from rlio.rollout.config import RolloutConfig
 from rlio.rollout.metrics import RolloutMetrics
 from rlio.worker import RolloutWorker
@@ -185,7 +185,7 @@ def _setup(policy_id: str) -> Any:
 def test_episodes_that_are_not_for_training_are_in_no_batch() -> None:
     """Upstream: training_enabled=False yields empty batches; the rows are counted."""
 
-    class Refuses(RolloutCallbacks):
+    class Refuses(Callbacks):
         def on_episode_start(self, *, episode: Any, **kwargs: Any) -> None:
             episode.training_enabled = False
 
@@ -295,7 +295,7 @@ def test_what_connectors_made_is_recorded_as_preprocessed(tmp_path: Path) -> Non
 # ---- callbacks ----
 
 
-class Counts(RolloutCallbacks):
+class Counts(Callbacks):
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
         self.ended: list[Any] = []
@@ -372,7 +372,7 @@ def test_every_callback_is_called_when_its_time_comes() -> None:
 
 
 def test_an_exception_in_a_callback_surfaces_in_sample() -> None:
-    class Fails(RolloutCallbacks):
+    class Fails(Callbacks):
         def on_episode_end(self, **kwargs: Any) -> None:
             raise ValueError("mine")
 

@@ -16,7 +16,7 @@ from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
 from rlio.connectors.mean_std import MeanStdFilter
 from rlio.envs.multi_agent import MultiAgentEnv, make_multi_agent
 from rlio.errors import OptionError
-from rlio.rollout.callbacks import RolloutCallbacks
+from rlio.rollout.callbacks import Callbacks
 from rlio.rollout.config import RolloutConfig
 from rlio.rollout.multi_agent_runner import MultiAgentEnvRunner
 from rlio.rollout.policy_setup import PolicySetup
@@ -250,7 +250,7 @@ def test_metrics_are_by_policy_and_agent() -> None:
 def test_callbacks_know_agents_and_policies() -> None:
     seen: list[Any] = []
 
-    class Tells(RolloutCallbacks):
+    class Tells(Callbacks):
         def on_create_policy(self, *, policy_id: str, policy: Any, **kwargs: Any) -> None:
             seen.append((policy_id, policy.is_bound))
 

@@ -20,7 +20,7 @@ from rlio.policies.policy_spec import PolicySpec
 from rlio.policies.random_policy import RandomPolicy
 from rlio.policies.weights import GlobalVars
 from rlio.readers.recording_input import RecordingInput
-from rlio.rollout.callbacks import RolloutCallbacks
+from rlio.rollout.callbacks import Callbacks
 from rlio.rollout.config import RolloutConfig
 from rlio.rollout.policy_setup import PolicySetup
 from rlio.rollout.stand_ins import FirstBatchForever, NoInput, Simulated
@@ -140,7 +140,7 @@ def test_callbacks_have_samples_before_they_are_written_and_cut() -> None:
     """Rows "sample()" and "on_sample_end": what they change is written and served."""
     lengths = []
 
-    class Marks(RolloutCallbacks):
+    class Marks(Callbacks):
         def on_sample_end(self, *, runner: Any, samples: Any, **kwargs: Any) -> None:
             assert runner is worker
             samples["mark"] = np.full(len(samples), len(lengths))
@@ -170,11 +170,11 @@ class Logged(InputReader):
 def test_callbacks_have_what_is_read_too() -> None:
     seen = []
 
-    class Tells(RolloutCallbacks):
+    class Tells(Callbacks):
         def on_sample_end(self, *, samples: Any, **kwargs: Any) -> None:
             seen.append(len(samples))
 
-    with live(input=Logged(), callbacks=[Tells(), RolloutCallbacks]) as worker:
+    with live(input=Logged(), callbacks=[Tells(), Callbacks]) as worker:
         worker.sample(20)
     assert seen == [8, 8, 8]
 
@@ -292,7 +292,7 @@ def test_policies_are_added_and_removed() -> None:
     """Row "get_policy / add_policy / remove_policy"."""
     created = []
 
-    class Tells(RolloutCallbacks):
+    class Tells(Callbacks):
         def on_create_policy(self, *, policy_id: str, policy: Any, **kwargs: Any) -> None:
             created.append((policy_id, policy.is_bound))
 
@@ -336,7 +336,7 @@ def test_a_saved_worker_is_restored_with_its_policies_functions_and_counts(
     place = folder if "://" in folder else str(tmp_path / folder)
     loaded = []
 
-    class Tells(RolloutCallbacks):
+    class Tells(Callbacks):
         def on_checkpoint_loaded(self, *, worker: Any, path: Any, **kwargs: Any) -> None:
             loaded.append((worker, path))
 

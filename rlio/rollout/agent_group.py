@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Agent", "AgentEpisode", "AgentGroup"]
 
-_ENV_SEED = "env_seed"
 _INPUTS = (
     Columns.PREV_ACTIONS, Columns.PREV_REWARDS, Columns.T, Columns.EPS_ID, Columns.ENV_ID,
     Columns.AGENT_INDEX,
@@ -307,7 +306,7 @@ class AgentGroup:
             AGENT_T: [agent.steps for agent in agents],
         }
         if self._records_seeds:
-            integers[_ENV_SEED] = [agent.episode.seed for agent in agents]
+            integers[Columns.ENV_SEED] = [agent.episode.seed for agent in agents]
         if at_random:
             actions, _, _ = self._random_policy().compute_actions(obs)
             extras: dict[str, Any] = {}

@@ -1,12 +1,12 @@
-"""`RolloutCallbacks`: what users hook into sampling and learning.
+"""`Callbacks`: what users hook into sampling and learning.
 
 `RunningEpisode` is what they get to know of an episode.
 
 Example:
-    >>> class Angles(RolloutCallbacks):
+    >>> class Angles(Callbacks):
     ...     def on_episode_end(self, *, episode, error=None, **kwargs):
     ...         episode.custom_metrics["is_long"] = episode.length > 100
-    >>> sorted(overridden(combine([Angles, RolloutCallbacks()])))
+    >>> sorted(overridden(combine([Angles, Callbacks()])))
     ['on_episode_end']
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rlio.interfaces import Batch
     from rlio.policies.policy import Policy
 
-__all__ = ["CallbacksLike", "RolloutCallbacks", "RunningEpisode", "combine", "overridden"]
+__all__ = ["Callbacks", "CallbacksLike", "RunningEpisode", "combine", "overridden"]
 
 # Any in this module: environments and runners are those of gymnasium, PettingZoo, ours and other people's.
 
@@ -91,7 +91,7 @@ class RunningEpisode:
             ) from None
 
 
-class RolloutCallbacks:
+class Callbacks:
     """Methods that are called while workers sample and learn. All are empty: override those you need.
 
     They get keywords only; take ``**kwargs`` too, as later versions may pass more. Only overridden ones are
@@ -214,48 +214,45 @@ class RolloutCallbacks:
         """A worker's `restore` has loaded what was saved."""
 
 
-_HOOKS = tuple(name for name in vars(RolloutCallbacks) if name.startswith("on_"))
+_HOOKS = tuple(name for name in vars(Callbacks) if name.startswith("on_"))
 
 CallbacksLike: TypeAlias = (
-    RolloutCallbacks
-    | Callable[[], RolloutCallbacks]
-    | Sequence[RolloutCallbacks | Callable[[], RolloutCallbacks]]
-    | None
+    Callbacks | Callable[[], Callbacks] | Sequence[Callbacks | Callable[[], Callbacks]] | None
 )
 
 
-def overridden(callbacks: RolloutCallbacks) -> frozenset[str]:
+def overridden(callbacks: Callbacks) -> frozenset[str]:
     """Names of the methods that do something: those of a subclass, or set on the object itself."""
     kind = type(callbacks)
     return frozenset(
         name
         for name in _HOOKS
-        if getattr(kind, name) is not getattr(RolloutCallbacks, name) or name in vars(callbacks)
+        if getattr(kind, name) is not getattr(Callbacks, name) or name in vars(callbacks)
     )
 
 
-def combine(callbacks: CallbacksLike) -> RolloutCallbacks:
+def combine(callbacks: CallbacksLike) -> Callbacks:
     """Make one of what a user gave: callbacks, a class or function that makes them, several, or None.
 
     Several are called in their order.
 
     Raises:
-        OptionError: Something among them gives no `RolloutCallbacks`, or has a method ``on_...`` that nobody
+        OptionError: Something among them gives no `Callbacks`, or has a method ``on_...`` that nobody
             calls.
     """
     if callbacks is None:
-        return RolloutCallbacks()
-    if isinstance(callbacks, (RolloutCallbacks, type)) or not isinstance(callbacks, Iterable):
+        return Callbacks()
+    if isinstance(callbacks, (Callbacks, type)) or not isinstance(callbacks, Iterable):
         return _made(callbacks)
     parts = [_made(part) for part in callbacks]
     return parts[0] if len(parts) == 1 else _Combined(parts)
 
 
-def _made(given: Any) -> RolloutCallbacks:
-    made = given() if callable(given) and not isinstance(given, RolloutCallbacks) else given
-    if not isinstance(made, RolloutCallbacks):
+def _made(given: Any) -> Callbacks:
+    made = given() if callable(given) and not isinstance(given, Callbacks) else given
+    if not isinstance(made, Callbacks):
         raise OptionError(
-            f"callbacks={excerpt(given)}: expected RolloutCallbacks, a class or function that gives them, "
+            f"callbacks={excerpt(given)}: expected Callbacks, a class or function that gives them, "
             "or a list of these"
         )
     unknown = sorted(name for name in dir(made) if name.startswith("on_") and name not in _HOOKS)
@@ -267,10 +264,10 @@ def _made(given: Any) -> RolloutCallbacks:
     return made
 
 
-class _Combined(RolloutCallbacks):
+class _Combined(Callbacks):
     """Several callbacks, one after the other."""
 
-    def __init__(self, parts: Sequence[RolloutCallbacks]) -> None:
+    def __init__(self, parts: Sequence[Callbacks]) -> None:
         for name in _HOOKS:
             methods = [getattr(part, name) for part in parts if name in overridden(part)]
             if methods:

@@ -72,7 +72,7 @@ class EnvRunner:
         env: What `make_stepper` takes. The runner closes it, also if it was given as an object.
         policy: Acts; bound to the spaces here, if it was not before.
         config: How to step and record; None: the defaults.
-        callbacks: What is called while it samples: `RolloutCallbacks`, or several; None: nothing.
+        callbacks: What is called while it samples: `Callbacks`, or several; None: nothing.
         seed: Of the environments, the episode ids and, if it is not yet bound, the policy. None draws one
             from the OS, logs it and keeps it in `seeds`.
         worker_index: Makes the seeds and ids of workers with the same ``seed`` different.

@@ -2,8 +2,8 @@
 
 Example:
     >>> from gymnasium.spaces import Box
-    >>> from rlio.rollout.callbacks import RolloutCallbacks
-    >>> class Tell(RolloutCallbacks):
+    >>> from rlio.rollout.callbacks import Callbacks
+    >>> class Tell(Callbacks):
     ...     def on_episode_start(self, *, episode, **kwargs):
     ...         print("episode", episode.eps_id, "begins with", episode.last_observation)
     >>> hooks = EpisodeHooks(Tell(), runner=None, space=Box(0.0, 9.0, (1,)), num_envs=2)
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from rlio.columns import DEFAULT_POLICY_ID, Columns
 from rlio.envs.leaves import leaf_of, leaves_of
 from rlio.nested import map_structure, unflatten
-from rlio.rollout.callbacks import RolloutCallbacks, RunningEpisode, overridden
+from rlio.rollout.callbacks import Callbacks, RunningEpisode, overridden
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -66,7 +66,7 @@ class EpisodeHooks:
 
     def __init__(
         self,
-        callbacks: RolloutCallbacks,
+        callbacks: Callbacks,
         *,
         runner: Any,
         space: gym.Space[Any],

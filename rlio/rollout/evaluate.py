@@ -98,7 +98,7 @@ def evaluate(
         action_connectors: As in `RolloutConfig`.
         filters: The state of the `MeanStdFilter`s among the connectors, as `EnvRunner.get_filters` gives it;
             they learn nothing here.
-        callbacks: Told of the evaluation and of its episodes; see `RolloutCallbacks`.
+        callbacks: Told of the evaluation and of its episodes; see `Callbacks`.
 
     Returns:
         The episodes, those of the first environment first, each environment's in their order.

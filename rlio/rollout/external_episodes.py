@@ -43,7 +43,7 @@ from rlio.nested import map_structure, path_text
 from rlio.policies.policy import Policy, RecurrentState
 from rlio.rollout.acting import STATE_BEFORE_PREFIX
 from rlio.rollout.agent_rows import NEXT_T, AgentRows, structured
-from rlio.rollout.callbacks import RolloutCallbacks, RunningEpisode, overridden
+from rlio.rollout.callbacks import Callbacks, RunningEpisode, overridden
 from rlio.rollout.metrics import MetricsCollector
 from rlio.rollout.trajectories import piece_starts
 
@@ -146,7 +146,7 @@ class ExternalEpisodes:
         infos: bool = False,
         immediate: bool = False,
         timeout: float | None = None,
-        callbacks: RolloutCallbacks | None = None,
+        callbacks: Callbacks | None = None,
         metrics: MetricsCollector | None = None,
         seed: int | None = None,
         worker_index: int = 0,
@@ -165,7 +165,7 @@ class ExternalEpisodes:
         self._infos = infos
         self._immediate = immediate
         self._timeout = timeout
-        self._callbacks = callbacks if callbacks is not None else RolloutCallbacks()
+        self._callbacks = callbacks if callbacks is not None else Callbacks()
         self._wanted = overridden(self._callbacks)
         self._metrics = metrics if metrics is not None else MetricsCollector()
         self._ids = np.random.default_rng(seed)

@@ -31,6 +31,20 @@ logger = logging.getLogger("rlio")
 
 # How long the loop's thread is waited for when the runner stops: it may be in a simulator's call.
 _STOP_SECONDS = 5.0
+# What is used of a config here, and what a worker may use of it.
+_USED = frozenset(
+    {"rollout_fragment_length", "train_batch_size", "batch_mode", "explore", "record_infos", "count_steps_by"}
+)
+_OF_WORKERS = frozenset(
+    {
+        "compress_observations",
+        "fake_sampler",
+        "input_evaluation",
+        "postprocess_inputs",
+        "sample_async",
+        "shuffle_buffer_size",
+    }
+)
 # How often it is looked whether the loop has ended meanwhile.
 _LOOK_SECONDS = 0.2
 
@@ -70,6 +84,7 @@ class ExternalRunner:
             raise OptionError(f"env={excerpt(env)}: expected an ExternalEnv; others are EnvRunner's")
         self.env, self.policy = env, policy
         self.config = (config if config is not None else RolloutConfig()).resolved()
+        self.config.refuse_others("the sampler of an ExternalEnv", _USED | _OF_WORKERS)
         self.metrics = MetricsCollector()
         self._callbacks = combine(callbacks)
         seeds = np.random.SeedSequence(seed, spawn_key=(worker_index,)).generate_state(2)
@@ -258,8 +273,9 @@ class ExternalRunner:
         return self.metrics.drain()
 
     def get_spaces(self) -> dict[str, tuple[gym.Space[Any], gym.Space[Any]]]:
-        """Policy id -> (observation space, action space)."""
-        return {DEFAULT_POLICY_ID: (self.observation_space, self.action_space)}
+        """Observation and action space, under ``"__env__"`` and of the policy: they are the same."""
+        spaces = self.observation_space, self.action_space
+        return {"__env__": spaces, DEFAULT_POLICY_ID: spaces}
 
     def assert_healthy(self) -> None:
         """Check that there is something to sample.

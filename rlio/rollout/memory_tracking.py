@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from rlio.errors import OptionError
-from rlio.rollout.callbacks import RolloutCallbacks, RunningEpisode
+from rlio.rollout.callbacks import Callbacks, RunningEpisode
 
 __all__ = ["MemoryTrackingCallbacks"]
 
 
-class MemoryTrackingCallbacks(RolloutCallbacks):
+class MemoryTrackingCallbacks(Callbacks):
     """Puts into the custom metrics what memory the process has, and which lines allocated the most.
 
     ``memory/rss`` is the process's resident memory in bytes, ``memory/traced`` what Python's allocators have

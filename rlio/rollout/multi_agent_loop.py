@@ -21,7 +21,7 @@ from rlio.errors import SchemaError, excerpt
 from rlio.rollout.agent_group import Agent, AgentEpisode, AgentGroup
 from rlio.rollout.agent_mapping import AgentMapping, MappingFn
 from rlio.rollout.agent_rows import EPISODE
-from rlio.rollout.callbacks import RolloutCallbacks, RunningEpisode, overridden
+from rlio.rollout.callbacks import Callbacks, RunningEpisode, overridden
 from rlio.rollout.config import RolloutConfig
 from rlio.rollout.metrics import MetricsCollector, PerfCounters
 from rlio.rollout.multi_agent_envs import MultiAgentEnvs
@@ -106,7 +106,7 @@ class MultiAgentLoop:
         mapping: AgentMapping,
         *,
         config: RolloutConfig,
-        callbacks: RolloutCallbacks,
+        callbacks: Callbacks,
         metrics: MetricsCollector,
         new_id: Callable[[], int],
         runner: Any = None,

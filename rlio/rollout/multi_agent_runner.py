@@ -83,7 +83,7 @@ class MultiAgentEnvRunner:
             runner) if it takes that, once for each agent and episode; gives the policy id. None: the only
             policy acts for all, or each for the agent of its name.
         config: How to step and record; None: the defaults. ``count_steps_by`` says what fragments count.
-        callbacks: Told of what happens; see `RolloutCallbacks`.
+        callbacks: Told of what happens; see `Callbacks`.
         seed: Of environments, episode ids and those policies that are not bound yet. None draws one from the
             OS, logs it and keeps it in `seeds`.
         worker_index: Makes the seeds and ids of workers with the same ``seed`` different.

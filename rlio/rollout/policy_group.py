@@ -34,7 +34,7 @@ from rlio.policies.policy_map import PolicyMap
 from rlio.policies.policy_spec import PolicySpec, Spaces
 from rlio.policies.sgd import do_minibatch_sgd
 from rlio.policies.weights import GlobalVars, update_weights
-from rlio.rollout.callbacks import RolloutCallbacks, overridden
+from rlio.rollout.callbacks import Callbacks, overridden
 
 __all__ = ["MappingFn", "PoliciesToTrain", "PolicyGroup"]
 
@@ -81,13 +81,13 @@ class PolicyGroup:
         *,
         policy_mapping_fn: MappingFn | None = None,
         policies_to_train: PoliciesToTrain = None,
-        callbacks: RolloutCallbacks | None = None,
+        callbacks: Callbacks | None = None,
     ) -> None:
         self.policies = policies
         self.policy_mapping_fn: MappingFn | None = None
         self.num_grad_updates: Counter[str] = Counter()
         self.timestep = 0
-        self._callbacks = callbacks if callbacks is not None else RolloutCallbacks()
+        self._callbacks = callbacks if callbacks is not None else Callbacks()
         self._hooks = overridden(self._callbacks)
         self._to_train: frozenset[str] | Callable[[str, Batch | None], bool] | None = None
         self.set_policies_to_train(policies_to_train)

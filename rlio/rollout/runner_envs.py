@@ -1,9 +1,9 @@
 """`RunnerEnvs`: the environments of an `EnvRunner`, made, made anew and closed, and callbacks told of them.
 
 Example:
-    >>> from rlio.rollout.callbacks import RolloutCallbacks
+    >>> from rlio.rollout.callbacks import Callbacks
     >>> from rlio.rollout.config import RolloutConfig
-    >>> class Tell(RolloutCallbacks):
+    >>> class Tell(Callbacks):
     ...     def on_environment_created(self, *, env, **kwargs):
     ...         print("made", env.num_envs)
     >>> envs = RunnerEnvs("CartPole-v1", config=RolloutConfig(num_envs=3), callbacks=Tell(), runner=None)
@@ -25,7 +25,7 @@ from rlio.envs.making import EnvLike, make_stepper, set_environs
 from rlio.envs.stepping import Stepper
 from rlio.envs.sub_envs import SubEnvStepper
 from rlio.errors import OptionError
-from rlio.rollout.callbacks import RolloutCallbacks, overridden
+from rlio.rollout.callbacks import Callbacks, overridden
 from rlio.rollout.config import RolloutConfig
 from rlio.rollout.env_setup import env_setup
 
@@ -53,7 +53,7 @@ class RunnerEnvs:
         env: EnvLike,
         *,
         config: RolloutConfig,
-        callbacks: RolloutCallbacks,
+        callbacks: Callbacks,
         runner: Any,
         worker_index: int = 0,
         num_workers: int = 0,

@@ -33,21 +33,6 @@ __all__ = ["AnyRunner", "Place", "make_runner", "sub_envs"]
 
 AnyRunner: TypeAlias = EnvRunner | MultiAgentEnvRunner | ExternalRunner
 
-# What of a RolloutConfig counts where an environment has the loop itself, and what is the worker's affair.
-_EXTERNAL = frozenset(
-    {"rollout_fragment_length", "train_batch_size", "batch_mode", "explore", "record_infos", "count_steps_by"}
-)
-_OF_WORKERS = frozenset(
-    {
-        "compress_observations",
-        "fake_sampler",
-        "input_evaluation",
-        "postprocess_inputs",
-        "sample_async",
-        "shuffle_buffer_size",
-    }
-)
-
 
 @dataclass(frozen=True)
 class Place:
@@ -108,7 +93,6 @@ def make_runner(
     workers: dict[str, Any] = {"num_workers": where.num_workers, "recreated_worker": where.recreated_worker}
     runner: EnvRunner | ExternalRunner
     if isinstance(env, ExternalEnv):
-        config.refuse_others("the sampler of an ExternalEnv", _EXTERNAL | _OF_WORKERS)
         runner = ExternalRunner(env, _only_actor(group), **common)
     elif _needs_agents(env, group):
         return MultiAgentEnvRunner(env, group.policies, group.policy_mapping_fn, **common, **workers)

@@ -30,7 +30,7 @@ from rlio.envs.stepping import Stepper, VectorStep
 from rlio.policies.policy import Policy
 from rlio.policies.random_policy import RandomPolicy
 from rlio.rollout.acting import Acted, Acting
-from rlio.rollout.callbacks import RolloutCallbacks
+from rlio.rollout.callbacks import Callbacks
 from rlio.rollout.config import RolloutConfig
 from rlio.rollout.episode_hooks import EpisodeHooks
 from rlio.rollout.episodes import Episodes
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     import gymnasium as gym
 
 __all__ = ["VectorLoop"]
-
-_ENV_SEED = "env_seed"
 
 
 class VectorLoop:
@@ -85,7 +83,7 @@ class VectorLoop:
         *,
         config: RolloutConfig,
         seeds: RunnerSeeds,
-        callbacks: RolloutCallbacks | None = None,
+        callbacks: Callbacks | None = None,
         metrics: MetricsCollector | None = None,
         progress: Progress | None = None,
         runner: Any = None,
@@ -106,7 +104,7 @@ class VectorLoop:
         self._random_policy: RandomPolicy | None = None
         self.recorder = _recorder(stepper, config, self.observer.pipeline.space, self.actions.space)
         hooks = EpisodeHooks(
-            callbacks if callbacks is not None else RolloutCallbacks(),
+            callbacks if callbacks is not None else Callbacks(),
             runner=runner,
             space=stepper.observation_space,
             num_envs=stepper.num_envs,
@@ -293,7 +291,7 @@ class VectorLoop:
             Columns.WEIGHTS_SEQ_NO: acted.weights_seq_no,
         }
         if self._config.record_env_seeds:
-            scalars[_ENV_SEED] = self._env_seeds
+            scalars[Columns.ENV_SEED] = self._env_seeds
             if step.starts.any():
                 self._env_seeds = self.stepper.env_seeds
         return scalars
