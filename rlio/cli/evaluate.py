@@ -234,7 +234,8 @@ def draw_intervals(found: Mapping[str, OffPolicyEstimate], path: Path) -> None:
     for place, estimate in enumerate(found.values()):
         target = estimate.v_target
         if target.concentration is not None:
-            axes.plot([place, place], target.concentration, color="lightgray", linewidth=6)
+            wide = axes.plot([place, place], target.concentration, color="lightgray", linewidth=6)
+            wide[0].set_label(None if place else "concentration bound")
         axes.plot([place, place], target.interval, color="black")
         axes.plot([place], [target.value], "o", color="black")
     axes.axhspan(*first.v_behavior.interval, color="tab:blue", alpha=0.2)

@@ -27,6 +27,8 @@ from rlio.evaluation.weighting import Contributions, rescaled
 __all__ = ["Measured", "OffPolicyEstimate", "Overlap", "measured"]
 
 Floats = NDArray[np.float64]
+# Below so many effective episodes sums are far from normal, and what would change them is likely not there.
+_FEW = 30
 _QUANTILES = (0.0, 0.01, 0.25, 0.5, 0.75, 0.99, 1.0)
 
 
@@ -120,7 +122,11 @@ class Overlap:
             f"{', '.join(f'{value:.3g}' for value in self.log_weight_quantiles.values())} (quantiles "
             f"{', '.join(f'{q:g}' for q in self.log_weight_quantiles)})"
         )
-        return text + (f"; {self.impossible} episodes have weight 0" if self.impossible else "")
+        if self.impossible:
+            text += f"; {self.impossible} episodes have weight 0"
+        if self.effective_sample_size < _FEW:
+            text += f". Below {_FEW}, no interval of a weighted estimator is to be believed"
+        return text
 
 
 @dataclass(frozen=True)
