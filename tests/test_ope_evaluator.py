@@ -161,6 +161,17 @@ def test_rows_that_say_nothing_of_another_policy_are_refused(
         evaluate_offline(batch, likelihoods(0.8), gamma=1.0)
 
 
+def test_a_step_that_came_twice_does_not_stand_for_one_that_is_missing() -> None:
+    """Steps 0 1, 1 2 and 4, the end: five rows of an episode of five steps, and not that episode."""
+    evaluator = OffPolicyEvaluator(likelihoods(0.5), gamma=1.0)
+    rows = logged(eps_id=np.zeros(10, np.int64), t=np.array([0, 1, 1, 2, 4, 5, 6, 7, 8, 9]))
+    rows["terminateds"] = rows["t"] == 4
+    evaluator.add(rows[:2])
+    evaluator.add(rows[2:4])
+    with pytest.raises(SchemaError, match="step 1 of episode 0 came twice"):
+        evaluator.add(rows[4:5])
+
+
 def test_policies_that_are_no_policies_are_refused() -> None:
     for function, message in (
         (lambda obs, actions: np.full(len(actions), 0.5), "not probabilities"),
@@ -256,6 +267,36 @@ def test_fitted_q_evaluation_comes_within_a_tenth_of_what_returns_vary_by(name: 
         for estimate in found.values():
             assert abs(estimate.v_target.value - problem.truth) < 0.1 * spread, estimate
         assert found["dm"].overlap is None
+
+
+class Remembers:
+    """A model that gives 1 for what it was fitted to, and 0 for all else."""
+
+    def fit(self, transitions: Any, target: Target, *, gamma: float) -> Any:
+        model = Remembers()
+        model.seen = set(transitions.obs.tolist())
+        return model
+
+    def state_values(self, obs: Any) -> Any:
+        return np.array([float(number in self.seen) for number in obs.tolist()])
+
+    def action_values(self, obs: Any, actions: Any) -> Any:
+        return self.state_values(obs)
+
+    seen: set[float]
+
+
+@pytest.mark.parametrize(("folds", "value"), [(1, 1.0), (2, 0.0), (5, 0.0)])
+def test_an_episode_is_judged_by_models_that_were_fitted_to_others(folds: int, value: float) -> None:
+    batch = logged(obs=np.arange(10.0))
+    evaluator = OffPolicyEvaluator(
+        likelihoods(0.5), gamma=1.0, estimators=["dm"], q_model=Remembers(), folds=folds
+    )
+    evaluator.add(batch)
+    batch["obs"][:] = 99.0
+    assert evaluator.estimate()["dm"].v_target.value == value
+    with pytest.raises(OptionError, match="folds=11"):
+        evaluate_offline(batch, likelihoods(0.5), gamma=1.0, estimators=["dm"], folds=11)
 
 
 def test_the_direct_method_needs_no_probabilities_and_finds_new_obs_itself() -> None:

@@ -48,6 +48,7 @@ from rlio.evaluation.weighting import (
     weighted_per_decision,
 )
 from rlio.interfaces import Batch, InputReader, ReadOptions
+from rlio.nested import map_structure
 from rlio.policies.policy import Policy
 from rlio.resolve import read
 
@@ -163,6 +164,8 @@ class OffPolicyEvaluator:
             for name in (Columns.NEXT_OBS, Columns.NEXT_OBS_VALID, Columns.TERMINATEDS):
                 if name in rows:
                     kept[name] = read_nested(rows, name)
+            # Copies: who reads with out= overwrites what was added.
+            kept = {name: map_structure(np.copy, column) for name, column in kept.items()}
         return kept
 
     def _steps(self, episodes: Episodes, values: ModelValues | None = None) -> WeightedSteps:
