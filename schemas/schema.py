@@ -309,7 +309,8 @@ class Schema:
     @cached_property
     def row_bytes(self) -> int:
         """What a row takes in a batch, of the policy whose rows take most; texts are guessed."""
-        return max(sum(leaf.spec.row_bytes for leaf in p.leaves) for p in self.policies.values())
+        parts = (sum(leaf.spec.row_bytes for leaf in p.leaves) for p in self.policies.values())
+        return max(parts, default=0)
 
     @property
     def folded_row_bytes(self) -> int:

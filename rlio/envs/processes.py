@@ -8,13 +8,13 @@ from __future__ import annotations
 import gc
 import logging
 import multiprocessing
-import pickle
 import selectors
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -511,7 +511,8 @@ class _Serving:
 def _portable(error: Exception) -> Exception:
     """``error``, or what can be said of it where it does not come through a pipe."""
     try:
-        pickle.loads(pickle.dumps(error))
+        # As the pipe does it: whether the other end would get the error, and no error of its own.
+        ForkingPickler.loads(ForkingPickler.dumps(error))
     # A class of its own may fail in any way, when it is packed or unpacked.
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {excerpt(str(error), 500)}")
