@@ -6,8 +6,9 @@
 PYTHON ?= python3
 # Passed on: make demo ARGS="--seed 1", make test ARGS="-k mixed".
 ARGS ?=
-# Test processes: more than 4 spend their time importing torch.
-JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); [ $$n -lt 4 ] && echo $$n || echo 4)
+# Test processes: one more than there are processors, as many tests wait for others; more than 4 spend their
+# time importing torch.
+JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); [ $$n -lt 4 ] && echo $$((n + 1)) || echo 4)
 
 BIN := .venv/bin
 # Newer than what it depends on: the environment holds what pyproject.toml and constraints.txt ask for.
