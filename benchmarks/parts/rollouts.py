@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,12 @@ def run(setup: Setup) -> Section:
     config = rlio.RolloutConfig(num_envs=ENVS, rollout_fragment_length=steps)
     runner = rlio.EnvRunner("CartPole-v1", rlio.TorchPolicy(hidden=HIDDEN), config=config, seed=0)
     bare = _BareLoop(steps)
+    native = rlio.EnvRunner(
+        "CartPole-v1",
+        rlio.TorchPolicy(hidden=HIDDEN),
+        config=replace(config, vectorize_mode="native"),
+        seed=0,
+    )
     recorded = rlio.RolloutWorker(
         "CartPole-v1",
         rlio.TorchPolicy(hidden=HIDDEN),
@@ -40,6 +47,7 @@ def run(setup: Setup) -> Section:
     )
     cases = [
         Case("rlio", runner.run, ENVS * steps),
+        Case("rlio, native vector env", native.run, ENVS * steps),
         Case("rlio, recorded to Parquet", recorded.sample, ENVS * steps),
         Case("bare loop", bare.run, ENVS * steps),
     ]
@@ -58,9 +66,13 @@ def run(setup: Setup) -> Section:
     section.compare(work, case="rollouts", ours="rlio", beside="RLlib", at_least=25)
     section.compare(work, case="rollouts", ours="rlio", beside="RLlib, SingleAgentEnvRunner")
     section.compare(
+        f"{work}, native vector env", case="rollouts", ours="rlio, native vector env", beside="RLlib"
+    )
+    section.compare(
         f"{work}, recorded", case="rollouts", ours="rlio, recorded to Parquet", beside="rlio", at_least=0.9
     )
     recorded.close()
+    native.stop()
     runner.stop()
     bare.envs.close()
     for worker in workers.values():
