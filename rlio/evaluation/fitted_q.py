@@ -301,7 +301,7 @@ class _Network(ABC):
             values = self._values(self._module, _at(obs, rows), _at(actions, rows))
             loss = torch.nn.functional.mse_loss(values, goals)
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call] # torch's own
+            loss.backward()  # type: ignore[no-untyped-call] # torch does not type it
             optimizer.step()
             schedule.step()
             with torch.no_grad():

@@ -311,7 +311,7 @@ def _normalised(steps: WeightedSteps, log_weights: Floats, values: Floats) -> Fl
     # At the steps after its end an episode earns 0, which is `means` less than the others.
     after = steps.lengths
     missing = _tail_sums(discounts * means, log_totals, after, ended)
-    return (discounts * means).sum() + episodes * (own - missing)  # type: ignore[no-any-return] # float64
+    return (discounts * means).sum() + episodes * (own - missing)  # type: ignore[no-any-return] # float64; sums are untyped
 
 
 def _finite(values: Floats) -> Floats:
