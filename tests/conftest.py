@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import ray_cluster as local_ray
 import servers
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,6 +53,14 @@ def _running() -> Iterator[Callable[[str], servers.Server]]:
 
     with contextlib.ExitStack() as stack:
         yield run
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """Ray runs on this machine, with 8 logical processors; tests with it are of ``xdist_group("ray")``."""
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'rlio[ray]'")
+    with local_ray.cluster():
+        yield
 
 
 @pytest.fixture

@@ -1,0 +1,70 @@
+"""A real Ray cluster on this machine, for tests: see the fixture ``ray_cluster`` of conftest.py."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+#: Where the tests lie, so that what they define can be imported by name in Ray's processes.
+TESTS = Path(__file__).resolve().parent
+
+# Ray reads these when it is imported, which tests do as they are collected. A token of this run's own: else
+# Ray writes one into the user's home.
+os.environ["RAY_AUTH_MODE"] = "token"
+os.environ.setdefault("RAY_AUTH_TOKEN", uuid.uuid4().hex)
+
+
+@contextlib.contextmanager
+def cluster(cpus: int = 8) -> Iterator[None]:
+    """Start Ray with ``cpus`` logical processors, and stop it with all of its processes.
+
+    It listens on 127.0.0.1 alone, behind a token of its own, and keeps everything in one short folder (the
+    paths of its sockets may have 107 bytes) that goes with it. The driver's environment is that of the
+    workers: tests' modules can be imported there.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rr", dir="/tmp"))
+        stack.enter_context(
+            mock.patch.dict(
+                os.environ,
+                RAY_USAGE_STATS_ENABLED="0",
+                RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
+                RAY_DATA_DISABLE_PROGRESS_BARS="1",
+                OMP_NUM_THREADS="1",
+                PYTHONPATH=os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH")))),
+            )
+        )
+        import ray
+        from ray._private import services
+
+        # ray.init() replaces 127.0.0.1 by the machine's address in the network, and would listen there.
+        stack.enter_context(mock.patch.object(services, "resolve_ip_for_localhost", lambda address: address))
+        ray.init(
+            num_cpus=cpus,
+            include_dashboard=False,
+            object_store_memory=256 * 2**20,
+            log_to_driver=False,
+            logging_level="ERROR",
+            _node_ip_address="127.0.0.1",
+            _temp_dir=folder,
+        )
+        stack.callback(_stop)
+        yield
+
+
+def _stop() -> None:
+    """Stop Ray, and wait for what it started: it kills its processes and waits for none."""
+    import ray
+    from ray._private import worker
+
+    node = worker._global_node
+    assert node is not None
+    started = [info.process for infos in node.all_processes.values() for info in infos]
+    ray.shutdown()
+    for process in started:
+        process.wait(timeout=30)
