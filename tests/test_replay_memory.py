@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import faulthandler
+import itertools
 import os
+import re
 import resource
 import signal
 import stat
@@ -371,3 +373,22 @@ def test_long_names_have_files_of_their_own() -> None:
 def test_files_of_others_are_not_taken_for_arrays() -> None:
     for name in ("a.txt", "A.array", "a b.array", "array", "a.array~", "x" * 201 + ".array", "a~b.array"):
         assert not is_array_file(name), name
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage/enabled").exists(), reason="no huge pages on this system"
+)
+@pytest.mark.parametrize(("rows", "huge"), [(4 << 20, True), (1 << 10, False)])
+def test_large_arrays_in_memory_ask_for_huge_pages(rows: int, huge: bool) -> None:
+    with RamArrays() as arrays:
+        address = arrays.array("rows", (rows,), np.dtype("i8")).ctypes.data
+        maps = Path("/proc/self/smaps").read_text().split("VmFlags:")
+    # Flags of a mapping come last, its range first: in the part before, after the flags of the mapping above.
+    (flags,) = (
+        later.splitlines()[0].split()
+        for part, later in itertools.pairwise(maps)
+        for line in part.splitlines()
+        if (span := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line))
+        and int(span[1], 16) <= address < int(span[2], 16)
+    )
+    assert ("hg" in flags) is huge

@@ -49,6 +49,8 @@ __all__ = ["Arrays", "FileArrays", "RamArrays", "file_name", "is_array_file"]
 STEP: Final = 16 << 20
 # Address space that an array in RAM takes for each row that was asked for, so that it grows in place.
 _HEADROOM: Final = 4
+# Arrays of fewer bytes gain nothing from huge pages, and would take a whole one.
+_HUGE: Final = 8 << 20
 _SUFFIX: Final = ".array"
 _PLAIN: Final = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_-.")
 _ARRAY_FILE: Final = re.compile(r"([a-z0-9_.%-]{0,200}|[a-z0-9_.%-]{64}~[0-9a-f]{32})\.array")
@@ -210,11 +212,20 @@ def _anonymous(name: str, size: int) -> NDArray[np.uint8]:
         return np.zeros(size, np.uint8)
     for wanted in (size * _HEADROOM, size):
         with contextlib.suppress(OSError, OverflowError):  # More than a limit, or the machine, lets us have.
-            return np.frombuffer(mmap.mmap(-1, wanted, flags=flags), np.uint8)
+            memory = mmap.mmap(-1, wanted, flags=flags)
+            _in_huge_pages(memory, size)
+            return np.frombuffer(memory, np.uint8)
     raise OptionError(
         f"the array {excerpt(name)} of {size} bytes: there is no address space for as many; "
         "lower the capacity, or raise the limit (ulimit -v, vm.overcommit_memory)"
     )
+
+
+def _in_huge_pages(memory: mmap.mmap, size: int) -> None:
+    """Ask for pages of 2 MiB: random rows would else wait for the translation of their addresses, too."""
+    if size >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # A kernel without them; what is asked for is no more than speed.
+            memory.madvise(mmap.MADV_HUGEPAGE)
 
 
 def _lazy_flags() -> int | None:
