@@ -10,7 +10,6 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from rlio.errors import CorruptData
 from rlio.maintenance.merging import EncodedJson
-from rlio.maintenance.parallel import each
 from rlio.maintenance.progress import Progress
 from rlio.schemas.parquet import Compression, EncodedShard
 from rlio.schemas.schema import Schema, canonical_json
@@ -18,6 +17,7 @@ from rlio.storage.filesystem import Storage
 from rlio.storage.json_shard import JsonShard, schema_lookup
 from rlio.storage.listing import Segment
 from rlio.storage.names import Suffix
+from rlio.storage.parallel import each
 from rlio.storage.publish import publish_shard
 from rlio.storage.shards import ParquetShard, open_shard
 

@@ -33,12 +33,12 @@ from typing import Any, Final, Literal, TypeAlias
 
 from rlio.errors import CorruptData, DataNotFound, OptionError, excerpt
 from rlio.maintenance.merging import open_whole
-from rlio.maintenance.parallel import each
 from rlio.maintenance.progress import Progress, silent
 from rlio.storage.filesystem import Storage
 from rlio.storage.json_shard import JsonShard, schema_lookup
 from rlio.storage.listing import Listing, Segment, ShardRef, list_shards
 from rlio.storage.names import DATA_DIR, TMP_DIR, WAL_DIR, ShardName, is_writer_id, trim_name, writer_dir
+from rlio.storage.parallel import each
 from rlio.storage.publish import read_header
 
 __all__ = ["Collected", "GcReport", "Kept", "gc"]

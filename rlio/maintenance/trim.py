@@ -26,11 +26,11 @@ from typing import Any
 
 from rlio.errors import DataNotFound, OptionError, excerpt
 from rlio.maintenance.compaction import is_by_row
-from rlio.maintenance.parallel import each
 from rlio.maintenance.progress import Progress, silent
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import Listing, Segment, ShardRef, list_shards
 from rlio.storage.markers import trim as put_marker
+from rlio.storage.parallel import each
 from rlio.storage.publish import read_header
 from rlio.storage.shards import open_shard
 

@@ -27,7 +27,7 @@ def each(storage: Storage, work: Callable[[S], T], items: Sequence[S]) -> Iterat
         return
     # Connections, and what is looked up once, are made by the first alone.
     yield work(items[0])
-    with ThreadPoolExecutor(_REQUESTS, thread_name_prefix="rlio-maintenance") as pool:
+    with ThreadPoolExecutor(_REQUESTS, thread_name_prefix="rlio-requests") as pool:
         try:
             yield from pool.map(work, items[1:])
         finally:
