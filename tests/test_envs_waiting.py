@@ -73,17 +73,17 @@ def test_the_ready_ones_go_on_and_the_slow_one_keeps_its_action() -> None:
     stepper = stepper_of(wait, batch_wait_ms=0.0)
     first = np.array(stepper.reset(seeds=EpisodeSeeds(1, num_envs=3)))
     rows = np.zeros(3, int)
-    for number in range(40):
+    number = 0
+    while min(rows[0], rows[2]) < 20:
         step = stepper.step(np.full(3, 100 + number))
         assert step.valid is not None
         assert not step.valid[1]
         assert not step.starts[1]
         assert (step.obs[1] == first[1]).all()
         rows += step.valid
-    assert min(rows[0], rows[2]) >= 1
-    assert rows.sum() >= 40
+        number += 1
     gate.set()
-    for number in range(1000):
+    for number in range(1_000_000):
         step = stepper.step(np.full(3, 200 + number))
         if step.valid is None or step.valid[1]:
             break

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -24,7 +24,7 @@ from rlio.envs.context import EnvContext, create
 from rlio.envs.leaves import leaves_of
 from rlio.envs.restarting import RestartPolicy
 from rlio.envs.stepping import Stepper, VectorStepper
-from rlio.errors import EnvError, OptionError, excerpt
+from rlio.errors import EnvError, MissingExtra, OptionError, excerpt
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -54,15 +54,17 @@ class EnvSetup:
 
     Attributes:
         num_envs: How many. A given vector environment has its own number: then 1 means "as it is".
-        vectorize_mode: ``"sync"``, ``"async"`` or ``"native"``, see `RolloutConfig`.
+        vectorize_mode: ``"sync"``, ``"async"`` or ``"native"``, see `RolloutConfig`; or ``"actors"``, its
+            ``remote_worker_envs``.
         context: What functions that make environments are told: its items are the ``env_config``. Of an
             environment's id the items are keywords.
         check: Check what environments are and give, once.
         validate: Called with each environment and its context where it is made; raises if it will not do.
         restarts: When failed environments are made anew; None: failures are raised.
-        step_timeout: Seconds for a step or reset, with ``"async"``.
+        step_timeout: Seconds for a step or reset, with ``"async"`` or ``"actors"``.
         batch_wait_ms: See ``remote_env_batch_wait_ms`` of `RolloutConfig`.
         render: Make environments of an id with ``render_mode="rgb_array"``.
+        environs: Variables of the process's environment, set where environments live in other processes.
     """
 
     num_envs: int = 1
@@ -74,6 +76,7 @@ class EnvSetup:
     step_timeout: float | None = None
     batch_wait_ms: float | None = None
     render: bool = False
+    environs: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 def set_environs(environs: Mapping[str, str]) -> None:
@@ -123,8 +126,8 @@ def make_stepper(env: EnvLike, setup: EnvSetup | None = None) -> Stepper:
     if isinstance(env, Env):
         if setup.vectorize_mode != "sync":
             raise OptionError(
-                f"vectorize_mode={setup.vectorize_mode!r}, but {excerpt(env)} is in this process already: "
-                "pass its id, or a function that makes it"
+                f"{_mode(setup)}, but {excerpt(env)} is in this process already: pass its id, or a function "
+                "that makes it"
             )
         return _local(make_vector_env(env, num_envs=setup.num_envs), setup, None)
     named = isinstance(env, (str, EnvSpec))
@@ -139,8 +142,8 @@ def make_stepper(env: EnvLike, setup: EnvSetup | None = None) -> Stepper:
             raise OptionError(f"env={name} gave {excerpt(made)}: 'native' needs a vector environment")
         return _stepper_of(_of_size(made, setup.num_envs), setup, make)
     one = _Maker(env, setup)
-    if setup.vectorize_mode == "async":
-        return _made(name, partial(_in_processes, one, setup))
+    if setup.vectorize_mode in ("async", "actors"):
+        return _made(name, partial(_apart, one, setup))
     first = _made(name, partial(one, 0))
     if isinstance(first, VectorEnv):
         return _stepper_of(_of_size(first, setup.num_envs), setup, partial(one, 0, True))
@@ -188,19 +191,21 @@ def _local(
         raise
 
 
-def _in_processes(make: _Maker, setup: EnvSetup) -> Stepper:
-    from gymnasium import Env
-
-    from rlio.envs.processes import EnvProcesses
+def _apart(make: Callable[[int, bool], Any], setup: EnvSetup) -> Stepper:
+    """What steps environments that live in processes or actors of their own."""
+    from rlio.envs.served_envs import ServedEnvs
     from rlio.envs.waiting import ProcessStepper
 
-    def made(index: int, recreated: bool) -> Any:
-        env = make(index, recreated)
-        if not isinstance(env, Env):
-            raise TypeError(f"it is a {type(env).__name__}, not one gymnasium environment")
-        return env
+    one = partial(_one_elsewhere, make, dict(setup.environs))
+    envs: ServedEnvs
+    if setup.vectorize_mode == "actors":
+        from rlio.envs.remote import EnvActors
 
-    envs = EnvProcesses(made, num_envs=setup.num_envs, check=setup.check)
+        envs = EnvActors(one, num_envs=setup.num_envs, check=setup.check)
+    else:
+        from rlio.envs.processes import EnvProcesses
+
+        envs = EnvProcesses(one, num_envs=setup.num_envs, check=setup.check)
     try:
         return ProcessStepper(
             envs,
@@ -211,6 +216,25 @@ def _in_processes(make: _Maker, setup: EnvSetup) -> Stepper:
     except BaseException:
         envs.close()
         raise
+
+
+def _one_elsewhere(
+    make: Callable[[int, bool], Any], environs: Mapping[str, str], index: int, recreated: bool
+) -> Any:
+    """Environment ``index``, in a process of its own."""
+    from gymnasium import Env
+
+    set_environs(environs)
+    env = make(index, recreated)
+    if not isinstance(env, Env):
+        raise TypeError(f"it is a {type(env).__name__}, not one gymnasium environment")
+    return env
+
+
+def _mode(setup: EnvSetup) -> str:
+    """How a user said where environments live."""
+    actors = setup.vectorize_mode == "actors"
+    return "remote_worker_envs=True" if actors else f"vectorize_mode={setup.vectorize_mode!r}"
 
 
 def _refuse_waiting(envs: VectorEnv[Any, Any, Any], setup: EnvSetup) -> None:
@@ -232,24 +256,23 @@ def _stepper_of(
     """What steps a vector environment that a user gave, or whose function did."""
     from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
-    if setup.restarts is None:
+    if setup.vectorize_mode == "actors" and type(envs) not in (SyncVectorEnv, AsyncVectorEnv):
+        raise OptionError(
+            f"remote_worker_envs=True, but {excerpt(envs)} cannot be taken apart into actors: pass a "
+            "function that makes one of its environments"
+        )
+    if setup.restarts is None and setup.vectorize_mode != "actors":
         _refuse_waiting(envs, setup)
         return VectorStepper(envs, check=setup.check)
     # Not their subclasses, which may do something else in a step.
-    if type(envs) is SyncVectorEnv:
+    if type(envs) is SyncVectorEnv and setup.vectorize_mode != "actors":
         makers = envs.env_fns
         return _local(envs, setup, lambda index: makers[index]())
-    if type(envs) is AsyncVectorEnv:
+    if type(envs) is SyncVectorEnv or type(envs) is AsyncVectorEnv:
         functions = envs.env_fns
         envs.close()
-        each = EnvSetup(
-            num_envs=len(functions),
-            check=setup.check,
-            restarts=setup.restarts,
-            step_timeout=setup.step_timeout,
-            batch_wait_ms=setup.batch_wait_ms,
-        )
-        return _in_processes(_Maker(_OneOf(functions), each), each)
+        each = replace(setup, num_envs=len(functions), context=EnvContext(), validate=None)
+        return _apart(_Maker(_OneOf(functions), each), each)
     _refuse_waiting(envs, setup)
     return VectorStepper(envs, make=make, restarts=setup.restarts, check=setup.check)
 
@@ -333,7 +356,7 @@ def _made(name: str, make: Callable[[], T]) -> T:
     """``make()``, its failure told as an OptionError."""
     try:
         return make()
-    except (EnvError, OptionError):
+    except (EnvError, MissingExtra, OptionError):
         raise  # They say what is wrong already.
     except Exception as error:
         raise OptionError(

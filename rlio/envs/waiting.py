@@ -18,9 +18,10 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
+from rlio.envs.env_server import Transition
 from rlio.envs.outcome import Outcome
-from rlio.envs.processes import EnvProcesses, ProcessDied, Transition
 from rlio.envs.seeding import EpisodeSeeds
+from rlio.envs.served_envs import ProcessDied, ServedEnvs
 from rlio.envs.stepping import VectorStep
 from rlio.envs.sub_envs import SubEnvStepper, action_iterator
 from rlio.errors import OptionError
@@ -57,7 +58,7 @@ class ProcessStepper(SubEnvStepper):
 
     def __init__(
         self,
-        envs: EnvProcesses,
+        envs: ServedEnvs,
         *,
         step_timeout: float | None = None,
         batch_wait_ms: float | None = None,

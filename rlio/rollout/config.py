@@ -45,6 +45,7 @@ _FLAGS = (
     "record_env_seeds",
     "check_env",
     "restart_failed_sub_environments",
+    "remote_worker_envs",
     "render_env",
     "fake_sampler",
     "sample_async",
@@ -114,12 +115,16 @@ class RolloutConfig:
             process died, or that take longer than `env_step_timeout`, while the others go on. The episode is
             discarded and counted. Otherwise each failure is raised as an `EnvError`.
         max_env_restarts: How often one environment is made anew in a row, see `RestartPolicy`.
-        env_step_timeout: Seconds after which a step or reset is a failure; None for no limit. ``"async"``
-            only: in one process nothing can be interrupted.
-        remote_env_batch_wait_ms: With ``"async"``: do not wait for all environments in each step, but from
-            the first that is ready for so many milliseconds for others; 0 goes on with one. None waits for
-            all. Each such step has room for all environments in memory, until its rows are handed out; with
-            complete episodes, those of an environment that is slow keep the steps in which it answered.
+        env_step_timeout: Seconds after which a step or reset is a failure; None for no limit. ``"async"`` and
+            `remote_worker_envs` only: in one process nothing can be interrupted.
+        remote_worker_envs: Each of the `num_envs` environments is a Ray actor, on any machine of the cluster
+            that this process is connected to (``pip install 'rlio[ray]'``), in place of a `vectorize_mode`.
+            It needs no processor in Ray's count. One pays from some milliseconds a step.
+        remote_env_batch_wait_ms: With ``"async"`` or `remote_worker_envs`: do not wait for all environments
+            in each step, but from the first that is ready for so many milliseconds for others; 0 goes on with
+            one. None waits for all. Each such step has room for all environments in memory, until its rows
+            are handed out; with complete episodes, those of an environment that is slow keep the steps in
+            which it answered.
         render_env: Render each environment before each step, in worker 0 or 1: frames go into
             ``RunningEpisode.media["frames"]``, and with the episode into the metrics. Environments of an id
             are made with ``render_mode="rgb_array"``.
@@ -170,6 +175,7 @@ class RolloutConfig:
     # With pauses up to 10 s: a server may be away for a quarter of an hour.
     max_env_restarts: int = 100
     env_step_timeout: float | None = None
+    remote_worker_envs: bool = False
     remote_env_batch_wait_ms: float | None = None
     render_env: bool = False
     extra_python_environs: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -186,6 +192,11 @@ class RolloutConfig:
         for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"{name}={excerpt(getattr(self, name))}: True or False")
+        if self.remote_worker_envs and self.vectorize_mode != "sync":
+            raise OptionError(
+                f"remote_worker_envs=True with vectorize_mode={self.vectorize_mode!r}: each environment is "
+                "an actor, or they are vectorised here; leave one of them out"
+            )
         for name in ("env_step_timeout", "remote_env_batch_wait_ms"):
             self._check_seconds(name)
         for name in ("observation_connectors", "action_connectors"):
@@ -237,10 +248,10 @@ class RolloutConfig:
             return
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
             raise OptionError(f"{name}={excerpt(value)}: a number, at least 0, or None")
-        if self.vectorize_mode != "async":
+        if self.vectorize_mode != "async" and not self.remote_worker_envs:
             raise OptionError(
                 f"{name}={value} with vectorize_mode={self.vectorize_mode!r}: it needs environments in "
-                "processes of their own, vectorize_mode='async'"
+                "processes of their own, vectorize_mode='async', or remote_worker_envs=True"
             )
 
     def resolved(

@@ -31,12 +31,12 @@ def env_setup(
     restarts = config.restart_failed_sub_environments
     return EnvSetup(
         num_envs=config.num_envs,
-        vectorize_mode=config.vectorize_mode,
+        vectorize_mode="actors" if config.remote_worker_envs else config.vectorize_mode,
         context=EnvContext(
             config.env_config,
             worker_index=worker_index,
             num_workers=num_workers,
-            remote=config.vectorize_mode == "async",
+            remote=config.remote_worker_envs or config.vectorize_mode == "async",
             recreated_worker=recreated_worker,
         ),
         check=config.check_env,
@@ -45,4 +45,5 @@ def env_setup(
         step_timeout=config.env_step_timeout,
         batch_wait_ms=config.remote_env_batch_wait_ms,
         render=config.render_env,
+        environs=config.extra_python_environs,
     )

@@ -264,8 +264,9 @@ class MultiAgentEnvs:
 
 
 def _check_mode(config: RolloutConfig) -> None:
-    if config.vectorize_mode != "sync":
+    if config.vectorize_mode != "sync" or config.remote_worker_envs:
         raise OptionError(
-            f"vectorize_mode={config.vectorize_mode!r}: environments with several agents are stepped in this "
-            "process, 'sync'; for more processes take more workers"
+            f"vectorize_mode={config.vectorize_mode!r}, remote_worker_envs={config.remote_worker_envs}: "
+            "environments with several agents are stepped in this process, 'sync'; for more processes take "
+            "more workers"
         )

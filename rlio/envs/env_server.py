@@ -1,0 +1,221 @@
+"""`EnvServer`: makes one environment where it is, and steps it on request; whoever asks is elsewhere.
+
+Example:
+    >>> import gymnasium as gym
+    >>> server = EnvServer(0, lambda recreated: gym.make("CartPole-v1"))
+    >>> server.answer("make", False)
+    (True, None)
+    >>> (obs, info), error = server.answer("reset", (7, False))
+    >>> obs.shape, info, error
+    ((4,), None, None)
+    >>> server.answer("fly", None)
+    (None, AttributeError("'EnvServer' object has no attribute '_on_fly'"))
+    >>> server.close()
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rlio.envs.checking import EnvCheck, takes_seed
+from rlio.envs.observation_buffer import ObservationBuffer
+from rlio.errors import SchemaError, excerpt
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+__all__ = ["Answer", "EnvServer", "EnvTraits", "Transition"]
+
+logger = logging.getLogger("rlio")
+
+#: What was asked for, or the error that it failed with.
+Answer = tuple[Any, Exception | None]
+
+
+class Transition(NamedTuple):
+    """What a step in another process gave; the observation after it comes beside it, or in shared memory.
+
+    Attributes:
+        reward: Of the step.
+        terminated: Whether it ended the episode.
+        truncated: Whether it cut it.
+        info: Of the step, not of the reset after it.
+        final: The leaves of the final observation, where the step ended the episode; else None.
+        error: What the reset after it failed with.
+        reset_info: What came with that reset, if it was asked for.
+    """
+
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: dict[str, Any]
+    final: list[Any] | None
+    error: Exception | None
+    reset_info: dict[str, Any] | None = None
+
+
+class EnvTraits(NamedTuple):
+    """What an environment is, as far as those must know who do not have it."""
+
+    observation_space: gym.Space[Any]
+    action_space: gym.Space[Any]
+    metadata: dict[str, Any]
+    render_mode: str | None
+    spec: Any
+
+    @classmethod
+    def of(cls, env: gym.Env[Any, Any]) -> EnvTraits:
+        """Those of ``env``."""
+        return cls(env.observation_space, env.action_space, env.metadata, env.render_mode, env.spec)
+
+    @property
+    def spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
+        """Of observations and actions."""
+        return self.observation_space, self.action_space
+
+
+class EnvServer:
+    """Serves environment ``index``, one request after the other.
+
+    Args:
+        index: Which environment.
+        make: Makes it, given whether it takes the place of one that failed.
+        spaces: What its observations and actions must be; None: what they are the first time.
+        buffer: Where its observations go, in row ``index``; None: each comes with its answer.
+        check: Whether to check its first reset and step.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        make: Callable[[bool], Any],
+        *,
+        spaces: tuple[Any, Any] | None = None,
+        buffer: ObservationBuffer | None = None,
+        check: bool = False,
+    ) -> None:
+        self._index, self._make, self._spaces, self._check = index, make, spaces, check
+        self._is_shared = buffer is not None
+        self._row = index if buffer is not None else 0
+        self._shared = buffer
+        self._env: Any = None
+        self._checking: EnvCheck | None = None
+        self._takes_seed = True
+
+    def answer(self, command: str, data: Any) -> Answer:
+        """Do what is asked for: ``make``, ``reset``, ``anew``, ``step``, ``call``, ``set`` or ``traits``."""
+        try:
+            return getattr(self, f"_on_{command}")(data), None
+        # Whatever it is, it is raised there.
+        except Exception as error:
+            return None, portable(error)
+
+    def pid(self) -> int:
+        """The id of the process that this is."""
+        return os.getpid()
+
+    def close(self) -> None:
+        """Close the environment, if it was made."""
+        env, self._env = self._env, None
+        if env is not None:
+            env.close()
+
+    def _on_make(self, recreated: bool) -> bool:
+        """Make it; whether it takes seeds."""
+        try:
+            self.close()
+        except Exception as error:
+            # It failed before, which was told; what counts is the one in its place.
+            logger.warning(
+                "environment %s, which failed, cannot be closed: %s", self._index, excerpt(str(error))
+            )
+        env = self._make(recreated)
+        spaces = env.observation_space, env.action_space
+        if self._spaces is None:
+            self._spaces = spaces
+        if spaces != self._spaces:
+            env.close()
+            raise other_spaces(self._index, spaces, self._spaces)
+        self._takes_seed = takes_seed(env)
+        if self._check:
+            self._checking = EnvCheck(env, f"environment {self._index}")
+            self._check = False
+        self._env = env
+        return self._takes_seed
+
+    def _on_traits(self, _: None) -> EnvTraits:
+        return EnvTraits.of(self._env)
+
+    def _on_reset(self, data: tuple[int | None, bool]) -> tuple[Any, dict[str, Any] | None]:
+        """Reset it; its observation, where that does not lie in shared memory, and the info if wanted."""
+        seed, keeps_info = data
+        result = self._env.reset() if seed is None or not self._takes_seed else self._env.reset(seed=seed)
+        if self._checking is not None:
+            self._checking.reset(result)
+        return self._shown(result[0]), result[1] if keeps_info else None
+
+    def _on_anew(self, data: tuple[int | None, bool]) -> tuple[Any, dict[str, Any] | None]:
+        self._on_make(True)
+        return self._on_reset(data)
+
+    def _on_step(self, data: tuple[Any, tuple[int | None, bool]]) -> tuple[Transition, Any]:
+        action, next_reset = data
+        result = self._env.step(action)
+        if self._checking is not None:
+            self._checking.step(result)
+            self._checking = None
+        obs, reward, terminated, truncated, info = result
+        # float: what is no number fails here, where it belongs.
+        reward, terminated, truncated = float(reward), bool(terminated), bool(truncated)
+        if not (terminated or truncated):
+            return Transition(reward, terminated, truncated, info, None, None), self._shown(obs)
+        final = self._buffer.leaves_of(obs)
+        shown, failed, reset_info = None, None, None
+        try:
+            shown, reset_info = self._on_reset(next_reset)
+        except Exception as error:
+            failed = portable(error)
+        return Transition(reward, terminated, truncated, info, final, failed, reset_info), shown
+
+    def _on_call(self, data: tuple[str, tuple[Any, ...], dict[str, Any]]) -> Any:
+        name, args, kwargs = data
+        found = self._env.render if name == "render" else self._env.get_wrapper_attr(name)
+        return found(*args, **kwargs) if callable(found) else found
+
+    def _on_set(self, data: tuple[str, Any]) -> None:
+        self._env.set_wrapper_attr(*data)
+
+    @property
+    def _buffer(self) -> ObservationBuffer:
+        """The shared one; or one for a single row, for its checks of what is written."""
+        if self._shared is None:
+            assert self._spaces is not None, "make comes first"
+            self._shared = ObservationBuffer(self._spaces[0], num_envs=1)
+        return self._shared
+
+    def _shown(self, obs: Any) -> Any:
+        self._buffer.write(self._row, obs)
+        return None if self._is_shared else obs
+
+
+def other_spaces(index: int, found: tuple[Any, Any], expected: tuple[Any, Any]) -> SchemaError:
+    """Environment ``index`` does not have the ``expected`` spaces."""
+    return SchemaError(
+        f"environment {index} has other spaces, {found[0]} and {found[1]}, than the first one, "
+        f"{expected[0]} and {expected[1]}"
+    )
+
+
+def portable(error: Exception) -> Exception:
+    """``error``, or what can be said of it where it does not come through a pipe."""
+    try:
+        # As the pipe does it: whether the other end would get the error, and no error of its own.
+        ForkingPickler.loads(ForkingPickler.dumps(error))
+    # A class of its own may fail in any way, when it is packed or unpacked.
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {excerpt(str(error), 500)}")
+    return error

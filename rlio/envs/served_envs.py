@@ -1,0 +1,272 @@
+"""`ServedEnvs`: N environments, each with a server in a process of its own, here or on another machine.
+
+What a process is, its subclasses say: `EnvProcesses` and `EnvActors`. `ProcessStepper` steps them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from typing import Any
+
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from rlio.envs.env_server import EnvTraits
+from rlio.envs.observation_buffer import ObservationBuffer
+from rlio.errors import EnvError
+
+__all__ = ["LAST_WORDS", "ProcessDied", "ServedEnvs", "ServerHandle"]
+
+#: Seconds for a process that was told to end, before it is killed.
+LAST_WORDS = 2.0
+
+
+class ProcessDied(EnvError):
+    """The process of an environment is gone."""
+
+
+class ServerHandle(ABC):
+    """The server of environment ``index``, seen from here; it answers in the order of the requests."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    @property
+    @abstractmethod
+    def pid(self) -> int:
+        """The id of its process."""
+
+    @abstractmethod
+    def send(self, command: str, data: Any = None) -> None:
+        """Ask for something; see `EnvServer.answer`.
+
+        Raises:
+            ProcessDied: It cannot be asked.
+        """
+
+    @abstractmethod
+    def is_ready(self, timeout: float | None) -> bool:
+        """Whether `receive` would not wait; waits up to ``timeout`` seconds for it."""
+
+    @abstractmethod
+    def receive(self) -> Any:
+        """The answer to the oldest request that was not answered.
+
+        Raises:
+            ProcessDied: It will not come.
+            Exception: What it failed with there.
+        """
+
+    @abstractmethod
+    def tell_to_end(self) -> None:
+        """Ask it to close its environment and end."""
+
+    @abstractmethod
+    def stop(self, *, kill: bool = False) -> None:
+        """Wait until it has ended, for `LAST_WORDS`, or kill it."""
+
+    def died(self, how: str) -> ProcessDied:
+        """The error that says so."""
+        return ProcessDied(f"the process of environment {self.index} is gone ({how})", env_index=self.index)
+
+
+class ServedEnvs(VectorEnv[Any, Any, Any]):
+    """N environments in a process each. Subclasses make them, and call `_describe` and `_make_all`.
+
+    Args:
+        num_envs: How many.
+
+    Attributes:
+        observations: What each environment showed last, in shared memory; None: observations come with the
+            answers.
+        seedless: Environments that can be reset without a seed only.
+        patience: Seconds to wait for steps that are under way, where something else is asked; None: as long
+            as they take.
+    """
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs = num_envs
+        self.observations: ObservationBuffer | None = None
+        self.seedless: set[int] = set()
+        self.patience: float | None = None
+        self._servers: list[ServerHandle | None] = [None] * num_envs
+        #: Requests that were not answered, and answers that nobody took.
+        self._asked = [0] * num_envs
+        self._early: list[list[tuple[Any, Exception | None]]] = [[] for _ in range(num_envs)]
+
+    def _describe(self, traits: EnvTraits) -> None:
+        """Set gymnasium's attributes: those of the first environment."""
+        self.metadata = {**traits.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
+        self.render_mode = traits.render_mode
+        self.spec = traits.spec
+        self.single_observation_space, self.single_action_space = traits.spaces
+        self.observation_space = batch_space(traits.observation_space, self.num_envs)
+        self.action_space = batch_space(traits.action_space, self.num_envs)
+
+    def _make_all(self) -> None:
+        """Start all servers, and let them make their environments side by side.
+
+        Raises:
+            Exception: What making one raised.
+        """
+        for env in range(self.num_envs):
+            self.spawn(env)
+            self.ask(env, "make", False)
+        self.seedless = {env for env in range(self.num_envs) if not self.answer(env)}
+
+    # ---- servers ----
+
+    @abstractmethod
+    def _start(self, env: int) -> ServerHandle:
+        """Start a server for ``env``.
+
+        Raises:
+            OSError: There is no room for it now.
+        """
+
+    @abstractmethod
+    def _wait(self, timeout: float | None) -> list[int]:
+        """Environments whose servers are ready, after up to ``timeout`` seconds for the first one."""
+
+    def is_alive(self, env: int) -> bool:
+        """Whether ``env`` has a process, as far as is known."""
+        return self._servers[env] is not None
+
+    def pid(self, env: int) -> int:
+        """The id of its process.
+
+        Raises:
+            ProcessDied: It has none.
+        """
+        return self._server(env).pid
+
+    def spawn(self, env: int) -> None:
+        """Start a process for ``env``, which has none.
+
+        Raises:
+            OSError: There is no room for it now.
+        """
+        self._servers[env] = self._start(env)
+
+    def drop(self, env: int) -> None:
+        """Kill the process of ``env``, if it has one."""
+        server, self._servers[env] = self._servers[env], None
+        self._asked[env] = 0
+        self._early[env].clear()
+        if server is not None:
+            self._let_go(server)
+
+    def _let_go(self, server: ServerHandle) -> None:
+        server.stop(kill=True)
+
+    def _server(self, env: int) -> ServerHandle:
+        server = self._servers[env]
+        if server is None:
+            raise ProcessDied(f"the process of environment {env} is gone", env_index=env)
+        return server
+
+    # ---- requests ----
+
+    def ask(self, env: int, command: str, data: Any = None) -> None:
+        """Send a request.
+
+        Raises:
+            ProcessDied: Nobody is there.
+        """
+        self._server(env).send(command, data)
+        self._asked[env] += 1
+
+    def ready(self, timeout: float | None) -> list[int]:
+        """Environments whose answers can be taken; waits up to ``timeout`` seconds for the first one."""
+        early = [env for env, answers in enumerate(self._early) if answers]
+        return sorted({*early, *self._wait(0 if early else timeout)})
+
+    def is_ready(self, env: int, timeout: float | None) -> bool:
+        """Whether an answer of ``env`` can be taken; waits up to ``timeout`` seconds for it."""
+        return bool(self._early[env]) or self._server(env).is_ready(timeout)
+
+    def answer(self, env: int) -> Any:
+        """The answer to the oldest request; waits for it.
+
+        Raises:
+            ProcessDied: It will not come.
+            Exception: What it failed with there.
+        """
+        if self._early[env]:
+            answer, error = self._early[env].pop(0)
+            if error is not None:
+                raise error
+            return answer
+        self._asked[env] -= 1
+        return self._server(env).receive()
+
+    def _settle(self, env: int) -> bool:
+        """Wait for answers of ``env`` and keep them for `answer`; whether all came within `patience`."""
+        while self._asked[env] > 0:
+            if not self._server(env).is_ready(self.patience):
+                return False
+            try:
+                self._asked[env] -= 1
+                self._early[env].append((self._server(env).receive(), None))
+            # It is raised when the answer is taken.
+            except Exception as error:
+                self._early[env].append((None, error))
+        return True
+
+    # ---- gymnasium's interface ----
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of each environment, or get an attribute; None of those that do not answer.
+
+        Steps that are under way are waited for, up to `patience`, and are not lost.
+
+        Raises:
+            Exception: What one of them raised.
+        """
+        asked: list[int] = []
+        found: dict[int, Any] = {}
+        failed: list[Exception] = []
+        for env in range(self.num_envs):
+            if self._settle(env) and self.is_alive(env):
+                with suppress(ProcessDied):  # The next step will find that out.
+                    self._server(env).send("call", (name, args, kwargs))
+                    asked.append(env)
+        for env in asked:
+            # Every answer is taken, or it would be taken for that to the next request.
+            try:
+                found[env] = self._server(env).receive()
+            except ProcessDied:
+                continue  # Likewise.
+            except Exception as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
+        return tuple(found.get(env) for env in range(self.num_envs))
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """An attribute of each environment."""
+        return self.call(name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of each environment: to its own of a list, or to the same."""
+        each = values if isinstance(values, (list, tuple)) else [values] * self.num_envs
+        for env, value in zip(range(self.num_envs), each, strict=True):
+            if not self._settle(env):
+                raise TimeoutError(f"environment {env} does not answer: its step takes too long")
+            self._server(env).send("set", (name, value))
+            self._server(env).receive()
+
+    def render(self) -> tuple[Any, ...]:
+        """A frame of each environment."""
+        return self.call("render")
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """End the processes: those that do not in 2 s are killed."""
+        for server in self._servers:
+            if server is not None:
+                server.tell_to_end()
+        for env, server in enumerate(self._servers):
+            if server is not None:
+                server.stop()
+                self._servers[env] = None
