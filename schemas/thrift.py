@@ -119,8 +119,8 @@ class CompactReader:
             raise CorruptData(f"a Thrift struct ends at byte {len(self._data)}, within a value") from None
 
     def _struct(self, fields: Fields, depth: int) -> dict[str, Any]:
-        # The place is kept in a variable, and integers of one byte, which are most, are read here: calls and
-        # attributes are what this costs.
+        # The place is kept in a variable, and short integers and texts, which are most, are read here: calls
+        # and attributes are what this costs.
         data, at = self._data, self.at
         found: dict[str, Any] = {}
         last = largest = 0
@@ -144,13 +144,26 @@ class CompactReader:
             name, expected, _, _ = field = fields.get(last, _UNKNOWN)
             if kind != expected and expected and not (expected == BOOL and kind == _FALSE):
                 raise CorruptData(f"the Thrift field {last} has type {kind}, not {expected}")
-            if I16 <= kind <= I64 and (raw := data[at]) < 128:
+            if I16 <= kind <= I64 and ((raw := data[at]) < 128 or data[at + 1] < 128):
                 at += 1
+                if raw > 127:
+                    raw = raw & 127 | data[at] << 7
+                    at += 1
                 self._left -= 1
                 if self._left < 0:
                     self._spend(0)
                 if name:
                     found[name] = raw >> 1 ^ -(raw & 1)
+                continue
+            if kind == TEXT and (size := data[at]) < 128:
+                start, at = at + 1, at + 1 + size
+                self._left -= 1
+                if self._left < 0:
+                    self._spend(0)
+                if at > len(data):
+                    raise IndexError
+                if name:
+                    found[name] = bytes(data[start:at])
                 continue
             self.at = at
             if name:
@@ -193,6 +206,9 @@ class CompactReader:
         if kind == TEXT:
             self._spend(size)
             return [self._text() for _ in range(size)]
+        if kind in _BITS:
+            self._spend(size)
+            return [self._zigzag(kind) for _ in range(size)]
         item = Field("", kind)
         return [self._value(kind, item, depth + 1) for _ in range(size)]
 
@@ -233,7 +249,7 @@ class CompactReader:
             self._skip_map(depth)
         elif kind == STRUCT:
             self._enter(depth)
-            self._struct({}, depth + 1)
+            self._skip_struct(depth + 1)
         elif kind == _UUID:
             self._spend(1)
             self.at += 16
@@ -241,6 +257,27 @@ class CompactReader:
             raise CorruptData(f"a Thrift value of the unknown type {kind}")
         if self.at > len(self._data):
             raise IndexError
+
+    def _skip_struct(self, depth: int) -> None:
+        """Pass over a struct: most hold statistics, which are short numbers and texts."""
+        data, at = self._data, self.at
+        number = values = 0
+        while head := data[at]:
+            kind, step = head & 15, head >> 4
+            at += 1
+            if I16 <= kind <= I64 and data[at] < 128:
+                at += 1
+            elif kind == TEXT and data[at] < 128:
+                at += 1 + data[at]
+            elif kind not in (BOOL, _FALSE):
+                step = 0
+            number += step
+            values += 1
+            if not step or number >> 15:  # Anything else, and what is refused: field by field.
+                self._struct({}, depth)
+                return
+        self._spend(values)
+        self.at = at + 1
 
     def _skip_map(self, depth: int) -> None:
         self._enter(depth)
@@ -267,6 +304,10 @@ class CompactReader:
 
     def _zigzag(self, kind: int) -> int:
         """A signed integer that fits its type: library readers cut off the rest of one that does not."""
+        raw = self._data[self.at]
+        if raw < 128:
+            self.at += 1
+            return raw >> 1 ^ -(raw & 1)
         raw = self._varint()
         value = raw >> 1 ^ -(raw & 1)
         if raw >> 1 >> _BITS[kind]:

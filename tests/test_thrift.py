@@ -114,6 +114,10 @@ budgets = st.one_of(st.integers(0, 30), st.just(10_000))
 @example(data=b"\x14\x06\x04\x02\x06\x00", max_values=10)  # The field 1 twice, the second in long form.
 @example(data=b"\x25\x80\x80\x80\x80\x10\x00", max_values=10)  # 33 bits in 32.
 @example(data=b"\x25\xff\xff\xff\xff\x0f\x00", max_values=10)
+# Structs that are passed over: of more values than may be, with numbers of fields that grow too large.
+@example(data=b"\xcc" + b"\x15\x02" * 5 + b"\0\0", max_values=4)
+@example(data=b"\xcc" + b"\xf5\x02" * 2184 + b"\0\0", max_values=10_000)
+@example(data=b"\xcc" + b"\xf5\x02" * 2185 + b"\0\0", max_values=10_000)
 def test_structs_are_read_as_without_shortcuts(data: bytes, max_values: int) -> None:
     assert read(data, FIELDS, max_values) == read_plainly(data, FIELDS, max_values)
 
