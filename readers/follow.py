@@ -55,7 +55,7 @@ from rlio.schemas.folded import Folded, unfold
 from rlio.storage import listing as listings
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import Listing, Segment, list_settled
-from rlio.storage.names import MAX_ROW, is_writer_id
+from rlio.storage.names import MAX_ROW, is_writer_id, part_of
 from rlio.storage.publish import read_header
 
 __all__ = ["FollowPass"]
@@ -382,9 +382,11 @@ class FollowPass:
         """List once, more often only where rows are missing; whether there is anything to go on with."""
 
         def lacks(found: Listing) -> bool:
-            return any(found.cover(w, start=self._rows.get(w, 0)).holes for w in self._own(found))
+            own = self._own(found.staying_with(self._rows))
+            return any(found.cover(w, start=self._rows.get(w, 0)).holes for w in own)
 
-        self._listing = found = list_settled(self._storage, lacks=lacks)
+        # An attempt of which rows were served is not given up for another that a later listing shows.
+        self._listing = found = list_settled(self._storage, lacks=lacks).staying_with(self._rows)
         if not found.writers or (self._reader is None and not self._begin()):
             return False
         progress = False
@@ -402,7 +404,8 @@ class FollowPass:
     def _own(self, found: Listing) -> list[str]:
         """This rank's writers, by id, beginning with the one whose turn it is."""
         rank, world = self._options.shard
-        own = [w for w in found.writers if zlib.crc32(w.encode()) % world == rank]
+        # All attempts at a part are one rank's.
+        own = [w for w in found.writers if zlib.crc32((part_of(w) or w).encode()) % world == rank]
         return [w for w in own if w >= self._turn] + [w for w in own if w < self._turn]
 
     def _pass_trimmed(self, writer: str, row: int) -> bool:

@@ -49,6 +49,7 @@ CODES: Final[Mapping[str, Severity]] = MappingProxyType(
         "unsafe": "error",
         "unreadable": "error",
         "uploading": "warning",
+        "attempt": "note",
         "vanished": "note",
         "link": "warning",
         "stray": "warning",

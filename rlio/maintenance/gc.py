@@ -1,8 +1,11 @@
 """`gc`: removes what no reader needs any more, and nothing that is the only copy of a row.
 
 What goes: shards whose rows larger shards have, shards below a trim marker, torn objects of whose rows there
-is another copy, unfinished files, and log folders that are empty. Only names of our own grammar are ever
-removed, one by one, under ``data/`` and ``_tmp/``.
+is another copy, attempts at a part of a job that are not taken, unfinished files, and log folders that are
+empty. Only names of our own grammar are ever removed, one by one, under ``data/`` and ``_tmp/``.
+
+An attempt goes once nothing was stored in it, nor another one sealed, for the grace: all of it, but of a
+sealed one the seal stays, so that whoever began with it finds that its rows are gone.
 
 A reader that listed the data set before a larger shard appeared may still read the covered ones: hence the
 grace. Ages are differences of the store's own times, taken with a small object that is put for it: this
@@ -36,8 +39,19 @@ from rlio.maintenance.merging import open_whole
 from rlio.maintenance.progress import Progress, silent
 from rlio.storage.filesystem import Storage
 from rlio.storage.json_shard import JsonShard, schema_lookup
-from rlio.storage.listing import Listing, Segment, ShardRef, list_shards
-from rlio.storage.names import DATA_DIR, TMP_DIR, WAL_DIR, ShardName, is_writer_id, trim_name, writer_dir
+from rlio.storage.listing import Listing, PassedOver, Segment, ShardRef, list_shards
+from rlio.storage.names import (
+    DATA_DIR,
+    TMP_DIR,
+    WAL_DIR,
+    ShardName,
+    is_writer_id,
+    parse_trim,
+    part_of,
+    sealed_name,
+    trim_name,
+    writer_dir,
+)
 from rlio.storage.parallel import each
 from rlio.storage.publish import read_header
 
@@ -45,7 +59,7 @@ __all__ = ["Collected", "GcReport", "Kept", "gc"]
 
 logger = logging.getLogger("rlio")
 
-Kind: TypeAlias = Literal["covered", "trimmed", "torn", "unfinished", "log folder"]
+Kind: TypeAlias = Literal["covered", "trimmed", "torn", "attempt", "unfinished", "log folder"]
 
 #: A day: longer than any listing is used that is not looked at again.
 _GRACE: Final = 24 * 3600.0
@@ -60,7 +74,8 @@ class Collected:
 
     Attributes:
         uri: The object.
-        kind: "covered" (a larger shard has its rows), "trimmed", "torn", "unfinished" or "log folder".
+        kind: "covered" (a larger shard has its rows), "trimmed", "torn", "attempt" (of an attempt at a part
+            of a job that is not taken), "unfinished" or "log folder".
         bytes: Its size; 0 where it is not known.
     """
 
@@ -178,7 +193,8 @@ class _Collection:
     checked: dict[ShardRef, str | None] = field(default_factory=dict)
 
     def run(self, progress: Progress) -> GcReport:
-        candidates = [*self._shards(list_shards(self.storage)), *self._unfinished()]
+        listing = list_shards(self.storage)
+        candidates = [*self._shards(listing), *self._attempts(listing), *self._unfinished()]
         self.ages.look_up([path for one in candidates for path in (one.path, *one.since)])
         doomed = [candidate for candidate in candidates if self._may_go(candidate)]
         with progress("gc", len(doomed)) as advance:
@@ -237,6 +253,19 @@ class _Collection:
         else:
             yield _Candidate(path, kind, name.size, is_only_copy=True)
 
+    def _attempts(self, listing: Listing) -> Iterator[_Candidate]:
+        """What was stored by attempts that are not taken."""
+        seals = {part_of(writer): _seal_of(writer, rows) for writer, rows in listing.sealed.items()}
+        for writer, passed in listing.passed_over.items():
+            objects = _objects_of(writer, passed)
+            # Whatever of it is new, it may still be at work; and a reader may have listed it as the first.
+            taken = seals.get(part_of(writer))
+            since = tuple(path for path, _ in objects) + (() if taken is None else (taken,))
+            if passed.sealed is not None:
+                since += (_seal_of(writer, passed.sealed),)
+            for path, size in objects:
+                yield _Candidate(path, "attempt", size, since)
+
     def _unfinished(self) -> Iterator[_Candidate]:
         for path, size in self.storage.list(TMP_DIR):
             if _UNFINISHED.fullmatch(path) and path != self.ages.probe:
@@ -292,7 +321,10 @@ class _Collection:
             len(parts) == 3
             and parts[0] == DATA_DIR
             and is_writer_id(parts[1])
-            and ShardName.parse(parts[2]) is not None
+            and (
+                ShardName.parse(parts[2]) is not None
+                or (part_of(parts[1]) is not None and parse_trim(parts[2]) is not None)
+            )
         )
         if not is_shard and not _UNFINISHED.fullmatch(path):
             raise OptionError(f"{excerpt(path)} is not for gc to remove", uri=self.storage.uri)
@@ -309,6 +341,22 @@ class _Collection:
                 self.waiting += 1
             elif self.dry_run or self.storage.remove_empty_folder(path):
                 self.removed.append(Collected(self.storage.uri_of(path), "log folder", 0))
+
+
+def _objects_of(writer: str, passed: PassedOver) -> list[tuple[str, int]]:
+    """Path and bytes of what may go of an attempt: its shards, torn ones too, and the marker of its claim."""
+    found = [(ref.path, ref.name.size) for ref in passed.shards]
+    for path, _ in passed.rejected:
+        name = ShardName.parse(path.rpartition("/")[2])
+        if name is not None and path.count("/") == 2:
+            found.append((path, name.size))
+    if passed.sealed is None and passed.trimmed is not None:
+        found.append((f"{writer_dir(writer)}/{trim_name(passed.trimmed)}", 0))
+    return found
+
+
+def _seal_of(writer: str, rows: int) -> str:
+    return f"{writer_dir(writer)}/{sealed_name(rows)}"
 
 
 class _Ages:

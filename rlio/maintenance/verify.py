@@ -49,7 +49,7 @@ from rlio.maintenance.value_check import SchemaSpaces, ValueCheck
 from rlio.schemas.schema import Schema
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import Listing, Rejected, Segment, ShardRef, list_settled
-from rlio.storage.names import ShardName, schema_path, writer_dir
+from rlio.storage.names import ShardName, part_of, schema_path, writer_dir
 
 __all__ = ["DamagedShard", "Inspection", "inspect", "verify"]
 
@@ -181,6 +181,7 @@ class _Inspector:
         with self.progress("verify", self._bytes()) as advance:
             ledger = {writer: self._writer(writer, advance) for writer in self._writers()}
         self._tell_lacking_schemas()
+        self._tell_attempts()
         self._add_logs(ledger)
         report = VerifyReport(
             uri=self.storage.uri,
@@ -381,6 +382,20 @@ class _Inspector:
                 "schema-file-missing",
                 f"shards of {rows} rows need this schema, and it is not there: {source}",
                 uri=self.storage.uri_of(schema_path(name)),
+                rows=rows,
+            )
+
+    def _tell_attempts(self) -> None:
+        """Tell of attempts at a part of a job of which no row is served."""
+        taken = {part_of(writer): writer for writer in self.listing.sealed}
+        for writer, passed in self.listing.passed_over.items():
+            other = taken.get(part_of(writer))
+            why = "no attempt at its part is sealed yet" if other is None else f"{other} is taken"
+            rows = sum(map(len, joined(range(ref.name.first, ref.name.end) for ref in passed.shards)))
+            self.findings.add(
+                "attempt",
+                f"{rows} rows of an attempt are not served: {why}; `rlio gc` removes old ones",
+                uri=self.storage.uri_of(writer_dir(writer)),
                 rows=rows,
             )
 

@@ -99,6 +99,8 @@ class _Backend(Protocol):
 
     def modified(self, path: str) -> float | None: ...
 
+    def folders(self, folder: str, prefix: str) -> list[str]: ...
+
     def empty_folders(self, folder: str) -> list[Entry]: ...
 
     def remove_empty_folder(self, path: str) -> bool: ...
@@ -197,6 +199,11 @@ class Storage:
     def is_local(self) -> bool:
         """Whether the folder is on this machine's own filesystem, with real files to map."""
         return self._location.fs is None
+
+    @property
+    def lists_flat(self) -> bool:
+        """Whether the store lists all that is below a folder at once, many names a request."""
+        return isinstance(self._backend, RemoteFolder) and self._backend.lists_flat
 
     @property
     def root(self) -> str:
@@ -336,6 +343,14 @@ class Storage:
             return self._attempt(path, lambda: self._backend.modified(path))
         except (FileNotFoundError, NotADirectoryError) as error:
             raise DataNotFound("nothing is stored there", uri=self.uri_of(path)) from error
+
+    def folders(self, folder: str, prefix: str = "") -> builtins.list[str]:
+        """Names of the folders directly in ``folder`` that start with ``prefix``, sorted; never from a cache.
+
+        One level is listed, whatever lies below it.
+        """
+        check_path(folder, uri=self.uri)
+        return sorted(self._attempt(folder, lambda: self._backend.folders(folder, prefix)))
 
     def empty_folders(self, folder: str) -> builtins.list[str]:
         """The folders directly in ``folder`` that hold nothing, sorted; none on what is no local disk."""

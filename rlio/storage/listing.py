@@ -1,7 +1,8 @@
 """Reading what is committed: the listing is the manifest.
 
 A shard is a range of one writer's rows. Ranges may repeat and overlap (compaction, retries); a reader walks
-a cursor over them and so gets every row exactly once, whatever shards there are.
+a cursor over them and so gets every row exactly once, whatever shards there are. Of several attempts at one
+part of a job, each a writer of its own, the first one that is sealed is taken (docs/design/attempts.md).
 
 Example:
     >>> def shard(first, rows):
@@ -17,18 +18,20 @@ Example:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
+from types import MappingProxyType
 from typing import NamedTuple
 
 from rlio.errors import CorruptData, OptionError
 from rlio.storage.filesystem import Storage
-from rlio.storage.names import DATA_DIR, ShardName, is_writer_id, parse_sealed, parse_trim
+from rlio.storage.names import DATA_DIR, ShardName, is_writer_id, parse_sealed, parse_trim, part_of
 
 __all__ = [
     "Coverage",
     "Listing",
+    "PassedOver",
     "Patience",
     "Rejected",
     "Segment",
@@ -37,6 +40,7 @@ __all__ = [
     "find_holes",
     "list_settled",
     "list_shards",
+    "listing_of",
     "live_shards",
     "load_shard",
 ]
@@ -110,21 +114,42 @@ class Coverage(NamedTuple):
 
 
 @dataclass(frozen=True)
+class PassedOver:
+    """An attempt at a part of a job of which no row is served: it is not sealed, or another one is taken.
+
+    Attributes:
+        shards: Its shards, by first row.
+        rejected: Its objects that are neither shards nor markers, or have another size than their name.
+        sealed: Its rows, if it is closed for good: a snapshot or a follower that began with it stays with it.
+        trimmed: The row of its marker; None without one.
+    """
+
+    shards: list[ShardRef]
+    rejected: list[Rejected]
+    sealed: int | None
+    trimmed: int | None
+
+
+@dataclass(frozen=True)
 class Listing:
     """What one listing of a data set found.
 
     Attributes:
-        shards: Writer id -> its shards, by first row; writers by id.
+        shards: Writer id -> its shards, by first row; writers by id. Of several attempts at a part of a job,
+            the one that is taken.
         rejected: Objects under the data folder that are neither shards nor markers, or whose size is not
             that of their name (being uploaded, or torn).
         sealed: Writer id -> rows, for writers that are closed for good.
-        trimmed: Writer id -> row, for writers whose rows below it are gone on purpose.
+        trimmed: Writer id -> row, for writers whose rows below it are gone on purpose. Of parts that were
+            begun and have no sealed attempt yet, each attempt, with row 0: something may still come.
+        passed_over: Writer id -> the attempts that are not taken.
     """
 
     shards: dict[str, list[ShardRef]] = field(default_factory=dict)
     rejected: list[Rejected] = field(default_factory=list)
     sealed: dict[str, int] = field(default_factory=dict)
     trimmed: dict[str, int] = field(default_factory=dict)
+    passed_over: dict[str, PassedOver] = field(default_factory=dict)
 
     @property
     def writers(self) -> list[str]:
@@ -139,13 +164,21 @@ class Listing:
             start: Row below which nothing is wanted. Rows below the mark of a trim are not either, although
                 a late retry may have stored them again.
             end: Row from which on nothing is wanted; None: all that there are, or were promised by a seal.
+
+        An attempt that is not taken has its rows all the same if it is sealed: whoever names it began with it
+        when no other was. One that is not sealed has none.
         """
-        return cover_rows(
-            self.shards.get(writer, []),
-            trim=max(start, self.trimmed.get(writer, 0)),
-            sealed=self.sealed.get(writer),
-            end=end,
-        )
+        passed = self.passed_over.get(writer)
+        if passed is None:
+            refs, trim, sealed = (
+                self.shards.get(writer, []),
+                self.trimmed.get(writer),
+                self.sealed.get(writer),
+            )
+        else:
+            refs = [] if passed.sealed is None else passed.shards
+            trim, sealed = passed.trimmed, passed.sealed
+        return cover_rows(refs, trim=max(start, trim or 0), sealed=sealed, end=end)
 
     def torn(self) -> dict[str, list[tuple[Rejected, ShardName]]]:
         """Writer id -> the objects that are named like its shards but have another size."""
@@ -158,16 +191,76 @@ class Listing:
 
     def joined(self, later: Listing) -> Listing:
         """What either listing saw. Shards never change, so that one which was seen once was stored."""
+        one, other = self._with_all(), later._with_all()
         shards = {}
-        for writer in sorted(self.shards.keys() | later.shards.keys()):
-            both = {*self.shards.get(writer, []), *later.shards.get(writer, [])}
+        for writer in sorted(one.shards.keys() | other.shards.keys()):
+            both = {*one.shards.get(writer, []), *other.shards.get(writer, [])}
             shards[writer] = sorted(both, key=_order)
         return Listing(
             shards=shards,
-            rejected=later.rejected,
-            sealed=_larger(self.sealed, later.sealed),
-            trimmed=_larger(self.trimmed, later.trimmed),
-        )
+            rejected=other.rejected,
+            sealed=_larger(one.sealed, other.sealed),
+            trimmed=_larger(one.trimmed, other.trimmed),
+        )._chosen()
+
+    def staying_with(self, begun: Collection[str]) -> Listing:
+        """This listing for whoever has begun to read some writers: of a part, no other attempt is taken.
+
+        Args:
+            begun: Ids of writers; those that are no attempts do not matter.
+        """
+        kept = {part: writer for writer in begun if (part := part_of(writer)) is not None}
+        return self._with_all()._chosen(kept) if kept else self
+
+    def _with_all(self) -> Listing:
+        """This listing with every attempt among the writers, whether it is taken or not."""
+        if not self.passed_over:
+            return self
+        found = Listing({**self.shards}, [*self.rejected], {**self.sealed}, {**self.trimmed})
+        for writer, passed in self.passed_over.items():
+            found.rejected.extend(passed.rejected)
+            if passed.shards:
+                found.shards[writer] = passed.shards
+            if passed.sealed is not None:
+                found.sealed[writer] = passed.sealed
+            if passed.trimmed is not None:
+                found.trimmed[writer] = passed.trimmed
+        return replace(found, shards=dict(sorted(found.shards.items())))
+
+    def _chosen(self, kept: Mapping[str, str] = MappingProxyType({})) -> Listing:
+        """This listing, of which every attempt is among the writers, with one attempt taken of each part.
+
+        The first sealed one: of those that are sealed, the one with the smallest id.
+
+        Args:
+            kept: Part -> the attempt at it that is taken, whatever others there are.
+        """
+        torn: dict[str, list[Rejected]] = {}
+        for rejected in self.rejected:
+            torn.setdefault(_writer_of(rejected.path.rpartition("/")[0]) or "", []).append(rejected)
+        known = self.shards.keys() | self.sealed.keys() | self.trimmed.keys() | torn.keys()
+        attempts: dict[str, list[str]] = {}
+        for writer in sorted(writer for writer in known if "~" in writer):
+            attempts.setdefault(part_of(writer) or "", []).append(writer)
+        if not attempts:
+            return self
+        found = Listing({**self.shards}, [], {**self.sealed}, {**self.trimmed})
+        for part, writers in attempts.items():
+            taken = kept.get(part) or next((writer for writer in writers if writer in self.sealed), None)
+            for writer in writers:
+                if writer == taken and writer in self.sealed:
+                    continue
+                found.passed_over[writer] = PassedOver(
+                    shards=found.shards.pop(writer, []),
+                    rejected=torn.get(writer, []),
+                    sealed=found.sealed.pop(writer, None),
+                    trimmed=found.trimmed.pop(writer, None),
+                )
+                if taken is None or writer == taken:
+                    found.trimmed[writer] = 0
+        passed = {rejected for over in found.passed_over.values() for rejected in over.rejected}
+        found.rejected.extend(rejected for rejected in self.rejected if rejected not in passed)
+        return found
 
 
 # Equal rows take the fewest bytes: 65,536 of them some 500. A name that claims more could make readers walk
@@ -185,14 +278,26 @@ def list_shards(storage: Storage, *, limit: int | None = None) -> Listing:
     Raises:
         UnsafeData: There are more than ``limit`` names.
     """
+    return listing_of(storage.list(DATA_DIR, limit=limit))
+
+
+def listing_of(entries: Iterable[tuple[str, int | None]], *, known: Listing | None = None) -> Listing:
+    """What the names and sizes of objects say.
+
+    Args:
+        entries: Path and bytes of each, sorted by path.
+        known: What is known of other writers; not modified.
+    """
     listing = Listing()
-    # Entries are sorted by path: those of one folder come one after the other, but for what is deeper.
+    # Those of one folder come one after the other, but for what is deeper.
     folder: str = ""
     writer: str | None = None
-    for path, size in storage.list(DATA_DIR, limit=limit):
+    refs: list[ShardRef] = []
+    for path, size in entries:
         parent, _, text = path.rpartition("/")
         if parent != folder:
             folder, writer = parent, _writer_of(parent)
+            refs = []
         if writer is None:
             listing.rejected.append(Rejected(path, f"not in a writer's folder ({DATA_DIR}/<writer>/)"))
             continue
@@ -206,10 +311,20 @@ def list_shards(storage: Storage, *, limit: int | None = None) -> Listing:
             reason = f"claims {name.rows} rows in {name.size} bytes, which no shard has"
             listing.rejected.append(Rejected(path, reason))
         else:
-            listing.shards.setdefault(writer, []).append(ShardRef(writer, name, path))
+            if not refs:
+                refs = listing.shards.setdefault(writer, refs)
+            refs.append(ShardRef(writer, name, path))
     for refs in listing.shards.values():
         refs.sort(key=_first_row)  # Stable: shards of one first row stay sorted by path.
-    return listing
+    if known is not None:
+        known = known._with_all()
+        listing = Listing(
+            dict(sorted((known.shards | listing.shards).items())),
+            [*known.rejected, *listing.rejected],
+            known.sealed | listing.sealed,
+            known.trimmed | listing.trimmed,
+        )
+    return listing._chosen()
 
 
 def _writer_of(folder: str) -> str | None:
@@ -219,7 +334,11 @@ def _writer_of(folder: str) -> str | None:
 
 
 def list_settled(
-    storage: Storage, *, lacks: Callable[[Listing], bool], patience: Patience | None = None
+    storage: Storage,
+    *,
+    lacks: Callable[[Listing], bool],
+    patience: Patience | None = None,
+    first: Callable[[Storage], Listing | None] | None = None,
 ) -> Listing:
     """List until nothing is lacking, or until several listings together lack it.
 
@@ -227,11 +346,16 @@ def list_settled(
         storage: The data set's root.
         lacks: Whether rows are missing in a listing.
         patience: How often and how long apart; None for the default.
+        first: Gives a listing by cheaper means, or None. It is taken if nothing is lacking in it, else it
+            does not count.
 
     Returns:
         What the listings saw together: a row that is missing here was in none of them.
     """
     patience = patience or PATIENCE
+    cheap = None if first is None else first(storage)
+    if cheap is not None and not lacks(cheap):
+        return cheap
     found = list_shards(storage)
     for _ in range(patience.listings - 1):
         if not lacks(found):

@@ -152,6 +152,17 @@ class LocalFolder:
         with self.folder(folders) as folder:
             return os.stat(folder.at(name), dir_fd=folder.fd, follow_symlinks=False).st_mtime
 
+    def folders(self, folder: str, prefix: str) -> list[str]:
+        """Names of the folders directly in ``folder`` that start with ``prefix``."""
+        if not self._is_plain_folder(folder):
+            return []
+        try:
+            children = os.scandir(os.path.join(self.root, folder))
+        except FileNotFoundError:
+            return []
+        with children:
+            return [c.name for c in children if c.name.startswith(prefix) and c.is_dir(follow_symlinks=False)]
+
     def empty_folders(self, folder: str) -> list[Entry]:
         """The folders directly in ``folder`` that hold nothing, unsorted. Links are not followed."""
         if not self._is_plain_folder(folder):

@@ -32,10 +32,14 @@ __all__ = [
     "ShardName",
     "Suffix",
     "check_writer_id",
+    "is_job",
     "is_writer_id",
+    "make_attempt_id",
     "make_writer_id",
     "parse_sealed",
     "parse_trim",
+    "part_id",
+    "part_of",
     "schema_path",
     "sealed_name",
     "shard_path",
@@ -58,11 +62,16 @@ MAX_ROWS: Final = 2**48
 MAX_SHARD_BYTES: Final = 2**48
 MAX_ROW: Final = 2**62
 
+_MAX_PART: Final = 10**6 - 1
+_MAX_ATTEMPT: Final = 9999
+
 # ASCII digits only: \d would also match other scripts' digits.
 _SHARD = re.compile(
     r"([0-9]{1,19})-([0-9]{1,19})-([0-9]{1,19})-([0-9a-f]{8})-([0-9a-f]{8})\.(parquet|jsonl|jsonl\.zst)"
 )
 _WRITER = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+_JOB = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
+_ATTEMPT = re.compile(rf"(x{_JOB.pattern}-[0-9]{{6}})~[0-9]{{4}}-[0-9a-f]{{8}}")
 _SEALED = re.compile(r"_sealed-([0-9]{1,19})")
 _TRIM = re.compile(r"_trim-([0-9]{1,19})")
 _SCHEMA_HASH = re.compile(r"[0-9a-f]{8,64}")
@@ -168,15 +177,15 @@ def make_writer_id(worker_index: int) -> str:
 
 
 def is_writer_id(text: object) -> bool:
-    """Whether ``text`` may be a writer's id and so a folder's name."""
-    return isinstance(text, str) and _WRITER.fullmatch(text) is not None
+    """Whether ``text`` may be a writer's id, an attempt's included, and so a folder's name."""
+    return isinstance(text, str) and (_WRITER.fullmatch(text) is not None or part_of(text) is not None)
 
 
 def check_writer_id(writer_id: str) -> str:
     """Return ``writer_id`` if it may be one.
 
     Raises:
-        OptionError: It is not 1 to 64 of ``a-z 0-9 -``, or starts with ``-``.
+        OptionError: It is not 1 to 64 of ``a-z 0-9 -``, or starts with ``-``; nor is it an attempt's id.
     """
     if not is_writer_id(writer_id):
         raise OptionError(
@@ -184,6 +193,52 @@ def check_writer_id(writer_id: str) -> str:
             "the first no '-'"
         )
     return writer_id
+
+
+def is_job(text: object) -> bool:
+    """Whether ``text`` may name a job whose parts are written by attempts."""
+    return isinstance(text, str) and _JOB.fullmatch(text) is not None
+
+
+def part_id(job: str, number: int) -> str:
+    """What all attempts at one part of a job share: ``x<job>-<number:06d>``.
+
+    Raises:
+        OptionError: ``job`` is not 1 to 31 of ``a-z 0-9 -`` or starts with ``-``, or the number is too large.
+    """
+    if not is_job(job):
+        raise OptionError(
+            f"job={excerpt(job)}: expected 1 to 31 of the characters a-z, 0-9 and '-', the first no '-'"
+        )
+    if not 0 <= number <= _MAX_PART:
+        raise OptionError(f"part {number}: a job has at most {_MAX_PART + 1}; give each more rows")
+    return f"x{job}-{number:06d}"
+
+
+def make_attempt_id(part: str, number: int) -> str:
+    """A new writer id, ``<part>~<number:04d>-<8 hex>``: no other attempt at the part has it.
+
+    Args:
+        part: From `part_id`.
+        number: From 0; that of a later attempt is larger than those of all that are known.
+
+    Raises:
+        OptionError: There were too many attempts.
+    """
+    if not 0 <= number <= _MAX_ATTEMPT:
+        raise OptionError(f"attempt {number} at {part}: after {_MAX_ATTEMPT + 1}, give the job another name")
+    return check_writer_id(f"{part}~{number:04d}-{uuid.uuid4().hex[:8]}")
+
+
+def part_of(writer_id: str) -> str | None:
+    """The part that an attempt is at; None: it is the id of no attempt.
+
+    Example:
+        >>> part_of("xnightly-000007~0001-9b1c22aa"), part_of("w00000-0a1b2c3d")
+        ('xnightly-000007', None)
+    """
+    match = _ATTEMPT.fullmatch(writer_id)
+    return None if match is None else match[1]
 
 
 def writer_dir(writer_id: str) -> str:

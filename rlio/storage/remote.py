@@ -80,6 +80,11 @@ class RemoteFolder:
         """The filesystem; a new client after a fork, for asynchronous ones own an event loop thread."""
         return self._clients.fs
 
+    @property
+    def lists_flat(self) -> bool:
+        """Whether the filesystem lists a whole tree by its own means, in few requests."""
+        return _finds_flat(self.fs)
+
     def read(self, path: str, start: int, stop: int | None) -> bytes:
         """Bytes ``[start, stop)``, fewer where the object ends."""
         if stop is not None and stop <= start:
@@ -149,7 +154,7 @@ class RemoteFolder:
         """
         self._clients.invalidate_cache()
         top = self.full(folder) if folder else self.root
-        infos = self._find(top) if _finds_flat(self.fs) else self._walk(top, limit)
+        infos = self._find(top) if self.lists_flat else self._walk(top, limit)
         if len(infos) > limit:
             raise UnsafeData(f"more than {limit} names: raise the limit if they are yours")
         base = f"{self.root}/"
@@ -203,6 +208,18 @@ class RemoteFolder:
             info = self._info(full)
             time = next((info[key] for key in _TIMES if info.get(key) is not None), None)
         return _seconds(time)
+
+    def folders(self, folder: str, prefix: str) -> list[str]:
+        """Names of the folders directly in ``folder`` that start with ``prefix``, never from a cache."""
+        self._clients.invalidate_cache()
+        try:
+            children = self._clients.call("ls", self.full(folder), detail=True, patience=_LISTING_PATIENCE)
+        except FileNotFoundError as error:
+            if (cause := behind_not_found(error)) is not None:
+                raise cause from error
+            return []
+        paths = [child["name"].rstrip("/") for child in children if child["type"] == "directory"]
+        return [name for path in paths if (name := path.rpartition("/")[2]).startswith(prefix)]
 
     def empty_folders(self, folder: str) -> list[Entry]:
         """None: object stores have no folders, and elsewhere ours hold something."""
