@@ -58,7 +58,7 @@ from rlio.storage.listing import Listing, Segment, list_settled
 from rlio.storage.names import MAX_ROW, is_writer_id, part_of
 from rlio.storage.publish import read_header
 
-__all__ = ["FollowPass"]
+__all__ = ["FollowPass", "Taken", "rank_of"]
 
 logger = logging.getLogger("rlio")
 
@@ -94,6 +94,20 @@ class _Decoded(NamedTuple):
     batch: Folded | None
 
 
+class Taken(NamedTuple):
+    """Rows that follow each other.
+
+    Attributes:
+        batch: The rows.
+        writer: Whose they are.
+        first: Number of the first of them within the writer.
+    """
+
+    batch: Batch
+    writer: str
+    first: int
+
+
 class _Mark(NamedTuple):
     """Where the pass stands, to come back to."""
 
@@ -112,6 +126,9 @@ class FollowPass:
         missing: "error" or "fill".
         idle_timeout: Seconds of waiting after which to end; None: never.
         poll_seconds: Seconds between two listings while there is nothing to read.
+        slots: Deal the writers to so many slots, by CRC-32 of their ids modulo it; rank r of the world of
+            ``options.shard`` has the slots s with s modulo world = r. Cursors then fit any number of ranks.
+            None: the ranks are the slots.
 
     Raises:
         OptionError: The options do not go with following, or the data set is of another format.
@@ -129,8 +146,10 @@ class FollowPass:
         *,
         idle_timeout: float | None,
         poll_seconds: float,
+        slots: int | None = None,
     ) -> None:
         _check_combination(options, missing)
+        self._slots = slots
         self._idle_timeout = None if idle_timeout is None else _seconds("idle_timeout", idle_timeout)
         self._poll_seconds = _seconds("poll_seconds", poll_seconds)
         self._storage = storage
@@ -216,6 +235,51 @@ class FollowPass:
             self._go_back(mark)
             raise
 
+    def take_now(self, n: int) -> Taken | None:
+        """At most ``n`` rows that are there now, of one writer; None: there is none. It does not wait.
+
+        Raises:
+            EndOfData: Every writer is closed, and its rows were given.
+            OptionError: What is counted are no rows: there are sequences, or several agents.
+        """
+        if self._over:
+            raise EndOfData(f"{self._storage.uri} was followed to its end")
+        mark = self._mark()
+        try:
+            chunk = self._chunk or self._look()
+            if chunk is None:
+                self._over = self._is_complete()
+                if self._over:
+                    raise EndOfData(f"{self._storage.uri} was followed to its end")
+                return None
+            if not self._segments.counting.by_row:
+                raise OptionError(
+                    f"rows are wanted one by one, and this data set counts in {self.unit} of several rows: "
+                    "follow it with rlio.DatasetReader(follow=True)",
+                    uri=self._storage.uri,
+                )
+            batch, units = self._serve(chunk, min(n, chunk.units))
+            batch = self._segments.filled(batch)
+            self._tally = self._tally.plus(served=units)
+            self._tally.check(self._storage.uri)
+            return Taken(batch, chunk.writer, self._rows[chunk.writer] - units)
+        except EndOfData:
+            self._tally.check(self._storage.uri)
+            raise
+        except BaseException:
+            self._go_back(mark)
+            raise
+
+    @property
+    def listing(self) -> Listing:
+        """What was listed last."""
+        return self._listing
+
+    def owns(self, writer: str) -> bool:
+        """Whether this rank follows a writer."""
+        rank, world = self._options.shard
+        return rank_of(writer, world=world, slots=self._slots) == rank
+
     def skip(self, n: int) -> None:
         """Refuse to: a batch is what is there when it is read."""
         raise OptionError("skip() with follow=True: what comes is not known; sample() and drop the batches")
@@ -278,14 +342,9 @@ class FollowPass:
         """Decode the next rows, waiting for them if there are none yet; None: there will be none."""
         waiting_since: float | None = None
         while not self._over:
-            if self._closing.is_set():
-                raise ClosedError("the reader was closed while it waited for rows")
-            chunk = self._resume() if self._pending is not None else self._next_chunk()
+            chunk = self._look()
             if chunk is not None:
-                self._chunk = chunk
                 return chunk
-            if self._queue or self._current is not None or self._pending is not None or self._poll():
-                continue
             if self._is_complete():
                 self._over = True
                 break
@@ -297,6 +356,17 @@ class FollowPass:
                 break
             self._closing.wait(min(left, self._poll_seconds))
         return None
+
+    def _look(self) -> _Chunk | None:
+        """Decode the next rows, if there are any by now; None: a listing has just shown none."""
+        while not self._closing.is_set():
+            chunk = self._resume() if self._pending is not None else self._next_chunk()
+            if chunk is not None:
+                self._chunk = chunk
+                return chunk
+            if not (self._queue or self._current is not None or self._pending is not None or self._poll()):
+                return None
+        raise ClosedError("the reader was closed while it waited for rows")
 
     def _next_chunk(self) -> _Chunk | None:
         """The next of the row groups that were listed; None if there is none, or it is lost or gone."""
@@ -403,9 +473,7 @@ class FollowPass:
 
     def _own(self, found: Listing) -> list[str]:
         """This rank's writers, by id, beginning with the one whose turn it is."""
-        rank, world = self._options.shard
-        # All attempts at a part are one rank's.
-        own = [w for w in found.writers if zlib.crc32((part_of(w) or w).encode()) % world == rank]
+        own = [w for w in found.writers if self.owns(w)]
         return [w for w in own if w >= self._turn] + [w for w in own if w < self._turn]
 
     def _pass_trimmed(self, writer: str, row: int) -> bool:
@@ -534,7 +602,8 @@ class FollowPass:
     @cached_property
     def _fingerprint(self) -> dict[str, Any]:
         """What must be the same for a position to mean the same rows."""
-        return {"shard": list(self._options.shard), "columns": columns_digest(self._options)}
+        dealt = {"shard": list(self._options.shard)} if self._slots is None else {"slots": self._slots}
+        return {**dealt, "columns": columns_digest(self._options)}
 
     def seek(self, position: JsonState) -> None:
         """Continue from a position; the ledger begins anew.
@@ -631,6 +700,12 @@ class FollowPass:
         self._closing.set()
         self._ahead.close()
         self._chunk = None
+
+
+def rank_of(writer: str, *, world: int, slots: int | None = None) -> int:
+    """The rank, of ``world``, that follows a writer; by its slot where there are ``slots``."""
+    number = zlib.crc32((part_of(writer) or writer).encode())  # All attempts at a part are one rank's.
+    return (number if slots is None else number % slots) % world
 
 
 def _check_combination(options: ReadOptions, missing: str) -> None:

@@ -38,6 +38,7 @@ __all__ = [
     "ExternalEnv",
     "ExternalRunner",
     "Flatten",
+    "FollowingReplay",
     "ForeignParquetReader",
     "FrameStack",
     "HoleError",
@@ -48,6 +49,7 @@ __all__ = [
     "LedgerError",
     "Limits",
     "MappedInput",
+    "Markers",
     "MeanStdFilter",
     "MissingColumn",
     "MissingExtra",
@@ -61,6 +63,8 @@ __all__ = [
     "OneHot",
     "OptionError",
     "OutputWriter",
+    "Pace",
+    "PacedWriter",
     "ParquetWriter",
     "Policy",
     "PolicyClient",
@@ -80,6 +84,7 @@ __all__ = [
     "RolloutWorker",
     "SampleBatch",
     "SamplerInput",
+    "SamplesPerInsert",
     "SchemaConflict",
     "SchemaError",
     "ShuffledInput",
@@ -89,6 +94,7 @@ __all__ = [
     "TorchPolicy",
     "UnknownName",
     "UnsafeData",
+    "WaitTimeout",
     "__version__",
     "compact",
     "concat_samples",
@@ -138,6 +144,7 @@ if TYPE_CHECKING:
         StateError,
         UnknownName,
         UnsafeData,
+        WaitTimeout,
     )
     from rlio.interfaces import InputReader, IOContext, OutputWriter
     from rlio.limits import Limits
@@ -158,6 +165,8 @@ if TYPE_CHECKING:
     from rlio.readers.async_input import AsyncInput
     from rlio.readers.d4rl_reader import D4RLReader
     from rlio.readers.dataset_reader import DatasetReader
+    from rlio.readers.follow_marks import Markers
+    from rlio.readers.following_replay import FollowingReplay
     from rlio.readers.foreign_parquet import ForeignParquetReader
     from rlio.readers.json_reader import JsonReader
     from rlio.readers.mapped_input import MappedInput
@@ -166,6 +175,7 @@ if TYPE_CHECKING:
     from rlio.readers.sampler_input import SamplerInput
     from rlio.readers.shuffled_input import ShuffledInput
     from rlio.recording import RecordExperience, RecordVectorExperience
+    from rlio.replay.samples_per_insert import SamplesPerInsert
     from rlio.replay.store import ReplayStore
     from rlio.replay.weaving import in_c_order
     from rlio.resolve import read, register_input, register_output
@@ -182,6 +192,7 @@ if TYPE_CHECKING:
     from rlio.worker import RolloutWorker
     from rlio.writers.json_writer import JsonWriter
     from rlio.writers.noop_output import NoopOutput
+    from rlio.writers.paced_writer import Pace, PacedWriter
     from rlio.writers.parquet_writer import ParquetWriter
     from rlio.writers.recovery import recover
     from rlio.writers.roll import Roll
@@ -212,6 +223,7 @@ else:
             "ExternalEnv": "rlio.envs.external",
             "ExternalRunner": "rlio.rollout.external_runner",
             "Flatten": "rlio.connectors.flatten",
+            "FollowingReplay": "rlio.readers.following_replay",
             "ForeignParquetReader": "rlio.readers.foreign_parquet",
             "FrameStack": "rlio.connectors.frame_stack",
             "GAE": "rlio.policies.postprocessing",
@@ -223,6 +235,7 @@ else:
             "LedgerError": "rlio.errors",
             "Limits": "rlio.limits",
             "MappedInput": "rlio.readers.mapped_input",
+            "Markers": "rlio.readers.follow_marks",
             "MeanStdFilter": "rlio.connectors.mean_std",
             "MissingColumn": "rlio.errors",
             "MissingExtra": "rlio.errors",
@@ -236,6 +249,8 @@ else:
             "OneHot": "rlio.connectors.flatten",
             "OptionError": "rlio.errors",
             "OutputWriter": "rlio.interfaces",
+            "Pace": "rlio.writers.paced_writer",
+            "PacedWriter": "rlio.writers.paced_writer",
             "ParquetWriter": "rlio.writers.parquet_writer",
             "Policy": "rlio.policies.policy",
             "PolicyClient": "rlio.rollout.policy_client",
@@ -256,6 +271,7 @@ else:
             "RolloutWorker": "rlio.worker",
             "SampleBatch": "rlio.batch",
             "SamplerInput": "rlio.readers.sampler_input",
+            "SamplesPerInsert": "rlio.replay.samples_per_insert",
             "SchemaConflict": "rlio.errors",
             "SchemaError": "rlio.errors",
             "ShuffledInput": "rlio.readers.shuffled_input",
@@ -265,6 +281,7 @@ else:
             "TorchPolicy": "rlio.policies.torch_policy",
             "UnknownName": "rlio.errors",
             "UnsafeData": "rlio.errors",
+            "WaitTimeout": "rlio.errors",
             "compact": "rlio.maintenance.compact",
             "concat_samples": "rlio.batch",
             "gc": "rlio.maintenance.gc",

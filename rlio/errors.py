@@ -18,6 +18,7 @@
     |- LedgerError                   rows were counted on both sides, and the numbers differ
     |- PublishError (OSError)        a shard could not be stored
     |- EnvError (RuntimeError)       an environment failed, died, hangs, or is none
+    |- WaitTimeout (TimeoutError)    what was waited for did not come in time
     |- CacheError (OSError)          the folder of built stores has no room, or is no place for them
     |- MissingExtra (ImportError)    an optional dependency is not installed
 
@@ -47,6 +48,7 @@ __all__ = [
     "StateError",
     "UnknownName",
     "UnsafeData",
+    "WaitTimeout",
     "excerpt",
 ]
 
@@ -176,6 +178,10 @@ class EnvError(RlioError, RuntimeError):
                 "seed": self.seed,
             },
         )
+
+
+class WaitTimeout(RlioError, TimeoutError):
+    """What a call waited for did not come within the time that it was given; calling again waits again."""
 
 
 class MissingExtra(RlioError, ImportError):

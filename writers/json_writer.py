@@ -26,6 +26,7 @@ from rlio.schemas.json_lines import LineTooLarge, encode_line
 from rlio.schemas.provenance import Provenance
 from rlio.schemas.row_groups import unpadded
 from rlio.schemas.schema import Schema
+from rlio.storage.filesystem import Storage
 from rlio.storage.json_shard import MAX_JSON_SHARD_BYTES
 from rlio.storage.shard_log import ShardLog, WriteLedger
 from rlio.storage.wal import Sync
@@ -122,6 +123,11 @@ class JsonWriter(OutputWriter):
     def writer_id(self) -> str:
         """The id under which this writer's shards lie."""
         return self._log.writer_id
+
+    @property
+    def storage(self) -> Storage:
+        """The data set's folder."""
+        return self._log.storage
 
     @property
     def rows_published(self) -> int:

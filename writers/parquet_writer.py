@@ -20,6 +20,7 @@ from rlio.schemas.parquet import Compression
 from rlio.schemas.provenance import Provenance
 from rlio.schemas.row_groups import Piece
 from rlio.schemas.schema import Schema
+from rlio.storage.filesystem import Storage
 from rlio.storage.shard_log import ShardLog, WriteLedger
 from rlio.storage.wal import Sync
 from rlio.writers.age_timer import AgeTimer
@@ -113,6 +114,11 @@ class ParquetWriter(OutputWriter):
     def writer_id(self) -> str:
         """The id under which this writer's shards lie."""
         return self._log.writer_id
+
+    @property
+    def storage(self) -> Storage:
+        """The data set's folder."""
+        return self._log.storage
 
     @property
     def rows_published(self) -> int:

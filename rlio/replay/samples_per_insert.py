@@ -1,0 +1,168 @@
+"""`SamplesPerInsert`: how often rows are drawn for each row that is put in; and the account that is kept.
+
+Example:
+    >>> account = Account(SamplesPerInsert(max=4, min_size=1000, error_buffer=256))
+    >>> account.may_draw
+    0
+    >>> account.insert(1100)
+    >>> account.may_draw  # 4 * (1100 - 1000) + 256
+    656
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final
+
+from rlio.errors import LedgerError, OptionError, excerpt
+
+__all__ = ["NO_BOUND", "Account", "SamplesPerInsert"]
+
+#: What is allowed where there is no limit; a number that rows never reach.
+NO_BOUND: Final = 2**62
+
+# What a ratio may be at least and at most: far outside of anything that makes sense, and far inside of what
+# the arithmetic of whole rows bears.
+_LEAST, _MOST = 1e-6, 1e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplesPerInsert:
+    """How many rows are drawn for each row that is put in, at least and at most.
+
+    With I rows put in and S rows drawn, at every moment::
+
+        S <= max * (I - min_size) + error_buffer       or else a draw waits
+        I <= min_size + (S + error_buffer) / min       or else what puts rows in waits
+
+    and nothing is drawn before I reaches ``min_size``. With ``min == max`` these are the limits of Reverb's
+    ``SampleToInsertRatio(samples_per_insert, min_size_to_sample, error_buffer)``.
+
+    Attributes:
+        min: Rows drawn for each row put in, at least; None: rows are put in whatever is drawn.
+        max: At most; None: draws never wait, once there are ``min_size`` rows.
+        error_buffer: How many rows drawn the two may be ahead of the ratio, each on its side. The larger, the
+            less anybody waits: with ``min``, about the rows that are drawn in the seconds that it takes for
+            rows to be stored, listed and read, and for writers to hear of it.
+        min_size: Rows that are put in before the first is drawn; they count for no draw.
+
+    Raises:
+        OptionError: A number is out of bounds, or ``min`` is above ``max``.
+
+    Source: Cassirer et al., "Reverb: A Framework For Experience Replay" (2021), section 3.3.
+    """
+
+    min: float | None = None
+    max: float | None = None
+    error_buffer: int = 0
+    min_size: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("min", "max"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or not _LEAST <= value <= _MOST:
+                raise OptionError(
+                    f"SamplesPerInsert({name}={excerpt(value)}): rows drawn for each row put in, "
+                    f"{_LEAST:g} to {_MOST:g}, or None for no limit"
+                )
+        for name, least in (("error_buffer", 0), ("min_size", 1)):
+            value = getattr(self, name)
+            if type(value) is not int or not least <= value < NO_BOUND:
+                raise OptionError(f"SamplesPerInsert({name}={excerpt(value)}): rows, {least} or more")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise OptionError(
+                f"SamplesPerInsert(min={self.min!r}, max={self.max!r}): no ratio is at least the one and at "
+                "most the other"
+            )
+
+    def most_drawn(self, inserted: int) -> int:
+        """Rows that may have been drawn once ``inserted`` rows were put in."""
+        if inserted < self.min_size:
+            return 0
+        if self.max is None:
+            return NO_BOUND
+        return math.floor(_exact(self.max) * (inserted - self.min_size)) + self.error_buffer
+
+    def most_inserted(self, drawn: int) -> int:
+        """Rows that may have been put in once ``drawn`` rows were drawn."""
+        if self.min is None:
+            return NO_BOUND
+        return min(self.min_size + math.floor((drawn + self.error_buffer) / _exact(self.min)), NO_BOUND)
+
+    def check_batch(self, rows: int) -> None:
+        """Refuse limits between which batches of ``rows`` rows would come to a standstill.
+
+        A draw that waits and rows that wait, each for the other, can only be where the buffer is narrow:
+        rows are put in until I is one below its limit, and the draw needs ``S + rows <= max * ...``.
+
+        Raises:
+            OptionError: They would.
+        """
+        if self.min is None or self.max is None:
+            return
+        room = _exact(self.max) / _exact(self.min) + 1
+        needed = math.ceil((rows + _exact(self.max)) / room)
+        if self.error_buffer < needed:
+            raise OptionError(
+                f"{self}: with batches of {rows} rows, draws would wait for rows and rows for draws, for "
+                f"ever; error_buffer={needed} is the least that goes"
+            )
+
+
+class Account:
+    """Counts rows put in and rows drawn, and says how many more of each there may be. Not thread-safe.
+
+    Args:
+        limits: The limits.
+        inserted: Rows put in so far.
+        drawn: Rows drawn so far.
+    """
+
+    def __init__(self, limits: SamplesPerInsert, *, inserted: int = 0, drawn: int = 0) -> None:
+        self.limits = limits
+        self.inserted = inserted
+        self.drawn = drawn
+
+    def __repr__(self) -> str:
+        return f"Account(inserted={self.inserted}, drawn={self.drawn}, {self.limits})"
+
+    @property
+    def may_draw(self) -> int:
+        """Rows that may be drawn now; 0 or more."""
+        return max(self.limits.most_drawn(self.inserted) - self.drawn, 0)
+
+    @property
+    def may_insert(self) -> int:
+        """Rows that may be put in now; 0 or more."""
+        return max(self.limits.most_inserted(self.drawn) - self.inserted, 0)
+
+    def draw(self, rows: int) -> None:
+        """Count rows that were drawn.
+
+        Raises:
+            LedgerError: They were more than there may be.
+        """
+        if rows > self.may_draw:
+            raise LedgerError(f"{rows} rows were drawn where {self.may_draw} may be: {self}; report this bug")
+        self.drawn += rows
+
+    def insert(self, rows: int) -> None:
+        """Count rows that were put in.
+
+        Raises:
+            LedgerError: They were more than there may be.
+        """
+        if rows > self.may_insert:
+            raise LedgerError(
+                f"{rows} rows were put in where {self.may_insert} may be: {self}; report this bug"
+            )
+        self.inserted += rows
+
+
+def _exact(ratio: float) -> Fraction:
+    """The number that the user wrote: 0.1 is a tenth, so that 10 rows are 10 rows."""
+    return Fraction(repr(ratio))
