@@ -166,6 +166,10 @@ class Dataset:
             at = self.snapshot()
         return _listed(self.storage, at)
 
+    def part(self, at: Snapshot) -> Dataset:
+        """The rows of ``at``, out of what was listed: nothing is asked of the storage."""
+        return Dataset(self.storage, self._listing, at=at)
+
     @cached_property
     def digest(self) -> str:
         """16 hex digits that name the snapshot."""

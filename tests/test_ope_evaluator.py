@@ -103,8 +103,8 @@ def test_estimators_of_episodes_keep_rows_of_running_episodes_only() -> None:
     evaluator = OffPolicyEvaluator(CHAIN.target, gamma=0.9, estimators=["is", "wis"])
     for part in CHAIN.simulate(2000, seed=0).timeslices(100):
         evaluator.add(part)
-        assert evaluator._assembler.incomplete <= 1
-        assert not evaluator._kept
+        assert evaluator.evidence.incomplete <= 1
+        assert evaluator.evidence.joined()[1] is None
 
 
 def test_agents_of_one_episode_are_episodes_each() -> None:

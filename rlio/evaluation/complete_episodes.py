@@ -19,9 +19,9 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,7 @@ from rlio.errors import SchemaError, excerpt
 from rlio.evaluation.logged_rows import LoggedRows
 from rlio.nested import map_structure
 
-__all__ = ["EpisodeAssembler", "Episodes", "join_episodes"]
+__all__ = ["EpisodeAssembler", "EpisodePart", "Episodes", "join_episodes", "join_ids"]
 
 _Key: TypeAlias = tuple[Any, Any]
 # Rows that alternate between episodes, as those of vectorised environments do, are sorted first where parts
@@ -47,28 +47,77 @@ class Episodes:
     Attributes:
         columns: Name -> values of all rows.
         lengths: Rows of each episode, int64, at least 1.
+        eps_id: Of each episode.
+        agent: Likewise; None where there is one agent.
     """
 
     columns: dict[str, Column]
     lengths: NDArray[np.int64]
+    eps_id: NDArray[Any]
+    agent: NDArray[Any] | None
+
+    def take(self, episodes: NDArray[np.int64]) -> Episodes:
+        """Those of the given numbers, in that order."""
+        lengths = self.lengths[episodes]
+        starts = (np.cumsum(self.lengths) - self.lengths)[episodes]
+        rows = np.arange(lengths.sum()) + np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
+        agent = None if self.agent is None else self.agent[episodes]
+        return Episodes(_taken(self.columns, rows), lengths, self.eps_id[episodes], agent)
 
 
 def join_episodes(parts: Sequence[Episodes]) -> Episodes:
     """All episodes of ``parts``, of which there is at least one."""
     if len(parts) == 1:
         return parts[0]
-    columns = {
-        name: map_structure(lambda *leaves: concat_leaves(leaves), *(part.columns[name] for part in parts))
-        for name in parts[0].columns
+    columns = _joined_columns([part.columns for part in parts])
+    agents = None
+    if any(part.agent is not None for part in parts):
+        agents = join_ids([_agents(part) for part in parts])
+    lengths = np.concatenate([part.lengths for part in parts])
+    return Episodes(columns, lengths, join_ids([part.eps_id for part in parts]), agents)
+
+
+def join_ids(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Ids of any kinds as one array: objects where they are of several kinds, as no id may be rounded."""
+    kinds = {part.dtype.kind if part.dtype.kind == "U" else part.dtype.str for part in parts}
+    return np.concatenate([part if len(kinds) == 1 else part.astype(object) for part in parts])
+
+
+def _joined_columns(parts: Sequence[dict[str, Column]]) -> dict[str, Column]:
+    return {
+        name: map_structure(lambda *leaves: concat_leaves(leaves), *(part[name] for part in parts))
+        for name in parts[0]
     }
-    return Episodes(columns, np.concatenate([part.lengths for part in parts]))
+
+
+def _agents(part: Episodes) -> NDArray[Any]:
+    return np.full(len(part.lengths), None, object) if part.agent is None else part.agent
+
+
+class EpisodePart(NamedTuple):
+    """Consecutive rows of an episode that is not whole yet.
+
+    Attributes:
+        eps_id, agent: Whose they are.
+        first: Step of the first row.
+        rows: How many.
+        ends: Whether the last one ended the episode.
+        columns: Their values.
+    """
+
+    eps_id: Any
+    agent: Any
+    first: int
+    rows: int
+    ends: bool
+    columns: dict[str, Column]
 
 
 @dataclass
 class _Running:
-    """The parts of one episode that came so far: first step -> columns and rows."""
+    """The parts of one episode that came so far, by their first step."""
 
-    parts: dict[int, tuple[dict[str, Column], int]] = field(default_factory=dict)
+    parts: dict[int, EpisodePart] = field(default_factory=dict)
     rows: int = 0
     last: int | None = None  # the step that ended it
 
@@ -78,10 +127,23 @@ class _Running:
 
 
 class EpisodeAssembler:
-    """Puts episodes together; see the module."""
+    """Puts episodes together; see the module.
 
-    def __init__(self) -> None:
+    Args:
+        most_rows: Rows of episodes that are not whole yet that are kept, at most: where more would wait, and
+            where a step came twice, what waits of those episodes is dropped and counted. None: any number,
+            and a step that came twice is an error.
+
+    Attributes:
+        waiting: Rows of episodes that are not whole yet.
+        dropped: Episodes of which rows were dropped, with ``most_rows``.
+    """
+
+    def __init__(self, *, most_rows: int | None = None) -> None:
+        self._most_rows = most_rows
         self._running: dict[_Key, _Running] = {}
+        self.waiting = 0
+        self.dropped = 0
 
     @property
     def incomplete(self) -> int:
@@ -97,47 +159,77 @@ class EpisodeAssembler:
         starts, stops = _parts(rows)
         whole = (rows.t[starts] == 0) & rows.ends[stops - 1]
         if whole.all():
-            return Episodes(rows.columns, stops - starts)
+            agent = None if rows.agent is None else rows.agent[starts]
+            return Episodes(rows.columns, stops - starts, rows.eps_id[starts], agent)
         is_whole = np.repeat(whole, stops - starts)
-        found = [Episodes(_taken(rows.columns, np.flatnonzero(is_whole)), (stops - starts)[whole])]
+        found = [self.add(_selected(rows, np.flatnonzero(is_whole)))]
         rest = _selected(rows, np.flatnonzero(~is_whole))
         starts, stops = _parts(rest)
         if len(starts) > _MANY_PARTS and len(rest) < _SHORT_ROWS * len(starts):
             rest = _selected(rest, np.lexsort((rest.t, _codes(rest))))
             starts, stops = _parts(rest)
         for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
-            found += self._put(rest, start, stop)
+            found += self.put(_part(rest, start, stop))
         return join_episodes(found)
 
-    def _put(self, rows: LoggedRows, start: int, stop: int) -> list[Episodes]:
-        """Take one part of an episode; the episode, if it is whole by that."""
-        key = _key(rows, start)
+    def put(self, part: EpisodePart) -> list[Episodes]:
+        """Take one part of an episode; the episode, if it is whole by that.
+
+        Raises:
+            SchemaError: A step came twice.
+        """
+        key = part.eps_id, part.agent
         episode = self._running.setdefault(key, _Running())
-        first = int(rows.t[start])
-        if first in episode.parts or (rows.ends[stop - 1] and episode.last is not None):
-            raise _twice(key, first if first in episode.parts else int(rows.t[stop - 1]))
-        # A copy: a view would keep all of the batch.
-        columns = map_structure(lambda leaf: leaf[start:stop].copy(), rows.columns)
-        episode.parts[first] = columns, stop - start
-        episode.rows += stop - start
-        if rows.ends[stop - 1]:
-            episode.last = int(rows.t[stop - 1])
+        if part.first in episode.parts or (part.ends and episode.last is not None):
+            step = part.first if part.first in episode.parts else part.first + part.rows - 1
+            self._came_twice(key, step)
+            episode = self._running.setdefault(key, _Running())
+        episode.parts[part.first] = part
+        episode.rows += part.rows
+        self.waiting += part.rows
+        if part.ends:
+            episode.last = part.first + part.rows - 1
         if not episode.is_whole:
+            if self._most_rows is not None and self.waiting > self._most_rows:
+                self._drop(next(iter(self._running)))
             return []
-        del self._running[key]
+        return self._finished(key, episode)
+
+    def _finished(self, key: _Key, episode: _Running) -> list[Episodes]:
+        """The episode, if it has as many rows as steps because it has each of them."""
         parts, expected = [], 0
-        for first, (columns, length) in sorted(episode.parts.items(), key=_first):
+        for first, part in sorted(episode.parts.items(), key=_first):
             if first != expected:
-                raise _twice(key, min(first, expected))
-            parts.append(Episodes(columns, np.array([length])))
-            expected += length
-        return [Episodes(join_episodes(parts).columns, np.array([expected]))]
+                self._came_twice(key, min(first, expected))
+                return []
+            parts.append(part.columns)
+            expected += part.rows
+        del self._running[key]
+        self.waiting -= episode.rows
+        columns = parts[0] if len(parts) == 1 else _joined_columns(parts)
+        agent = None if key[1] is None else _boxed(key[1])
+        return [Episodes(columns, np.array([expected]), _boxed(key[0]), agent)]
+
+    def _came_twice(self, key: _Key, step: int) -> None:
+        """Raise, or drop what waits of the episode."""
+        if self._most_rows is None:
+            raise _twice(key, step)
+        self._drop(key)
+
+    def _drop(self, key: _Key) -> None:
+        self.waiting -= self._running.pop(key).rows
+        self.dropped += 1
+
+    def running(self) -> Iterator[EpisodePart]:
+        """The parts of episodes that are not whole yet."""
+        for episode in self._running.values():
+            yield from episode.parts.values()
 
     def why_incomplete(self) -> str:
         """What is known of the first episode that is not whole, for a message."""
         (eps_id, agent), episode = next(iter(self._running.items()))
         spans = [
-            f"{first} to {first + rows - 1}" for first, (_, rows) in sorted(episode.parts.items(), key=_first)
+            f"{first} to {first + part.rows - 1}" for first, part in sorted(episode.parts.items(), key=_first)
         ]
         whose = "" if agent is None else f" of agent {excerpt(agent)}"
         return (
@@ -151,9 +243,21 @@ def _first(item: tuple[int, Any]) -> int:
     return item[0]
 
 
-def _key(rows: LoggedRows, row: int) -> _Key:
-    eps_id, agent = rows.eps_id[row], None if rows.agent is None else rows.agent[row]
-    return _plain(eps_id), _plain(agent)
+def _part(rows: LoggedRows, start: int, stop: int) -> EpisodePart:
+    """Rows ``start`` to ``stop``; copies, as a view would keep all of the batch."""
+    eps_id, agent = rows.eps_id[start], None if rows.agent is None else rows.agent[start]
+    columns = map_structure(lambda leaf: leaf[start:stop].copy(), rows.columns)
+    ends = bool(rows.ends[stop - 1])
+    return EpisodePart(_plain(eps_id), _plain(agent), int(rows.t[start]), stop - start, ends, columns)
+
+
+def _boxed(value: Any) -> NDArray[Any]:
+    """``value`` as the only one of an array: numbers and text as such, anything else as an object."""
+    if isinstance(value, int | float | str):
+        return np.array([value])
+    found = np.empty(1, object)
+    found[0] = value
+    return found
 
 
 def _plain(value: Any) -> Any:

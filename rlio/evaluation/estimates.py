@@ -39,7 +39,7 @@ class Measured:
     Attributes:
         value: The estimate.
         standard_error: Of it, to first order; NaN for one episode.
-        interval: Bootstrap interval at the result's `confidence`.
+        interval: Bootstrap interval at the result's `confidence`; see `Resampling.intervals`.
         concentration: Interval that holds at least so often whatever the distribution is; None where no
             bounds of the weighted return were given, or the estimator has none.
     """
@@ -68,7 +68,9 @@ def measured(
     value = parts[0].value - (parts[1].value if len(parts) > 1 else 0.0)
     on_scale = [_on_scale(part, log_scale) for part in parts]
     influences, count = influences_of(on_scale), draws.episodes
-    error = float(np.sqrt((influences**2).sum() / max(count - 1, 1) / count)) if count > 1 else math.nan
+    largest = float(np.abs(influences).max()) or 1.0  # squares of numbers up to e^500 would overflow
+    squares = float(((influences / largest) ** 2).sum())
+    error = largest * math.sqrt(squares / (count - 1) / count) if count > 1 else math.nan
     interval = draws.interval(on_scale, confidence=options.confidence)
     return Measured(value, rescaled(error, log_scale), rescaled_interval(interval, log_scale), concentration)
 

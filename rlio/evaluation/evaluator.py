@@ -18,56 +18,33 @@ Example:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, TypeAlias
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlio.arrays import Column
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.columns import Columns
 from rlio.dataset import Dataset
-from rlio.errors import OptionError, SchemaError, excerpt
-from rlio.evaluation.complete_episodes import EpisodeAssembler, Episodes, join_episodes
-from rlio.evaluation.estimates import OffPolicyEstimate, Overlap, measured
-from rlio.evaluation.fitted_q import FittedQ, ModelValues, QModel, Transitions, cross_fitted
-from rlio.evaluation.intervals import IntervalOptions, Resampling, empirical_bernstein
+from rlio.errors import DataNotFound, OptionError
+from rlio.evaluation.estimates import OffPolicyEstimate
+from rlio.evaluation.estimation import ESTIMATORS, Estimation
+from rlio.evaluation.evidence import LOG_RATIOS
+from rlio.evaluation.fitted_q import QModel
+from rlio.evaluation.intervals import IntervalOptions
 from rlio.evaluation.logged_rows import LoggedRows, read_log_probabilities, read_nested, read_rewards, rows_of
 from rlio.evaluation.target import LogProbabilities, Target, as_target
-from rlio.evaluation.weighting import (
-    Contributions,
-    EpisodeWeights,
-    WeightedSteps,
-    direct_method,
-    doubly_robust,
-    importance_sampling,
-    per_decision,
-    weighted_doubly_robust,
-    weighted_importance_sampling,
-    weighted_per_decision,
-)
 from rlio.interfaces import Batch, InputReader, ReadOptions
 from rlio.nested import map_structure
 from rlio.policies.policy import Policy
+from rlio.readers.dataset_reader import DatasetReader
 from rlio.resolve import read
 
 __all__ = ["ESTIMATORS", "Logged", "OffPolicyEvaluator", "evaluate_offline"]
 
 #: What rows may come from: a root, path or glob, whatever else `rlio.read` opens, a reader, or batches.
 Logged: TypeAlias = "str | os.PathLike[str] | Dataset | InputReader | Batch | Iterable[Batch]"
-
-_BY_EPISODE: Final = {"is": importance_sampling, "pdis": per_decision, "wis": weighted_importance_sampling}
-_BY_STEP: Final = {
-    "wpdis": weighted_per_decision,
-    "dm": direct_method,
-    "dr": doubly_robust,
-    "wdr": weighted_doubly_robust,
-}
-_BY_MODEL: Final = ("dm", "dr", "wdr")
-#: Every estimator's name.
-ESTIMATORS: Final = (*_BY_EPISODE, *_BY_STEP)
-_LOG_RATIOS: Final = "log_ratios"
 
 
 class OffPolicyEvaluator:
@@ -108,31 +85,38 @@ class OffPolicyEvaluator:
         folds: int = 2,
         intervals: IntervalOptions | None = None,
     ) -> None:
-        unknown = [name for name in estimators if name not in ESTIMATORS]
-        if unknown or not estimators or isinstance(estimators, str):
-            raise OptionError(f"estimators={excerpt(estimators)}: a list of {', '.join(ESTIMATORS)}")
-        if not 0.0 <= gamma <= 1.0:
-            raise OptionError(f"gamma={gamma}: a discount a step, from 0 to 1")
-        if incomplete not in ("raise", "drop"):
-            raise OptionError(f"incomplete={excerpt(incomplete)}: 'raise' or 'drop'")
-        if folds < 1:
-            raise OptionError(f"folds={folds}: parts of the episodes, at least 1")
+        self._estimation = Estimation(
+            gamma=gamma,
+            estimators=estimators,
+            bandit=bandit,
+            incomplete=incomplete,
+            q_model=q_model,
+            folds=folds,
+            intervals=intervals,
+        )
         self.target = as_target(policy)
-        self.gamma = gamma
-        self.estimators = tuple(dict.fromkeys(estimators))
-        self._bandit, self._incomplete, self._policy_id = bandit, incomplete, policy_id
-        self._q_model = FittedQ() if q_model is None else q_model
-        self._folds = folds
-        self._intervals = IntervalOptions() if intervals is None else intervals
-        self._fits = any(name in _BY_MODEL for name in self.estimators)
-        self._weighs = any(name != "dm" for name in self.estimators)
-        self._keeps_steps = any(name in _BY_STEP for name in self.estimators)
-        self._assembler = EpisodeAssembler()
-        self._weights: list[EpisodeWeights] = []
-        self._kept: list[Episodes] = []
+        self._policy_id = policy_id
+        self._rows: dict[Hashable, int] = {}
+        #: What the rows said so far: it can be sent elsewhere, and added to that of other evaluators.
+        self.evidence = self._estimation.evidence()
 
-    def add(self, batch: Batch) -> None:
+    @property
+    def gamma(self) -> float:
+        """Discount a step."""
+        return self._estimation.gamma
+
+    @property
+    def estimators(self) -> tuple[str, ...]:
+        """Names of the estimators."""
+        return tuple(self._estimation.estimators)
+
+    def add(self, batch: Batch, *, source: Hashable = None) -> None:
         """Take the rows of ``batch``: of any episodes, or parts of them, in any order.
+
+        Args:
+            batch: The rows.
+            source: Where ``eps_id`` means an episode of its own, such as a writer's id: rows of two sources
+                are never of one episode. Sources of one evaluator must be sortable.
 
         Raises:
             MissingColumn: A column is absent that is needed.
@@ -142,24 +126,22 @@ class OffPolicyEvaluator:
         rows = rows_of(batch, self._policy_id)
         if not len(rows):
             return
-        episodes = self._assembler.add(LoggedRows.of(rows, self._columns(rows), bandit=self._bandit))
-        if not len(episodes.lengths):
-            return
-        self._weights.append(self._steps(episodes).episode_weights)
-        if self._keeps_steps:
-            self._kept.append(episodes)
+        first = self._rows.get(source, 0)
+        self._rows[source] = first + len(rows)
+        single_steps = range(first, first + len(rows)) if self._estimation.bandit else None
+        self.evidence.add(LoggedRows.of(rows, self._columns(rows), single_steps=single_steps), source=source)
 
     def _columns(self, rows: SampleBatch) -> dict[str, Column]:
         """What is kept of rows until their episode is whole."""
         kept: dict[str, Column] = {Columns.REWARDS: read_rewards(rows)}
         obs, actions = read_nested(rows, Columns.OBS), read_nested(rows, Columns.ACTIONS)
-        if self._weighs:
+        if self._estimation.weighs:
             densities = self.target.has_densities(actions)
             logp = read_log_probabilities(rows, densities=densities)
-            kept[_LOG_RATIOS] = self.target.log_probabilities(obs, actions) - logp
+            kept[LOG_RATIOS] = self.target.log_probabilities(obs, actions) - logp
         else:
-            kept[_LOG_RATIOS] = np.zeros(len(rows))
-        if self._fits:
+            kept[LOG_RATIOS] = np.zeros(len(rows))
+        if self._estimation.fits:
             kept |= {Columns.OBS: obs, Columns.ACTIONS: actions}
             for name in (Columns.NEXT_OBS, Columns.NEXT_OBS_VALID, Columns.TERMINATEDS):
                 if name in rows:
@@ -168,13 +150,6 @@ class OffPolicyEvaluator:
             kept = {name: map_structure(np.copy, column) for name, column in kept.items()}
         return kept
 
-    def _steps(self, episodes: Episodes, values: ModelValues | None = None) -> WeightedSteps:
-        columns: Mapping[str, Any] = episodes.columns
-        steps = columns[_LOG_RATIOS], columns[Columns.REWARDS], episodes.lengths, self.gamma
-        if values is None:
-            return WeightedSteps(*steps)
-        return WeightedSteps(*steps, values.states, values.actions, values.finals)
-
     def estimate(self) -> dict[str, OffPolicyEstimate]:
         """What the estimators say by the episodes that are whole so far, by name.
 
@@ -182,98 +157,7 @@ class OffPolicyEvaluator:
             SchemaError: An episode lacks steps or its end, and ``incomplete="raise"``; or none is whole.
             OptionError: All weights are 0, or a model cannot be fitted.
         """
-        left_out = self._assembler.incomplete
-        if left_out and self._incomplete == "raise":
-            raise SchemaError(
-                f"{left_out} episodes are incomplete: {self._assembler.why_incomplete()}. Add the rows that "
-                "are "
-                "missing, or leave such episodes out with incomplete='drop' (which favours short episodes)",
-                column=Columns.T,
-            )
-        if not self._weights:
-            raise SchemaError(f"there is no complete episode to evaluate ({left_out} are incomplete)")
-        weights = _joined(self._weights)
-        contributions = self._contributions(weights)
-        draws = Resampling(
-            len(weights.lengths), resamples=self._intervals.resamples, seed=self._intervals.seed
-        )
-        overlap = Overlap.of(weights.log_weights) if self._weighs else None
-        logged = Contributions(weights.returns, np.ones(len(weights.returns)))
-        return {
-            name: self._estimate(name, found, logged, draws, weights, None if name == "dm" else overlap)
-            for name, found in contributions.items()
-        }
-
-    def _contributions(self, weights: EpisodeWeights) -> dict[str, Contributions]:
-        found = {name: _BY_EPISODE[name](weights) for name in self.estimators if name in _BY_EPISODE}
-        if self._keeps_steps:
-            episodes = join_episodes(self._kept)
-            self._kept = [episodes]
-            values = self._model_values(episodes) if self._fits else None
-            steps = self._steps(episodes, values)
-            found |= {name: _BY_STEP[name](steps) for name in self.estimators if name in _BY_STEP}
-        return {name: found[name] for name in self.estimators}
-
-    def _model_values(self, episodes: Episodes) -> ModelValues:
-        transitions = Transitions.of(episodes, bandit=self._bandit)
-        return cross_fitted(
-            self._q_model, transitions, episodes.lengths, self.target, gamma=self.gamma, folds=self._folds
-        )
-
-    def _estimate(
-        self,
-        name: str,
-        found: Contributions,
-        logged: Contributions,
-        draws: Resampling,
-        weights: EpisodeWeights,
-        overlap: Overlap | None,
-    ) -> OffPolicyEstimate:
-        options = self._intervals
-        concentration = None
-        if options.value_bounds is not None and name in ("is", "pdis"):
-            # On this scale numbers that are too large are infinite, and outside of any bounds.
-            with np.errstate(over="ignore"):
-                values = found.numerators * np.exp(found.log_scale)
-            concentration = empirical_bernstein(
-                values, bounds=options.value_bounds, confidence=options.confidence
-            )
-        behavior = measured([logged], draws, options)
-        target = measured([found], draws, options, concentration)
-        return OffPolicyEstimate(
-            estimator=name,
-            v_behavior=behavior,
-            v_target=target,
-            v_gain=measured([found, logged], draws, options),
-            v_gain_ratio=target.value / behavior.value if behavior.value > 0 else None,
-            overlap=overlap,
-            episodes=len(weights.lengths),
-            steps=int(weights.lengths.sum()),
-            left_out=self._assembler.incomplete,
-            gamma=self.gamma,
-            confidence=options.confidence,
-        )
-
-
-def _joined(parts: list[EpisodeWeights]) -> EpisodeWeights:
-    """All of ``parts``, which are left as one."""
-    if len(parts) > 1:
-        joined: list[NDArray[Any]] = [
-            np.concatenate(same) for same in zip(*(vars_of(p) for p in parts), strict=True)
-        ]
-        parts[:] = [EpisodeWeights(*joined)]
-    return parts[0]
-
-
-def vars_of(weights: EpisodeWeights) -> tuple[NDArray[Any], ...]:
-    """Its arrays, in the order of its fields."""
-    return (
-        weights.returns,
-        weights.log_weights,
-        weights.per_decision,
-        weights.per_decision_scale,
-        weights.lengths,
-    )
+        return self._estimation.of(self.evidence, self.target)
 
 
 def evaluate_offline(
@@ -291,27 +175,37 @@ def evaluate_offline(
         Name of the estimator -> what it says.
     """
     evaluator = OffPolicyEvaluator(policy, **options)
-    for batch in _batches(data):
-        evaluator.add(batch)
+    for source, batch in _sourced(data):
+        evaluator.add(batch, source=source)
     return evaluator.estimate()
 
 
-def _batches(data: Logged) -> Iterator[Batch]:
-    if isinstance(data, SampleBatch | MultiAgentBatch):
-        yield data
+def _sourced(data: Logged) -> Iterator[tuple[Hashable, Batch]]:
+    """Batches, and the writers that they are of: only a data set of ours tells them apart."""
+    if isinstance(data, str | os.PathLike):
+        with read(os.fspath(data), epochs=1) as reader:
+            if not isinstance(reader, DatasetReader):
+                yield from _batches(reader)
+                return
+            data = reader.dataset
+    if not isinstance(data, Dataset):
+        yield from _batches(data)
         return
-    if isinstance(data, str | os.PathLike | Dataset):
-        opened = read(os.fspath(data), epochs=1) if not isinstance(data, Dataset) else _reader_of(data)
-        with opened as reader:
-            yield from reader
+    data.check_complete()
+    if not len(data):
+        raise DataNotFound(data.why_empty(), uri=data.uri)
+    for writer, rows in data.snapshot().items():
+        with DatasetReader(data.part({writer: rows}), epochs=1) as reader:
+            for batch in reader:
+                yield writer, batch
+
+
+def _batches(data: InputReader | Batch | Iterable[Batch]) -> Iterator[tuple[None, Batch]]:
+    if isinstance(data, SampleBatch | MultiAgentBatch):
+        yield None, data
         return
     options = getattr(data, "options", None)
     if isinstance(options, ReadOptions) and options.epochs is None:
         raise OptionError(f"{type(data).__name__} never ends: open it with epochs=1")
-    yield from data
-
-
-def _reader_of(dataset: Dataset) -> InputReader:
-    from rlio.readers.dataset_reader import DatasetReader
-
-    return DatasetReader(dataset, epochs=1)
+    for batch in data:
+        yield None, batch

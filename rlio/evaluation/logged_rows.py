@@ -52,20 +52,22 @@ class LoggedRows:
         return len(self.t)
 
     @classmethod
-    def of(cls, batch: SampleBatch, columns: dict[str, Column], *, bandit: bool) -> LoggedRows:
+    def of(
+        cls, batch: SampleBatch, columns: dict[str, Column], *, single_steps: range | None = None
+    ) -> LoggedRows:
         """The rows of ``batch``, with ``columns``.
 
         Args:
             batch: What says which episodes they are of.
             columns: What is kept of them.
-            bandit: Each row is an episode of its own, whatever the batch says.
+            single_steps: Ids of episodes, where each row is one of its own, whatever the batch says.
 
         Raises:
             MissingColumn: It does not say which episodes, or steps, they are.
         """
         rows = len(batch)
-        if bandit:
-            return cls(np.arange(rows), None, np.zeros(rows, np.int64), np.ones(rows, bool), columns)
+        if single_steps is not None:
+            return cls(np.array(single_steps), None, np.zeros(rows, np.int64), np.ones(rows, bool), columns)
         for name, what in ((Columns.EPS_ID, "which episode"), (Columns.T, "which step of its episode")):
             if name not in batch:
                 raise MissingColumn(

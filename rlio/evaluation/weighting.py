@@ -149,15 +149,7 @@ class WeightedSteps:
     @cached_property
     def log_weights(self) -> Floats:
         """Log of w of each step, (N,)."""
-        impossible = self.log_ratios == -np.inf
-        total = np.cumsum(np.where(impossible, 0.0, self.log_ratios))
-        before = (total - np.where(impossible, 0.0, self.log_ratios))[self.starts]
-        found: Floats = total - np.repeat(before, self.lengths)
-        if impossible.any():
-            seen = np.cumsum(impossible)
-            own = seen - np.repeat((seen - impossible)[self.starts], self.lengths)
-            found[own > 0] = -np.inf
-        return found
+        return _running_sums(self.log_ratios, self.lengths)
 
     @cached_property
     def log_weights_before(self) -> Floats:
@@ -188,6 +180,27 @@ class WeightedSteps:
         return EpisodeWeights(
             self.returns, self.log_weights[self.last], self.sums(weights * self.rewards), scale, self.lengths
         )
+
+
+def _running_sums(values: Floats, lengths: NDArray[np.int64]) -> Floats:
+    """The sum up to each step of each episode, (N,), added up in the order of the steps.
+
+    It is the same to the last bit whatever other episodes stand beside: a sum over all of them, minus what
+    was there before, is not. Long episodes are summed one by one, short ones side by side.
+    """
+    found = values.copy()
+    starts = np.cumsum(lengths) - lengths
+    long = max(math.isqrt(len(values)), 1)
+    for episode in np.flatnonzero(lengths > long).tolist():
+        start = starts[episode]
+        np.cumsum(values[start : start + lengths[episode]], out=found[start : start + lengths[episode]])
+    short = np.flatnonzero((lengths > 1) & (lengths <= long))
+    short = short[np.argsort(lengths[short], kind="stable")]
+    rows, ends = starts[short], lengths[short]
+    for t in range(1, int(ends[-1]) if len(ends) else 0):
+        running = rows[np.searchsorted(ends, t, side="right") :] + t
+        found[running] += found[running - 1]
+    return found
 
 
 def _log_powers(gamma: float, count: int) -> Floats:

@@ -1,0 +1,210 @@
+"""`Estimation`: which estimators there are, and what they say of `Evidence`.
+
+Example:
+    >>> import numpy as np
+    >>> from rlio.evaluation.evidence import LOG_RATIOS, Evidence
+    >>> from rlio.evaluation.logged_rows import LoggedRows
+    >>> estimation = Estimation(gamma=1.0, estimators=("is", "wis"))
+    >>> evidence = estimation.evidence()
+    >>> columns = {LOG_RATIOS: np.log([1.5, 0.5]), "rewards": np.array([4.0, 0.0])}
+    >>> evidence.add(LoggedRows(np.arange(2), None, np.zeros(2, np.int64), np.ones(2, bool), columns))
+    >>> {name: round(estimate.v_target.value, 6) for name, estimate in estimation.of(evidence).items()}
+    {'is': 3.0, 'wis': 3.0}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+
+from rlio.columns import Columns
+from rlio.errors import OptionError, SchemaError, excerpt
+from rlio.evaluation.complete_episodes import Episodes
+from rlio.evaluation.estimates import OffPolicyEstimate, Overlap, measured
+from rlio.evaluation.evidence import Evidence, weighted_steps
+from rlio.evaluation.fitted_q import FittedQ, QModel, Transitions, cross_fitted
+from rlio.evaluation.intervals import IntervalOptions, Resampling, empirical_bernstein
+from rlio.evaluation.target import Target
+from rlio.evaluation.weighting import (
+    Contributions,
+    EpisodeWeights,
+    WeightedSteps,
+    direct_method,
+    doubly_robust,
+    importance_sampling,
+    per_decision,
+    weighted_doubly_robust,
+    weighted_importance_sampling,
+    weighted_per_decision,
+)
+
+__all__ = ["ESTIMATORS", "Estimation"]
+
+_BY_EPISODE: Final = {"is": importance_sampling, "pdis": per_decision, "wis": weighted_importance_sampling}
+_BY_STEP: Final = {
+    "wpdis": weighted_per_decision,
+    "dm": direct_method,
+    "dr": doubly_robust,
+    "wdr": weighted_doubly_robust,
+}
+_BY_MODEL: Final = ("dm", "dr", "wdr")
+#: Every estimator's name.
+ESTIMATORS: Final = (*_BY_EPISODE, *_BY_STEP)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimation:
+    """What is estimated, and how; the fields are the keywords of `OffPolicyEvaluator`, which says more.
+
+    Attributes:
+        gamma: Discount a step, from 0 to 1.
+        estimators: Names out of `ESTIMATORS`.
+        bandit: Whether each row is an episode of one step.
+        incomplete: What to do with episodes that are not whole.
+        q_model: What fits the values of actions; None: `FittedQ()`.
+        folds: Parts of the episodes, each judged by a model that was fitted to the others.
+        intervals: How intervals are made; None: the defaults.
+
+    Raises:
+        OptionError: A value is out of range.
+    """
+
+    gamma: float
+    estimators: Sequence[str] = ("is", "pdis", "wis", "wpdis")
+    bandit: bool = False
+    incomplete: Literal["raise", "drop"] = "raise"
+    q_model: QModel | None = None
+    folds: int = 2
+    intervals: IntervalOptions | None = None
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.estimators if name not in ESTIMATORS]
+        if unknown or not self.estimators or isinstance(self.estimators, str):
+            raise OptionError(f"estimators={excerpt(self.estimators)}: a list of {', '.join(ESTIMATORS)}")
+        object.__setattr__(self, "estimators", tuple(dict.fromkeys(self.estimators)))
+        if not 0.0 <= self.gamma <= 1.0:
+            raise OptionError(f"gamma={self.gamma}: a discount a step, from 0 to 1")
+        if self.incomplete not in ("raise", "drop"):
+            raise OptionError(f"incomplete={excerpt(self.incomplete)}: 'raise' or 'drop'")
+        if self.folds < 1:
+            raise OptionError(f"folds={self.folds}: parts of the episodes, at least 1")
+
+    @property
+    def fits(self) -> bool:
+        """Whether a model is fitted."""
+        return any(name in _BY_MODEL for name in self.estimators)
+
+    @property
+    def weighs(self) -> bool:
+        """Whether rows need the probabilities of their actions."""
+        return any(name != "dm" for name in self.estimators)
+
+    def evidence(self, *, most_rows: int | None = None) -> Evidence:
+        """Evidence without any row, of the kind that these estimators need."""
+        keep_steps = any(name in _BY_STEP for name in self.estimators)
+        return Evidence(gamma=self.gamma, keep_steps=keep_steps, most_rows=most_rows)
+
+    def of(self, evidence: Evidence, target: Target | None = None) -> dict[str, OffPolicyEstimate]:
+        """What the estimators say by the episodes of ``evidence`` that are whole, by name.
+
+        Args:
+            evidence: As `evidence` made it, and others filled it.
+            target: The policy that is judged, where a model is fitted.
+
+        Raises:
+            SchemaError: An episode lacks steps or its end, and ``incomplete="raise"``; or none is whole.
+            OptionError: All weights are 0, or a model cannot be fitted.
+        """
+        left_out = evidence.incomplete
+        if left_out and self.incomplete == "raise":
+            raise SchemaError(
+                f"{left_out} episodes are incomplete: {evidence.why_incomplete()}. Add the rows that are "
+                "missing, or leave such episodes out with incomplete='drop' (which favours short episodes)",
+                column=Columns.T,
+            )
+        weights, episodes = evidence.joined()
+        found = self._contributions(weights, episodes, target)
+        return _Results(self, weights, left_out).of(found)
+
+    def _contributions(
+        self, weights: EpisodeWeights, episodes: Episodes | None, target: Target | None
+    ) -> dict[str, Contributions]:
+        found = {name: _BY_EPISODE[name](weights) for name in self.estimators if name in _BY_EPISODE}
+        if episodes is not None:
+            steps = self._steps(episodes, target)
+            found |= {name: _BY_STEP[name](steps) for name in self.estimators if name in _BY_STEP}
+        return {name: found[name] for name in self.estimators}
+
+    def _steps(self, episodes: Episodes, target: Target | None) -> WeightedSteps:
+        """The steps, with a model's values if they are needed."""
+        if not self.fits:
+            return weighted_steps(episodes, self.gamma)
+        if target is None:
+            raise OptionError(f"{', '.join(_BY_MODEL)} fit a model of the policy that is judged: give it too")
+        values = cross_fitted(
+            FittedQ() if self.q_model is None else self.q_model,
+            Transitions.of(episodes, bandit=self.bandit),
+            episodes.lengths,
+            target,
+            gamma=self.gamma,
+            folds=self.folds,
+        )
+        return weighted_steps(episodes, self.gamma, values)
+
+
+class _Results:
+    """Makes estimates of contributions, all by the same episodes and draws.
+
+    Args:
+        estimation: How.
+        weights: Of the episodes.
+        left_out: Episodes that are not whole.
+    """
+
+    def __init__(self, estimation: Estimation, weights: EpisodeWeights, left_out: int) -> None:
+        self._estimation, self._weights, self._left_out = estimation, weights, left_out
+        self._intervals = estimation.intervals or IntervalOptions()
+        self._draws = Resampling(
+            len(weights.lengths), resamples=self._intervals.resamples, seed=self._intervals.seed
+        )
+        self._logged = Contributions(weights.returns, np.ones(len(weights.returns)))
+        self._behavior = measured([self._logged], self._draws, self._intervals)
+
+    def of(self, contributions: Mapping[str, Contributions]) -> dict[str, OffPolicyEstimate]:
+        """The estimates, by name."""
+        overlap = Overlap.of(self._weights.log_weights) if self._estimation.weighs else None
+        return {
+            name: self._estimate(name, found, None if name == "dm" else overlap)
+            for name, found in contributions.items()
+        }
+
+    def _estimate(self, name: str, found: Contributions, overlap: Overlap | None) -> OffPolicyEstimate:
+        options, lengths = self._intervals, self._weights.lengths
+        concentration = self._concentration(found) if name in ("is", "pdis") else None
+        target = measured([found], self._draws, options, concentration)
+        behavior = self._behavior
+        return OffPolicyEstimate(
+            estimator=name,
+            v_behavior=behavior,
+            v_target=target,
+            v_gain=measured([found, self._logged], self._draws, options),
+            v_gain_ratio=target.value / behavior.value if behavior.value > 0 else None,
+            overlap=overlap,
+            episodes=len(lengths),
+            steps=int(lengths.sum()),
+            left_out=self._left_out,
+            gamma=self._estimation.gamma,
+            confidence=options.confidence,
+        )
+
+    def _concentration(self, found: Contributions) -> tuple[float, float] | None:
+        options = self._intervals
+        if options.value_bounds is None:
+            return None
+        # On this scale numbers that are too large are infinite, and outside of any bounds.
+        with np.errstate(over="ignore"):
+            values = found.numerators * np.exp(found.log_scale)
+        return empirical_bernstein(values, bounds=options.value_bounds, confidence=options.confidence)
