@@ -95,6 +95,8 @@ __all__ = [
     "UnknownName",
     "UnsafeData",
     "WaitTimeout",
+    "WorkerError",
+    "WorkerLost",
     "__version__",
     "compact",
     "concat_samples",
@@ -145,6 +147,8 @@ if TYPE_CHECKING:
         UnknownName,
         UnsafeData,
         WaitTimeout,
+        WorkerError,
+        WorkerLost,
     )
     from rlio.interfaces import InputReader, IOContext, OutputWriter
     from rlio.limits import Limits
@@ -282,6 +286,8 @@ else:
             "UnknownName": "rlio.errors",
             "UnsafeData": "rlio.errors",
             "WaitTimeout": "rlio.errors",
+            "WorkerError": "rlio.errors",
+            "WorkerLost": "rlio.errors",
             "compact": "rlio.maintenance.compact",
             "concat_samples": "rlio.batch",
             "gc": "rlio.maintenance.gc",

@@ -18,6 +18,8 @@
     |- LedgerError                   rows were counted on both sides, and the numbers differ
     |- PublishError (OSError)        a shard could not be stored
     |- EnvError (RuntimeError)       an environment failed, died, hangs, or is none
+    |- WorkerError (RuntimeError)    a worker of a group raised an error, in its own process
+    |  |- WorkerLost                 a worker of a group died or hangs, and nobody takes its place
     |- WaitTimeout (TimeoutError)    what was waited for did not come in time
     |- CacheError (OSError)          the folder of built stores has no room, or is no place for them
     |- MissingExtra (ImportError)    an optional dependency is not installed
@@ -49,6 +51,8 @@ __all__ = [
     "UnknownName",
     "UnsafeData",
     "WaitTimeout",
+    "WorkerError",
+    "WorkerLost",
     "excerpt",
 ]
 
@@ -178,6 +182,30 @@ class EnvError(RlioError, RuntimeError):
                 "seed": self.seed,
             },
         )
+
+
+class WorkerError(RlioError, RuntimeError):
+    """A worker of a group raised an error, in its own process; the worker goes on.
+
+    Args:
+        message: What happened, and what to do.
+        worker_index: Which worker.
+        incarnation: How often another had taken its place before.
+
+    The worker's own error is the ``__cause__``, and its traceback, of the process that it was in, a note.
+    """
+
+    def __init__(self, message: str, *, worker_index: int = 0, incarnation: int = 0) -> None:
+        super().__init__(message)
+        self.worker_index, self.incarnation = worker_index, incarnation
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = {"worker_index": self.worker_index, "incarnation": self.incarnation}
+        return type(self), (str(self),), state
+
+
+class WorkerLost(WorkerError):
+    """A worker of a group died or does not answer, and nobody takes its place."""
 
 
 class WaitTimeout(RlioError, TimeoutError):

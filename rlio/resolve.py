@@ -32,7 +32,15 @@ from typing import Any, Generic, TypeAlias, TypeVar, cast
 from rlio.errors import DataNotFound, OptionError, excerpt
 from rlio.interfaces import InputReader, IOContext, OutputWriter
 
-__all__ = ["read", "register_input", "register_output", "resolve_input", "resolve_output"]
+__all__ = [
+    "read",
+    "register_input",
+    "register_output",
+    "registered_input",
+    "registered_output",
+    "resolve_input",
+    "resolve_output",
+]
 
 InputCreator: TypeAlias = Callable[[IOContext], InputReader]
 OutputCreator: TypeAlias = Callable[[IOContext], OutputWriter]
@@ -156,6 +164,16 @@ def register_output(name: str, creator: OutputCreator | type[OutputWriter]) -> N
         OptionError: ``name`` or ``creator`` is none.
     """
     _outputs.register(name, creator)
+
+
+def registered_input(name: str) -> InputCreator | type[InputReader] | None:
+    """What `register_input`, or an installed package, made of ``name``; None: nobody did."""
+    return _inputs.find(name)
+
+
+def registered_output(name: str) -> OutputCreator | type[OutputWriter] | None:
+    """What `register_output`, or an installed package, made of ``name``; None: nobody did."""
+    return _outputs.find(name)
 
 
 def read(value: Any, **options: Any) -> InputReader:

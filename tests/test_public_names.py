@@ -18,6 +18,7 @@ from rlio import errors
 
 INITS = {
     "rlio": "rlio/__init__.py",
+    "rlio.distributed": "rlio/distributed/__init__.py",
     "rlio.readers": "readers/__init__.py",
     "rlio.schemas": "schemas/__init__.py",
     "rlio.writers": "writers/__init__.py",
@@ -105,6 +106,8 @@ PUBLIC = [
     "UnknownName",
     "UnsafeData",
     "WaitTimeout",
+    "WorkerError",
+    "WorkerLost",
     "__version__",
     "compact",
     "concat_samples",

@@ -1,7 +1,39 @@
 """Many machines on Ray (extra ``rlio[ray]``): a group of worker actors, data sets in and out of Ray Data.
 
 Nothing here is needed to share a data set: writers never coordinate, and readers are cut by ``shard=(rank,
-world)`` without any engine.
+world)`` without any engine. Ray is imported by what uses it, when it is used.
 """
 
-__all__: list[str] = []
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rlio._lazy import lazy_exports
+
+__all__ = [
+    "FaultTolerance",
+    "Fragment",
+    "Loss",
+    "WorkerGroup",
+    "WorkerStatus",
+    "evaluate_offline",
+]
+
+if TYPE_CHECKING:
+    from rlio.distributed.fault_tolerance import FaultTolerance, Loss
+    from rlio.distributed.offline_evaluation import evaluate_offline
+    from rlio.distributed.remote_worker import Fragment, WorkerStatus
+    from rlio.distributed.worker_group import WorkerGroup
+else:
+    # Hidden from type checkers: to them a module with __getattr__ has every attribute.
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "FaultTolerance": "rlio.distributed.fault_tolerance",
+            "Fragment": "rlio.distributed.remote_worker",
+            "Loss": "rlio.distributed.fault_tolerance",
+            "WorkerGroup": "rlio.distributed.worker_group",
+            "WorkerStatus": "rlio.distributed.remote_worker",
+            "evaluate_offline": "rlio.distributed.offline_evaluation",
+        },
+    )

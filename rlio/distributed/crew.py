@@ -1,0 +1,464 @@
+"""`Crew`: the actors of a group: started, asked, listened to, and replaced where they die.
+
+One thread at a time uses it; nothing here waits longer than it is told to.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rlio.distributed.actors import Opened, Sampled, WorkerActor
+from rlio.distributed.broadcasts import Broadcasts
+from rlio.distributed.fault_tolerance import FaultTolerance, Loss
+from rlio.distributed.joint_metrics import JointMetrics
+from rlio.distributed.ray_import import require_ray
+from rlio.distributed.recipe import Recipe
+from rlio.distributed.remote_worker import Fragment, RemoteWorker, Request
+from rlio.errors import ClosedError, OptionError, WorkerError, WorkerLost, excerpt
+
+__all__ = ["Crew"]
+
+logger = logging.getLogger("rlio")
+
+# Any in this module: Ray's handles, references and errors, and what users' functions give.
+
+# Whoever waits looks up so often: for `interrupt`, and for workers that hang.
+_LOOK_UP_S = 0.5
+# Answers of a worker that died are there, or are errors, in no time.
+_SALVAGE_S = 5.0
+# Ray's own, in tracebacks.
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+# Of a message of somebody else's.
+_SHOWN = 500
+# The group starts workers anew itself, as others: Ray would start the same ones.
+_OURS = ("max_restarts", "max_task_retries", "max_concurrency", "concurrency_groups")
+
+
+class _Asked(NamedTuple):
+    """A call whose answer somebody waits for; ``reference`` is None where nobody is there to be asked."""
+
+    worker: RemoteWorker
+    incarnation: int
+    told: int
+    reference: Any
+
+
+class Crew:
+    """Workers in processes of their own, on whatever machines Ray puts them.
+
+    Args:
+        recipe: What each is made of.
+        tolerance: What to do about those that die.
+        actor_options: For Ray: resources and the like.
+
+    Attributes:
+        workers: By place.
+        broadcasts: Weights for them.
+        filters: Reference to the filters that those begin with which come later; None: new ones.
+        metrics: What they counted.
+        losses: Those that were lost.
+        restarts: How many have taken another's place.
+        interrupted: Set by whoever wants those who wait to give up.
+
+    Raises:
+        OptionError: ``actor_options`` has something that is the group's to decide.
+        MissingExtra: Ray is not installed.
+    """
+
+    def __init__(
+        self, recipe: Recipe, *, tolerance: FaultTolerance, actor_options: Mapping[str, Any] | None = None
+    ) -> None:
+        self._ray = require_ray()
+        options = dict(actor_options or {})
+        for name in _OURS:
+            if name in options:
+                raise OptionError(
+                    f"actor_options has {name}={excerpt(options[name])}: the group starts workers anew by "
+                    "itself, and asks each for one thing at a time; see FaultTolerance"
+                )
+        self.tolerance = tolerance
+        self.workers = [RemoteWorker(index) for index in range(1, recipe.num_workers + 1)]
+        self.broadcasts = Broadcasts()
+        self.filters: Any = None
+        self.metrics = JointMetrics()
+        self.losses: list[Loss] = []
+        self.restarts = 0
+        self.interrupted = threading.Event()
+        self._class = self._ray.remote(WorkerActor).options(
+            **{"num_cpus": 1, **options}, max_restarts=0, max_task_retries=0
+        )
+        self._errors: list[WorkerError] = []
+        self._fragments = 0
+        self.use(recipe)
+
+    def use(self, recipe: Recipe) -> None:
+        """Make workers of ``recipe`` from now on."""
+        self._recipe = self._ray.put(recipe)
+
+    # ---- starting ----
+
+    def start(self) -> None:
+        """Start all workers, and wait until they are there.
+
+        Raises:
+            WorkerError: One cannot be made; its own error is the cause.
+            WorkerLost: One does not start in time, or dies too often.
+        """
+        for worker in self.workers:
+            self._start(worker)
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait until all workers that are starting are there."""
+        while any(worker.opening is not None for worker in self.workers):
+            self.wait(None)
+
+    def reopen(self) -> None:
+        """Let another worker begin at each place, in the processes that are there."""
+        for worker in self.workers:
+            if worker.gone is None:
+                worker.incarnation += 1
+                self._open(worker, worker.actor)
+        self.settle()
+
+    def _start(self, worker: RemoteWorker) -> None:
+        worker.incarnation += 1
+        self._open(worker, self._class.remote())
+
+    def _open(self, worker: RemoteWorker, actor: Any) -> None:
+        count, references = self.broadcasts.snapshot(0)
+        opening = actor.open.remote(self._recipe, worker.seat, self.filters, *references)
+        worker.begin(actor, opening, told=count)
+
+    # ---- asking ----
+
+    def ask(self, worker: RemoteWorker, method: str, *arguments: Any) -> Any:
+        """Ask for something; the worker gets the newest weights first. Returns Ray's reference."""
+        worker.told, references = self.broadcasts.snapshot(worker.told)
+        return getattr(worker.actor, method).remote(*arguments, *references)
+
+    def request(self, worker: RemoteWorker) -> None:
+        """Ask for a batch, which `wait` puts where it belongs once it is there."""
+        told = worker.told
+        if worker.first is None:
+            worker.note()
+        worker.requests[self.ask(worker, "sample")] = Request(told)
+
+    def call(
+        self, workers: Iterable[RemoteWorker], method: str, *arguments: Any, timeout_s: float | None = None
+    ) -> list[Any]:
+        """Ask several for the same, and wait.
+
+        Returns:
+            By worker, what it answered, or the `WorkerError` in its place.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        asked = [self._asked(worker, method, arguments) for worker in workers]
+        return [self._answer(each, deadline) for each in asked]
+
+    def _asked(self, worker: RemoteWorker, method: str, arguments: Sequence[Any] = ()) -> _Asked:
+        told = worker.told
+        reference = self.ask(worker, method, *arguments) if worker.gone is None else None
+        return _Asked(worker, worker.incarnation, told, reference)
+
+    def _answer(self, asked: _Asked, deadline: float | None = None) -> Any:
+        worker, incarnation, told, reference = asked
+        where = {"worker_index": worker.index, "incarnation": incarnation}
+        if reference is None:
+            return WorkerLost(f"worker {worker.index} is lost: {worker.gone}", **where)
+        errors = self._ray.exceptions
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            return self._ray.get(reference, timeout=left)
+        except errors.GetTimeoutError:
+            return WorkerError(
+                f"worker {worker.index} has not answered in time: batches that it was asked for before come "
+                "first; give it longer",
+                **where,
+            )
+        except errors.RayTaskError as error:
+            worker.told = min(worker.told, told)
+            return _raised_there(worker, incarnation, error)
+        except errors.RayError as error:
+            reason = _reason(error)
+            if worker.incarnation == incarnation:
+                self.lose(worker, reason)
+            return WorkerLost(f"worker {worker.index} was lost before it answered: {reason}", **where)
+
+    # ---- listening ----
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Wait until a worker answers, and take all answers that are there.
+
+        Args:
+            timeout_s: Seconds; None: until somebody does.
+
+        Raises:
+            WorkerError: A worker raised an error; what others answered is taken all the same.
+            WorkerLost: One was lost that is not replaced.
+            ClosedError: Interrupted.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._take_answers(deadline) and not self._errors:
+            if deadline is not None and time.monotonic() >= deadline:
+                break
+            if self.interrupted.is_set():
+                raise ClosedError("the group was interrupted while this thread waited for its workers")
+        self.raise_errors()
+
+    def _take_answers(self, deadline: float | None) -> bool:
+        """Wait for a moment; gives whether there is something new, or nothing to wait for."""
+        asked = {worker.first: worker for worker in self.workers if worker.first is not None}
+        if not asked:
+            return True
+        moment = _LOOK_UP_S if deadline is None else min(_LOOK_UP_S, max(0.0, deadline - time.monotonic()))
+        there, _ = self._ray.wait(list(asked), num_returns=1, timeout=moment)
+        if there:
+            there, _ = self._ray.wait(list(asked), num_returns=len(asked), timeout=0)
+        for reference in there:
+            self._take(asked[reference], reference)
+        return self._look_for_hanging() or bool(there)
+
+    def _take(self, worker: RemoteWorker, reference: Any) -> None:
+        errors = self._ray.exceptions
+        try:
+            answer = self._ray.get(reference)
+        except errors.RayTaskError as error:
+            self._failed(worker, reference, error)
+        except errors.RayError as error:
+            self.lose(worker, _reason(error))
+        else:
+            self._answered(worker, reference, answer)
+
+    def _answered(self, worker: RemoteWorker, reference: Any, answer: Opened | Sampled) -> None:
+        worker.note()
+        if isinstance(answer, Opened):
+            worker.opening, worker.opened = None, answer
+            return
+        del worker.requests[reference]
+        self.metrics.add(worker.seat, answer.metrics)
+        if answer.batch is None:
+            worker.ended = True
+            return
+        worker.failures = 0
+        worker.rows += answer.batch.agent_steps()
+        worker.ready.append(Fragment(answer.batch, worker.index, worker.incarnation, self._fragments))
+        self._fragments += 1
+
+    def _failed(self, worker: RemoteWorker, reference: Any, error: Any) -> None:
+        """A worker raised an error of its own: while it was made, or while it sampled."""
+        told = _raised_there(worker, worker.incarnation, error)
+        if reference is not worker.opening:
+            # Perhaps it did not like the weights: it is to get them again.
+            worker.told = min(worker.told, worker.requests.pop(reference).told)
+            worker.note()
+            self._errors.append(told)
+        elif worker.incarnation == 0:
+            worker.opening = None
+            self._let_go(worker, f"it could not be made: {_line(str(error.cause))}")
+            self._errors.append(told)
+        else:
+            self.lose(worker, f"it could not be made anew: {_line(str(error.cause))}", cause=told)
+
+    def _look_for_hanging(self) -> bool:
+        """Lose those that have not answered for too long; gives whether there were any."""
+        now, found = time.monotonic(), False
+        for worker in self.workers:
+            starting = worker.opening is not None
+            limit = self.tolerance.start_timeout_s if starting else self.tolerance.request_timeout_s
+            if worker.first is None or limit is None or now - worker.heard < limit:
+                continue
+            found = True
+            if starting:
+                room = ", ".join(
+                    f"{k} {v:g}" for k, v in self._ray.cluster_resources().items() if ":" not in k
+                )
+                reason = f"it has not started in {limit:g} s; the cluster has {room or 'nothing'}"
+            else:
+                reason = f"it has not sampled a batch in {limit:g} s"
+            self.lose(worker, reason)
+        return found
+
+    def raise_errors(self) -> None:
+        """Raise what workers raised since the last call, as one.
+
+        Raises:
+            WorkerError: That of the first; the others are notes.
+        """
+        if not self._errors:
+            return
+        (first, *others), self._errors = self._errors, []
+        for other in others:
+            first.add_note(str(other))
+        raise first
+
+    def check_whole(self) -> None:
+        """Raise where places are empty that should not be.
+
+        Raises:
+            WorkerLost: One worker was lost and may not be dropped, or all were lost.
+        """
+        empty = [worker for worker in self.workers if worker.gone is not None]
+        if not empty or (self.tolerance.lost_workers == "drop" and len(empty) < len(self.workers)):
+            return
+        first = empty[0]
+        raise WorkerLost(
+            f"{len(empty)} of {len(self.workers)} workers are lost, worker {first.index} because "
+            f"{first.gone}: close the group; what they had written is in their data set, or will be",
+            worker_index=first.index,
+            incarnation=first.incarnation,
+        )
+
+    # ---- losing ----
+
+    def lose(self, worker: RemoteWorker, reason: str, *, cause: WorkerError | None = None) -> None:
+        """Give a worker up, keep what had come of it, and let another take its place if that is allowed."""
+        self._ray.kill(worker.actor)  # It may be out of reach, or hang, rather than be dead.
+        lost = self._salvage(worker)
+        again = self.tolerance.allows(restarts=self.restarts, in_a_row=worker.failures)
+        self._write_off(worker, reason, requests=lost, restarted=again)
+        worker.failures += 1
+        logger.warning(
+            "worker %d (incarnation %d) is lost, with %d batches that it was asked for: %s; %s",
+            worker.index,
+            worker.incarnation,
+            lost,
+            reason,
+            "another takes its place" if again else "nobody takes its place, see FaultTolerance",
+        )
+        if again:
+            self.restarts += 1
+            self._start(worker)
+            return
+        self._let_go(worker, reason)
+        if self.tolerance.lost_workers == "raise" or all(other.gone for other in self.workers):
+            error = WorkerLost(
+                f"worker {worker.index} is lost, and FaultTolerance allows no other: {reason}",
+                worker_index=worker.index,
+                incarnation=worker.incarnation,
+            )
+            error.__cause__ = cause
+            self._errors.append(error)
+
+    def _write_off(self, worker: RemoteWorker, reason: str, *, requests: int, restarted: bool) -> None:
+        opened = worker.opened
+        loss = Loss(
+            worker_index=worker.index,
+            incarnation=worker.incarnation,
+            reason=reason,
+            requests=requests,
+            rows=worker.rows,
+            writer_id=None if opened is None else opened.writer_id,
+            node_id=None if opened is None else opened.node_id,
+            restarted=restarted,
+        )
+        self.losses.append(loss)
+
+    def _let_go(self, worker: RemoteWorker, reason: str) -> None:
+        worker.gone = reason
+        self._ray.kill(worker.actor)
+
+    def _salvage(self, worker: RemoteWorker) -> int:
+        """Take the answers of a lost worker that had come; gives how many never will."""
+        worker.opening, lost = None, 0
+        requests = list(worker.requests)
+        if requests:
+            self._ray.wait(requests, num_returns=len(requests), timeout=_SALVAGE_S)
+        for reference in requests:
+            try:
+                answer = self._ray.get(reference, timeout=0)
+            except self._ray.exceptions.RayTaskError as error:
+                self._failed(worker, reference, error)
+            except self._ray.exceptions.RayError:
+                lost += 1
+                del worker.requests[reference]
+            else:
+                self._answered(worker, reference, answer)
+        return lost
+
+    def replace_silent(self, workers: Sequence[RemoteWorker], *, timeout_s: float) -> None:
+        """Lose those of ``workers`` that do not answer a call in time."""
+        asked = {each.reference: each for each in [self._asked(worker, "ping") for worker in workers]}
+        if not asked:
+            return
+        there, silent = self._ray.wait(list(asked), num_returns=len(asked), timeout=timeout_s)
+        for reference in there:
+            answer = self._answer(asked[reference])
+            if isinstance(answer, WorkerError) and not isinstance(answer, WorkerLost):
+                self._errors.append(answer)
+        for reference in silent:
+            self.lose(asked[reference].worker, f"it has not answered in {timeout_s:g} s")
+
+    # ---- ending ----
+
+    def close(self, timeout_s: float) -> None:
+        """Let all workers store what they have, and end them.
+
+        Raises:
+            WorkerError: One could not store everything.
+            WorkerLost: One died meanwhile, or was not done in time.
+        """
+        alive = [worker for worker in self.workers if worker.gone is None]
+        asked = [(worker, worker.actor.close.remote()) for worker in alive]
+        if asked:
+            references = [reference for _, reference in asked]
+            self._ray.wait(references, num_returns=len(references), timeout=timeout_s)
+        self._errors = []
+        for worker, reference in asked:
+            try:
+                self._ray.get(reference, timeout=0)
+            except self._ray.exceptions.RayTaskError as error:
+                self._errors.append(_raised_there(worker, worker.incarnation, error))
+                self._end(worker, "the group was closed")
+            except self._ray.exceptions.GetTimeoutError:
+                self._end(worker, f"it was not closed in {timeout_s:g} s", told=True)
+            except self._ray.exceptions.RayError as error:
+                self._end(worker, f"{_reason(error)}, while it was closed", told=True)
+            else:
+                self._end(worker, "the group was closed")
+        self.raise_errors()
+
+    def _end(self, worker: RemoteWorker, reason: str, *, told: bool = False) -> None:
+        """End a worker; with ``told``, as one that was lost."""
+        self._ray.kill(worker.actor)
+        lost = self._salvage(worker)
+        worker.gone = reason
+        if told:
+            self._write_off(worker, reason, requests=lost, restarted=False)
+            self._errors.append(
+                WorkerLost(
+                    f"worker {worker.index} is lost: {reason}; what it had written is in its log, and is "
+                    "published by the next writer on its machine, or by `rlio recover`",
+                    worker_index=worker.index,
+                    incarnation=worker.incarnation,
+                )
+            )
+
+
+def _reason(error: Any) -> str:
+    """What became of a worker that did not answer, in one line."""
+    return _line(f"{type(error).__name__}: {error}")
+
+
+def _line(text: str) -> str:
+    """The beginning of ``text`` without its breaks."""
+    line = " ".join(text.split())
+    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}..."
+
+
+def _raised_there(worker: RemoteWorker, incarnation: int, error: Any) -> WorkerError:
+    """What a worker raised, to be raised here."""
+    cause = error.cause
+    told = WorkerError(
+        f"worker {worker.index} raised {type(cause).__name__}: {_line(str(cause))}",
+        worker_index=worker.index,
+        incarnation=incarnation,
+    )
+    told.add_note(f"In the process of worker {worker.index}:\n{_COLOURS.sub('', str(error)).rstrip()}")
+    told.__cause__ = cause
+    return told

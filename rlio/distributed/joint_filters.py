@@ -1,0 +1,112 @@
+"""`JointFilters`: the running statistics of all workers as one, each observation counted once.
+
+Workers send what came in since they were last asked, and adopt the sum. What comes in between the two stays
+theirs until the next time.
+
+Example:
+    >>> import numpy as np
+    >>> from gymnasium.spaces import Box
+    >>> workers = [MeanStdFilter(), MeanStdFilter()]
+    >>> for number, each in enumerate(workers):
+    ...     _ = each.bind(Box(0.0, 9.0, (1,)))
+    ...     _ = each(np.full((3, 1), float(number)))
+    >>> joint = JointFilters()
+    >>> joint.add([{"default_policy": [each]} for each in workers])
+    >>> joint.filters["default_policy"][0].running_stats.n
+    6
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlio.connectors.mean_std import MeanStdFilter, RunningStat
+from rlio.errors import StateError, excerpt
+from rlio.interfaces import JsonState
+
+__all__ = ["JointFilters"]
+
+
+class JointFilters:
+    """Adds what workers send.
+
+    Attributes:
+        filters: By policy id; empty until `add`, or where workers have none.
+    """
+
+    def __init__(self) -> None:
+        self.filters: dict[str, list[MeanStdFilter]] = {}
+
+    def add(self, parts: Sequence[Mapping[str, Sequence[MeanStdFilter]]]) -> None:
+        """Count the buffers of filters that workers sent.
+
+        Raises:
+            StateError: They have unlike filters; nothing is counted.
+        """
+        for part in parts:
+            self._check(part, parts[0])
+        if parts and not self.filters:
+            # All that the first has seen is in its buffer: it began with none.
+            self.filters = {policy_id: [_empty(each) for each in own] for policy_id, own in parts[0].items()}
+        for part in parts:
+            for policy_id, filters in self.filters.items():
+                for mine, theirs in zip(filters, part[policy_id], strict=True):
+                    mine.apply_changes(theirs)
+
+    def _check(
+        self, part: Mapping[str, Sequence[MeanStdFilter]], first: Mapping[str, Sequence[MeanStdFilter]]
+    ) -> None:
+        known: Mapping[str, Sequence[MeanStdFilter]] = self.filters or first
+        counts = [{policy_id: len(own) for policy_id, own in each.items()} for each in (known, part)]
+        if counts[0] != counts[1]:
+            raise StateError(
+                f"workers have filters of {excerpt(counts[0])} and {excerpt(counts[1])}: those of one group "
+                "are made alike"
+            )
+
+    def state_dict(self) -> JsonState:
+        """The statistics as JSON."""
+        return {
+            policy_id: [each.state_dict() for each in filters] for policy_id, filters in self.filters.items()
+        }
+
+    def load_state_dict(self, state: JsonState, like: Mapping[str, Sequence[MeanStdFilter]]) -> None:
+        """Go on from a state of `state_dict`.
+
+        Args:
+            state: It.
+            like: Filters of a worker, which say for what spaces.
+
+        Raises:
+            StateError: It is of other filters.
+        """
+        if not state:
+            self.filters = {}
+            return
+        if not isinstance(state, Mapping) or state.keys() != like.keys():
+            raise StateError(f"the state has filters of {excerpt(state)}, but workers of {sorted(like)}")
+        loaded = {policy_id: [each.copy() for each in filters] for policy_id, filters in like.items()}
+        for policy_id, filters in loaded.items():
+            parts: Any = state[policy_id]
+            if not isinstance(parts, list) or len(parts) != len(filters):
+                raise StateError(
+                    f"the state has {excerpt(parts)} as filters of {policy_id!r}, but workers have "
+                    f"{len(filters)}"
+                )
+            for each, part in zip(filters, parts, strict=True):
+                each.load_state_dict(part)
+        self.filters = loaded
+
+
+def _empty(like: MeanStdFilter) -> MeanStdFilter:
+    """A filter of the same space and options that has seen nothing."""
+    made = like.copy()
+    none = {
+        part: [RunningStat(np.shape(stat["mean"])).state_dict() for stat in stats]
+        for part, stats in like.state_dict().items()
+    }
+    made.load_state_dict(none)
+    return made

@@ -1,0 +1,410 @@
+"""WorkerGroup: workers in processes of their own, as one reader; for deaths see the file beside this one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from group_envs import Counting, Weighed, check_rows, make_known
+from linear_policy import LinearPolicy
+
+import rlio
+from rlio.connectors.mean_std import MeanStdFilter, RunningStat
+from rlio.distributed import Fragment, WorkerGroup
+from rlio.errors import EndOfData, EnvError, OptionError, StateError, WorkerError
+from rlio.policies.policy_spec import PolicySpec
+from rlio.rollout.config import RolloutConfig
+from rlio.worker import RolloutWorker
+
+pytest.importorskip("ray")
+pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("ray_cluster")]
+
+STEPS = 20
+
+
+def columns_of(batches: list[Any]) -> dict[str, Any]:
+    joined = rlio.concat_samples(batches)
+    return {name: np.asarray(joined[name]) for name in ("obs", "new_obs", "rewards", "terminateds", "eps_id")}
+
+
+@dataclass
+class Pair:
+    """Two workers that several tests use, one after the other."""
+
+    group: WorkerGroup
+    folder: Path
+    output: str
+
+    def order(self, what: str) -> Path:
+        """Tell the environments to do something."""
+        file = self.folder / what
+        file.touch()
+        return file
+
+
+@pytest.fixture(scope="module")
+def pair(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    folder = tmp_path_factory.mktemp("orders")
+    output = str(tmp_path_factory.mktemp("group") / "rows")
+    config = RolloutConfig(rollout_fragment_length=STEPS, env_config={"folder": str(folder)})
+    with WorkerGroup(
+        make_known, Weighed(), num_workers=2, seed=5, local_worker=True, rollout=config, output=output
+    ) as group:
+        yield Pair(group, folder, output)
+
+
+def test_a_batch_has_a_fragment_of_each_worker_in_their_order_and_belongs_to_the_caller(pair: Pair) -> None:
+    batches = [pair.group.sample() for _ in range(3)]
+    for batch in batches:
+        assert len(batch) == 2 * STEPS
+        whose = batch["obs"][:, 0]
+        assert len(set(whose[:STEPS])) == len(set(whose[STEPS:])) == 1
+        assert whose[0] == batches[0]["obs"][0, 0] != whose[-1]
+        assert all(batch[name].flags.writeable for name in batch)
+    check_rows(columns_of(batches))
+    fragments = pair.group.sample_fragments()
+    assert [fragment.worker_index for fragment in fragments] == [1, 2]
+
+
+def test_a_single_fragment_belongs_to_the_caller_too(pair: Pair) -> None:
+    wait = pair.order("wait-2")
+    try:
+        batch = pair.group.sample(timeout_s=0.5)
+        assert all(batch[name].flags.writeable for name in batch)
+    finally:
+        wait.unlink()
+    pair.group.sample()
+
+
+def test_so_many_steps_are_whole_rounds_or_exactly_so_many(pair: Pair) -> None:
+    group = pair.group
+    assert len(group.sample(num_steps=2 * STEPS)) == 2 * STEPS
+    assert len(group.sample(num_steps=2 * STEPS + 1)) == 4 * STEPS
+    parts = [group.sample(7), group.sample(2 * STEPS), group.sample()]
+    assert [len(part) for part in parts] == [7, 2 * STEPS, 2 * STEPS - 7]
+    group.sample(2 * STEPS - 5)
+    assert len(group.sample(num_steps=5)) == 5  # what was left over is enough
+    group.sample(2 * STEPS - 5)
+    assert len(group.sample(num_steps=6)) == 5 + 2 * STEPS
+
+
+def test_who_is_late_is_served_by_the_next_call_and_nothing_is_lost(pair: Pair) -> None:
+    group = pair.group
+    before = group.sample()
+    wait = pair.order("wait-2")
+    try:
+        early = group.sample(timeout_s=0.5)
+        assert len(set(early["obs"][:, 0])) == 1
+        assert len(early) == STEPS
+        more = group.sample(num_steps=10 * STEPS, timeout_s=0.5)
+        assert 0 < len(more) < 10 * STEPS
+    finally:
+        wait.unlink()
+    late = group.sample()
+    assert len(set(late["obs"][:, 0])) == 2
+    rows = columns_of([before, early, more, late])
+    check_rows(rows)
+    for whose in np.unique(rows["obs"][:, 0]):
+        mine = rows["obs"][rows["obs"][:, 0] == whose]
+        same = mine[1:, 1] == mine[:-1, 1]
+        # One after the other: the next step, or the next episode's first.
+        np.testing.assert_array_equal(mine[1:, 2] - mine[:-1, 2] == 1, same)
+        np.testing.assert_array_equal(mine[1:, 1] - mine[:-1, 1] == 1, ~same)
+    assert len(group.sample(timeout_s=30)) == 2 * STEPS
+
+
+def test_there_is_nothing_where_nobody_is_ready_in_time(pair: Pair) -> None:
+    waits = [pair.order("wait-1"), pair.order("wait-2")]
+    try:
+        assert len(pair.group.sample(timeout_s=0.1)) == 0
+        assert pair.group.ready(timeout_s=0) == []
+    finally:
+        for wait in waits:
+            wait.unlink()
+    assert len(pair.group.sample()) == 2 * STEPS
+
+
+def test_no_worker_is_asked_for_more_than_may_be_in_flight(pair: Pair) -> None:
+    group = pair.group
+    waits = [pair.order("wait-1"), pair.order("wait-2")]
+    try:
+        assert group.submit(3) == 6
+        assert group.submit(3) == 0
+        assert [status.in_flight for status in group.status()] == [3, 3]
+    finally:
+        for wait in waits:
+            wait.unlink()
+    found: list[Fragment] = []
+    while len(found) < 6:
+        # What waits counts too: else memory would fill where nobody takes anything.
+        assert all(status.in_flight + status.waiting <= 3 for status in group.status())
+        found += group.ready()
+    assert group.ready() == []
+    assert [fragment.order for fragment in found] == sorted(fragment.order for fragment in found)
+    assert not found[0].batch["obs"].flags.writeable
+    check_rows(columns_of([fragment.batch for fragment in found]))
+
+
+def test_an_iteration_that_is_left_leaves_what_is_in_flight_to_the_next_call(pair: Pair) -> None:
+    group = pair.group
+    batches = [group.sample()]
+    for fragment in group.sample_async(max_in_flight=2):
+        batches.append(fragment.batch)
+        assert all(status.in_flight + status.waiting <= 2 for status in group.status())
+        if len(batches) > 10:
+            break
+    batches += [group.sample() for _ in range(4)]
+    batches += [fragment.batch for fragment in group.ready(timeout_s=0)]
+    rows = columns_of(batches)
+    check_rows(rows)
+    for whose in np.unique(rows["obs"][:, 0]):
+        mine = rows["obs"][rows["obs"][:, 0] == whose]
+        assert (np.diff(np.lexsort((mine[:, 2], mine[:, 1]))) == 1).all(), "out of order, or with a gap"
+
+
+def test_an_error_of_an_environment_says_whose_it_is_and_the_others_rows_stay(pair: Pair) -> None:
+    group = pair.group
+    restarts = group.restarts
+    group.sample()
+    pair.order("raise-1")
+    with pytest.raises(WorkerError, match=r"worker 1 raised EnvError.*worker 1 was told to") as caught:
+        group.sample()
+    assert caught.value.worker_index == 1
+    assert isinstance(caught.value.__cause__, EnvError)
+    assert "_obey" in "\n".join(caught.value.__notes__)
+    assert group.restarts == restarts
+    assert not group.losses
+    # The second worker had its fragment: it is in the next batch, and not sampled again.
+    (second,) = [s for s in group.status() if s.worker_index == 2]
+    assert second.in_flight + second.waiting == 1
+    assert len(group.sample()) == 2 * STEPS
+
+
+def raises(worker: RolloutWorker) -> int:
+    index = worker.creation_args["worker_index"]
+    if index == 2:
+        raise KeyError("no such thing")
+    return int(index)
+
+
+def test_a_function_is_called_in_each_worker_and_its_errors_are_raised_or_returned(pair: Pair) -> None:
+    group = pair.group
+    pids = group.foreach_worker(lambda worker: os.getpid(), local_worker=True)
+    assert pids[0] == os.getpid()
+    assert pids[1:] == [status.pid for status in group.status()]
+    with pytest.raises(WorkerError, match="worker 2 raised KeyError") as caught:
+        group.foreach_worker(raises)
+    assert isinstance(caught.value.__cause__, KeyError)
+    first, second = group.foreach_worker(raises, errors="return")
+    assert first == 1
+    assert isinstance(second, WorkerError)
+    assert group.foreach_policy(lambda policy, policy_id: policy_id) == [["default_policy"]] * 2
+    wait = pair.order("wait-1")
+    try:
+        group.submit()
+        late, there = group.foreach_worker(lambda worker: 7, timeout_s=0.5, errors="return")
+    finally:
+        wait.unlink()
+    assert isinstance(late, WorkerError)
+    assert there == 7
+    group.sample()
+
+
+def weight_of(worker: RolloutWorker) -> float:
+    return float(worker.get_weights()["w"][0])
+
+
+def test_weights_reach_all_workers_before_their_next_fragment_and_older_ones_none(pair: Pair) -> None:
+    group = pair.group
+    assert group.local_worker is not None
+    # A policy that is made at random is made once: all act with the local worker's weights.
+    assert set(group.foreach_worker(weight_of, local_worker=True)) == {weight_of(group.local_worker)}
+    newest = group.set_weights({"w": np.array([3.0])})
+    batch = group.sample()
+    assert set(batch["w_then"]) == {3.0}
+    assert set(batch["weights_seq_no"]) == {newest}
+    group.set_weights({"w": np.array([9.0])}, weights_seq_no=newest)
+    assert set(group.sample()["w_then"]) == {3.0}
+    group.set_weights({"w": np.array([4.0])}, weights_seq_no=newest + 5)
+    assert set(group.foreach_worker(weight_of)) == {4.0}
+    group.local_worker.learn_on_batch(group.sample())
+    assert group.sync_weights() == newest + 6
+    assert set(group.foreach_worker(weight_of, local_worker=True)) == {weight_of(group.local_worker)}
+
+
+def test_weights_that_do_not_fit_are_an_error_until_others_come(pair: Pair) -> None:
+    group = pair.group
+    before = weight_of_first(group)
+    group.set_weights({"nonsense": np.zeros(1)})
+    for _ in range(4):  # Each worker says so twice.
+        with pytest.raises(WorkerError, match="KeyError"):
+            group.ready() if any(status.in_flight for status in group.status()) else group.sample()
+    while any(status.in_flight for status in group.status()):
+        with contextlib.suppress(WorkerError):
+            group.ready()
+    group.set_weights({"w": np.array([before])})
+    assert set(group.sample()["w_then"]) == {before}
+
+
+def weight_of_first(group: WorkerGroup) -> float:
+    answer = group.foreach_worker(weight_of)[0]
+    assert isinstance(answer, float)
+    return answer
+
+
+def test_counts_of_all_workers_add_up(pair: Pair) -> None:
+    group = pair.group
+    group.get_metrics()
+    lifetime = group.get_metrics().lifetime
+    batches = [group.sample() for _ in range(4)]
+    found = group.get_metrics()
+    assert found.counts.env_steps == sum(len(batch) for batch in batches)
+    assert found.counts.episodes == sum(int(batch["terminateds"].sum()) for batch in batches)
+    assert found.counts.episodes == len(found.episodes)
+    assert found.lifetime.env_steps == lifetime.env_steps + found.counts.env_steps
+    assert group.get_metrics().counts.env_steps == 0
+
+
+def test_it_is_a_live_reader_for_mixtures_and_recordings(pair: Pair, tmp_path: Path) -> None:
+    group = pair.group
+    assert not group.replayable
+    with rlio.ParquetWriter(tmp_path / "logged") as writer:
+        writer.write(group.sample())
+    logged = rlio.DatasetReader(tmp_path / "logged", epochs=None)
+    sources = {"live": group, "log": logged}
+    mixed = rlio.MixedInput(sources, batch_size=10, seed=0, weights={"live": 4, "log": 1})
+    try:
+        for _ in range(12):
+            batch = mixed.sample()
+            assert len(batch) == 10
+        found = rlio.concat_samples([mixed.sample() for _ in range(10)])
+        assert len(found) == 100
+    finally:
+        logged.close()
+    writer = rlio.ParquetWriter(tmp_path / "copy")
+    recording = rlio.RecordingInput(group, writer)
+    rows = sum(len(recording.sample(n)) for n in (5, 50, 3))
+    writer.close()
+    assert len(rlio.open_dataset(tmp_path / "copy")) == rows == 58
+
+
+def test_a_state_goes_on_with_other_episodes_in_the_processes_that_are_there(pair: Pair) -> None:
+    group = pair.group
+    before = rlio.concat_samples([group.sample() for _ in range(3)])
+    group.sample(STEPS)  # As much is left over.
+    group.set_weights({"w": np.array([2.0])})
+    state = json.loads(json.dumps(group.state_dict()))
+    lifetime = group.get_metrics().lifetime.env_steps
+    pids = [status.pid for status in group.status()]
+    writers = {status.writer_id for status in group.status()}
+    incarnations = [status.incarnation for status in group.status()]
+    group.load_state_dict(state)
+    after = group.sample()
+    assert group.dropped == STEPS
+    assert not set(before["eps_id"]) & set(after["eps_id"])
+    assert not set(before["obs"][:, 0]) & set(after["obs"][:, 0])
+    assert [status.pid for status in group.status()] == pids
+    assert not writers & {status.writer_id for status in group.status()}
+    assert [status.incarnation for status in group.status()] == [n + 1 for n in incarnations]
+    assert group.get_metrics().lifetime.env_steps == lifetime + len(after)
+    assert set(after["w_then"]) == {2.0}
+    with pytest.raises(StateError):
+        group.load_state_dict({**state, "position": {}})
+
+
+def test_every_worker_writes_one_data_set_and_says_there_how_it_was_seeded(pair: Pair) -> None:
+    """The last of those with this group: it closes it."""
+    pair.group.sample()
+    pair.group.close()
+    dataset = rlio.open_dataset(pair.output)
+    told = set()
+    for segment in dataset.segments:
+        made_by = dataset.open_shard(segment).provenance
+        about = made_by["extra"]["worker_group"]
+        assert about["seed"] == 5
+        assert about["num_workers"] == 2
+        assert segment.ref.writer.startswith(f"w{about['worker_index']:05d}-")
+        told.add((about["worker_index"], about["incarnation"], made_by["seed"]))
+    assert {index for index, _, _ in told} == {1, 2}
+    assert len({seed for _, _, seed in told}) == len(told), "two workers had one seed"
+    rows = rlio.concat_samples(list(rlio.DatasetReader(pair.output, epochs=1, batch_size=1000)))
+    check_rows(columns_of([rows]))
+    pair.group.close()
+    with pytest.raises(rlio.ClosedError):
+        pair.group.sample()
+
+
+def seen(worker: RolloutWorker) -> int:
+    return Counting.seen
+
+
+def observations(worker: RolloutWorker) -> int:
+    return int(worker.get_filters()["default_policy"][0].running_stats.n)
+
+
+def buffers(worker: RolloutWorker) -> RunningStat:
+    stat = worker.get_filters()["default_policy"][0].buffer
+    assert isinstance(stat, RunningStat)
+    return stat
+
+
+def test_statistics_of_all_workers_are_put_together_each_observation_once(ray_cluster: None) -> None:
+    config = RolloutConfig(
+        rollout_fragment_length=STEPS, observation_connectors=[Counting(), MeanStdFilter()]
+    )
+    with WorkerGroup(make_known, LinearPolicy, num_workers=2, seed=1, rollout=config) as group:
+        group.sample()
+        expected = RunningStat((3,))
+        for part in group.foreach_worker(buffers):
+            assert isinstance(part, RunningStat)
+            expected.update(part)
+        joint = group.sync_filters()["default_policy"][0].running_stats
+        assert joint.n == expected.n > 0
+        np.testing.assert_allclose(joint.mean, expected.mean)
+        np.testing.assert_allclose(joint.std, expected.std)
+        for _ in range(3):
+            # Workers go on between the moment that they tell what they saw and the moment that they are told.
+            group.submit(2)
+            group.sync_filters()
+            group.ready()
+        while any(status.in_flight for status in group.status()):
+            group.ready()
+        joint = group.sync_filters()["default_policy"][0].running_stats
+        assert joint.n == sum(n for n in group.foreach_worker(seen) if isinstance(n, int))
+        assert group.foreach_worker(observations) == [joint.n] * 2
+        state = group.state_dict()
+        group.load_state_dict(state)
+        assert group.foreach_worker(observations) == [joint.n] * 2
+
+
+def test_workers_share_stored_rows_and_end_with_them(
+    ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # Paths mean the same in every process.
+    with RolloutWorker("CartPole-v1", rlio.RandomPolicy(), output="logged", seed=0) as worker:
+        logged = rlio.concat_samples([worker.sample() for _ in range(5)])
+        spaces = worker.policy.spaces
+    spec = PolicySpec(rlio.RandomPolicy, *spaces)
+    options = {"epochs": 1, "batch_size": 64}
+    with WorkerGroup(None, spec, num_workers=2, seed=1, input="logged", input_options=options) as group:
+        served = list(group)
+        with pytest.raises(EndOfData):
+            group.sample()
+        assert list(group.sample_async()) == []
+    found = rlio.concat_samples(served)
+    assert sorted(zip(found["eps_id"], found["t"], strict=True)) == sorted(
+        zip(logged["eps_id"], logged["t"], strict=True)
+    )
+
+
+def test_a_worker_that_cannot_be_made_is_an_error_that_says_why(ray_cluster: None) -> None:
+    with pytest.raises(OptionError, match="NoSuchEnv") as caught:
+        WorkerGroup("NoSuchEnv-v0", rlio.RandomPolicy, num_workers=1)
+    assert "worker 1" in "\n".join(caught.value.__notes__)

@@ -1,0 +1,259 @@
+"""Workers of a group die and hang: what they had written stays, others take their place, and go on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from group_envs import check_nothing_missing, check_rows, make_known
+from linear_policy import LinearPolicy
+
+import rlio
+from rlio.connectors.mean_std import MeanStdFilter
+from rlio.distributed import FaultTolerance, WorkerGroup
+from rlio.distributed import worker_group as module
+from rlio.errors import ClosedError, WorkerLost
+from rlio.rollout.config import RolloutConfig
+from rlio.worker import RolloutWorker
+
+pytest.importorskip("ray")
+pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("ray_cluster")]
+
+STEPS = 50
+NAMES = ("obs", "new_obs", "rewards", "terminateds", "eps_id")
+
+
+def columns_of(batches: list[Any]) -> dict[str, Any]:
+    joined = rlio.concat_samples(batches)
+    return {name: np.asarray(joined[name]) for name in NAMES}
+
+
+def by_writer(root: str) -> dict[str, dict[str, Any]]:
+    """The columns of each writer's rows, in their order."""
+    dataset = rlio.open_dataset(root)
+    snapshot = dataset.snapshot()
+    rows = columns_of(list(rlio.DatasetReader(root, epochs=1, batch_size=1000)))
+    found, start = {}, 0
+    for writer in sorted(snapshot):
+        count = snapshot[writer]
+        assert isinstance(count, int)
+        found[writer] = {name: column[start : start + count] for name, column in rows.items()}
+        start += count
+    assert start == len(rows["obs"])
+    return found
+
+
+def config_of(folder: Path, **others: Any) -> RolloutConfig:
+    return RolloutConfig(rollout_fragment_length=STEPS, env_config={"folder": str(folder)}, **others)
+
+
+def kill(group: WorkerGroup, index: int) -> None:
+    pid = group.status()[index - 1].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_killed_workers_lose_no_row_that_was_acknowledged_and_what_is_lost_is_told(tmp_path: Path) -> None:
+    """4 workers, 100 fragments each, two killed with SIGKILL on the way."""
+    root, orders = str(tmp_path / "rows"), tmp_path / "orders"
+    orders.mkdir()
+    group = WorkerGroup(
+        make_known, LinearPolicy, num_workers=4, seed=3, rollout=config_of(orders), output=root
+    )
+    served = []
+    with group:
+        for fragments in range(100):
+            if fragments == 30:
+                # In flight and served or not, and on its way to be written: wherever it is.
+                group.submit(2)
+                kill(group, 2)
+            if fragments == 60:
+                (orders / "die-3").touch()  # In the middle of a fragment.
+            if fragments == 50:
+                group.set_weights({"w": np.array([7.0])})
+            served.append(group.sample())
+            assert len(served[-1]) == 4 * STEPS
+        rest = [fragment.batch for fragment in group.ready(timeout_s=0)]
+        metrics = group.get_metrics()
+        status = group.status()
+    assert [s.incarnation for s in status] == [0, 1, 1, 0]
+    assert [(loss.worker_index, loss.restarted) for loss in group.losses] == [(2, True), (3, True)]
+    assert 0 < sum(loss.requests for loss in group.losses) <= 3
+
+    acknowledged = columns_of(served + rest)
+    check_rows(acknowledged)
+    stored = by_writer(root)
+    everything = {name: np.concatenate([rows[name] for rows in stored.values()]) for name in NAMES}
+    check_nothing_missing(everything)
+    # Of each writer the first rows were acknowledged, those behind were told as lost.
+    counts = {s.writer_id: (s.rows, 0) for s in status}
+    counts |= {loss.writer_id: (loss.rows, loss.requests) for loss in group.losses}
+    assert stored.keys() == counts.keys()
+    kept = []
+    for writer, rows in stored.items():
+        came, lost = counts[writer]
+        assert came <= len(rows["obs"]) <= came + lost * STEPS
+        kept.append({name: column[:came] for name, column in rows.items()})
+    obs = np.concatenate([rows["obs"] for rows in kept])
+    np.testing.assert_array_equal(np.unique(obs, axis=0), np.unique(acknowledged["obs"], axis=0))
+    assert (
+        len(obs)
+        == len(acknowledged["obs"])
+        == sum(s.rows for s in status) + sum(x.rows for x in group.losses)
+    )
+    # Metrics are those of the rows that came; episodes of the others are in the data set, and told as lost.
+    ends = sum(int(rows["terminateds"].sum()) for rows in kept)
+    assert metrics.counts.episodes == metrics.lifetime.episodes == ends
+    assert metrics.counts.env_steps == len(obs)
+    # Who came later began with the newest weights.
+    assert set(np.asarray(served[-1]["w_then"])) == {7.0}
+    assert not list(Path(root).glob("_wal/*/*.wal"))
+    assert rlio.verify(root).ok
+
+
+def has_filters(worker: RolloutWorker) -> tuple[int, int, bool]:
+    (mine,) = worker.get_filters()["default_policy"]
+    return mine.running_stats.n, mine.buffer.n, bool(worker.creation_args["recreated_worker"])
+
+
+@pytest.fixture(scope="module")
+def group(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WorkerGroup, Path]]:
+    """Two workers, which may die for ever."""
+    folder = tmp_path_factory.mktemp("orders")
+    config = config_of(folder, observation_connectors=[MeanStdFilter()])
+    tolerance = FaultTolerance(request_timeout_s=2.0, probe_timeout_s=20.0)
+    root = str(tmp_path_factory.mktemp("group") / "rows")
+    with WorkerGroup(
+        make_known,
+        LinearPolicy,
+        num_workers=2,
+        seed=4,
+        rollout=config,
+        fault_tolerance=tolerance,
+        output=root,
+    ) as made:
+        yield made, folder
+
+
+def test_who_takes_anothers_place_begins_with_weights_and_filters_and_others_go_on_meanwhile(
+    group: tuple[WorkerGroup, Path],
+) -> None:
+    workers, _ = group
+    workers.sample()
+    joint = workers.sync_filters()["default_policy"][0].running_stats.n
+    newest = workers.set_weights({"w": np.array([5.0])})
+    kill(workers, 1)
+    others = 0
+    for fragment in workers.sample_async(max_in_flight=1):
+        assert set(np.asarray(fragment.batch["w_then"])) == {5.0}
+        assert set(np.asarray(fragment.batch["weights_seq_no"])) == {newest}
+        if (fragment.worker_index, fragment.incarnation) == (1, 1):
+            break
+        others += fragment.worker_index == 2
+    assert others > 1
+    running, buffer, recreated = workers.foreach_worker(has_filters)[0]  # type: ignore[misc]  # no error
+    assert recreated
+    assert running == joint + buffer
+    assert buffer >= STEPS
+
+
+def test_a_worker_that_hangs_is_replaced(group: tuple[WorkerGroup, Path]) -> None:
+    workers, folder = group
+    while any(status.in_flight for status in workers.status()):
+        workers.ready()
+    restarts = workers.restarts
+    (folder / "hang-2").touch()
+    assert len(workers.sample()) == 2 * STEPS
+    assert workers.restarts == restarts + 1
+    assert "not sampled a batch in 2 s" in workers.losses[-1].reason
+
+
+def test_a_probe_finds_idle_workers_that_died(group: tuple[WorkerGroup, Path]) -> None:
+    workers, _ = group
+    workers.sample()
+    before = workers.probe()
+    assert all(status.alive for status in before)
+    kill(workers, 2)
+    after = workers.probe()
+    assert [s.incarnation for s in after] == [before[0].incarnation, before[1].incarnation + 1]
+    assert workers.losses[-1].requests == 0
+    assert len(workers.sample()) == 2 * STEPS
+
+
+def test_a_call_that_a_worker_dies_in_is_an_error_and_another_takes_its_place(
+    group: tuple[WorkerGroup, Path],
+) -> None:
+    workers, _ = group
+    answers = workers.foreach_worker(die_in_second, errors="return")
+    assert answers[0] == 1
+    assert isinstance(answers[1], WorkerLost)
+    assert answers[1].worker_index == 2
+    assert len(workers.sample()) == 2 * STEPS
+
+
+def die_in_second(worker: RolloutWorker) -> int:
+    index = int(worker.creation_args["worker_index"])
+    if index == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return index
+
+
+def test_a_group_that_nobody_closed_is_closed_at_exit_and_waiters_can_be_let_go(
+    group: tuple[WorkerGroup, Path],
+) -> None:
+    """The last of those with this group."""
+    workers, folder = group
+    (folder / "wait-1").touch()
+    workers.interrupt()
+    with pytest.raises(ClosedError, match="interrupted"):
+        workers.sample()
+    (folder / "wait-1").unlink()
+    module._close_open_groups()
+    with pytest.raises(ClosedError):
+        workers.sample()
+    root = workers._root
+    assert root is not None
+    rows = columns_of(list(rlio.DatasetReader(root, epochs=1, batch_size=1000)))
+    assert len(rows["obs"]) >= 10 * STEPS
+
+
+@pytest.mark.parametrize("lost_workers", ["raise", "drop"])
+def test_a_worker_that_always_dies_is_given_up(tmp_path: Path, lost_workers: Any) -> None:
+    root = str(tmp_path / "rows")
+    (tmp_path / "always-die-1").touch()
+    tolerance = FaultTolerance(max_restarts_in_a_row=int(lost_workers == "drop"), lost_workers=lost_workers)
+    config = config_of(tmp_path)
+    with WorkerGroup(
+        make_known,
+        LinearPolicy,
+        num_workers=2,
+        seed=0,
+        rollout=config,
+        fault_tolerance=tolerance,
+        output=root,
+    ) as workers:
+        with contextlib.ExitStack() as stack:
+            if lost_workers == "raise":
+                stack.enter_context(pytest.raises(WorkerLost, match="worker 1 is lost"))
+            assert len(workers.sample()) == STEPS
+        if lost_workers == "raise":
+            with pytest.raises(WorkerLost):  # Nor does it go on as if it were whole.
+                workers.sample()
+        else:
+            assert len(workers.sample()) == STEPS
+        assert [status.alive for status in workers.status()] == [False, True]
+        assert [loss.restarted for loss in workers.losses] == (
+            [False] if lost_workers == "raise" else [True, False]
+        )
+        answers = workers.foreach_worker(lambda worker: worker.creation_args["worker_index"])
+        assert answers == [2]
+    stored = by_writer(root)
+    # What the last who died had written is recovered too, though nobody opened a writer after it.
+    assert len(stored) >= 1
+    check_rows({name: np.concatenate([rows[name] for rows in stored.values()]) for name in NAMES})
