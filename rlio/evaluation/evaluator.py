@@ -17,6 +17,7 @@ Example:
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
@@ -109,6 +110,17 @@ class OffPolicyEvaluator:
     def estimators(self) -> tuple[str, ...]:
         """Names of the estimators."""
         return tuple(self._estimation.estimators)
+
+    @property
+    def bandit(self) -> bool:
+        """Whether each row is an episode of one step."""
+        return self._estimation.bandit
+
+    def renewed(self) -> OffPolicyEvaluator:
+        """One like this that has seen nothing yet; the policy is the same object."""
+        found = copy.copy(self)
+        found.evidence, found._rows = self._estimation.evidence(), {}
+        return found
 
     def add(self, batch: Batch, *, source: Hashable = None) -> None:
         """Take the rows of ``batch``: of any episodes, or parts of them, in any order.

@@ -24,7 +24,7 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 import numpy as np
@@ -135,6 +135,18 @@ class Evidence:
             for part in assembler.running():
                 for episodes in self._assembler(source).put(part):
                     self._judge(source, episodes)
+
+    def rename_source(self, source: Hashable) -> None:
+        """Say where all of it is from, after it was added as from one place.
+
+        Raises:
+            OptionError: It is from several.
+        """
+        if len(self._assemblers) > 1:
+            raise OptionError(f"the evidence is of {len(self._assemblers)} sources: they cannot be one")
+        if self._assemblers:
+            self._assemblers = {source: self._assemblers.popitem()[1]}
+        self._judged = [replace(part, source=source) for part in self._judged]
 
     def taken(self) -> Evidence:
         """What was judged since the last call, as evidence of its own; here, episodes go on that run."""
