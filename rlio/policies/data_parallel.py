@@ -1,21 +1,25 @@
 """`setup_torch_data_parallel`: several processes learn as one, each on batches of its own.
 
 Each process calls it once, with a policy of the same make. From then on every update takes the mean of all
-processes' gradients, so that their weights stay equal. Each must make the same number of updates: one that
-makes more waits for the others until the time is up.
+processes' gradients, each counted by its rows, so that their weights stay equal, and are those of one process
+that has the rows of all. Each must make the same number of updates: one that makes more waits for the others
+until the time is up. `in_step` sees to that.
 
 Example::
 
     setup_torch_data_parallel([policy], "tcp://127.0.0.1:29500", world_rank=rank, world_size=2)
-    policy.learn_on_batch(batch)
+    reader = rlio.DatasetReader(root, batch_size=128, shard=(rank, 2), epochs=10, shuffle=True, seed=0)
+    for batch in in_step(reader):
+        policy.learn_on_batch(batch)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from rlio.batch import SampleBatch
 from rlio.errors import OptionError, excerpt
 from rlio.policies.policy import Policy
 from rlio.policies.torch_policy import TorchPolicy
@@ -23,7 +27,7 @@ from rlio.policies.torch_policy import TorchPolicy
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["average_gradients", "setup_torch_data_parallel"]
+__all__ = ["average_gradients", "in_step", "setup_torch_data_parallel"]
 
 
 def setup_torch_data_parallel(
@@ -86,8 +90,42 @@ def setup_torch_data_parallel(
         policy.distributed_world_size = world_size
 
 
-def average_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
-    """Replace each gradient by the mean over all processes; a parameter without one has a gradient of 0."""
+def in_step(batches: Iterable[SampleBatch]) -> Iterator[SampleBatch]:
+    """Give ``batches`` until those of all processes have ended: to each as many as to the others.
+
+    The rows at the end of the last epoch are dealt out evenly, so that some processes may have one batch less
+    than others. Each of those gets a batch without rows or columns then, on which a policy learns what the
+    others find. The processes tell each other in each step whether they go on: a message of one number.
+
+    Args:
+        batches: This process's, such as a `rlio.DatasetReader`; in one process alone, they are given as is.
+    """
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        yield from batches
+        return
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    own = iter(batches)
+    while True:
+        batch = next(own, None)
+        going_on = torch.tensor([int(batch is not None)], device=device)
+        dist.all_reduce(going_on)
+        if not going_on.item():
+            return
+        yield SampleBatch() if batch is None else batch
+
+
+def average_gradients(parameters: Iterable[torch.nn.Parameter], *, rows: int) -> None:
+    """Replace each gradient by the mean over all processes, each counted by its ``rows``.
+
+    A parameter without a gradient has one of 0.
+
+    Args:
+        parameters: This process's.
+        rows: Those that its gradients are the mean of; 0 in a process that has none.
+    """
     import torch
     import torch.distributed as dist
 
@@ -98,10 +136,12 @@ def average_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
         by_kind.setdefault((parameter.grad.dtype, parameter.grad.device), []).append(parameter)
     for group in by_kind.values():
         gradients = [parameter.grad for parameter in group if parameter.grad is not None]
-        # One message for all of them: each costs a round trip.
+        # One message for all of them, and the rows: each costs a round trip. Half precision ends at 65504.
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        flat = flat.to(torch.promote_types(flat.dtype, torch.float32))
+        flat = torch.cat([flat * rows, flat.new_tensor([rows])])
         dist.all_reduce(flat)
-        flat /= dist.get_world_size()
+        flat = flat[:-1] / flat[-1].clamp(min=1)
         at = 0
         for gradient in gradients:
             gradient.copy_(flat[at : at + gradient.numel()].view_as(gradient))

@@ -448,6 +448,11 @@ class TorchPolicy(Policy):
     def _backward(self, batch: Batch) -> tuple[Stats, int]:
         """Leave the gradients of the loss at the parameters; what was measured, and rows."""
         optimizer = self._optimizer_or_raise()
+        if self.distributed_world_size > 1 and not batch.agent_steps():
+            # Others have rows, and wait for this process.
+            optimizer.zero_grad(set_to_none=True)
+            self._average(rows=0)
+            return {}, 0
         rows, tensors = self._learnable(batch)
         module = self.module
         module.train()
@@ -456,10 +461,14 @@ class TorchPolicy(Policy):
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call] # torch does not type it
         if self.distributed_world_size > 1:
-            from rlio.policies.data_parallel import average_gradients
-
-            average_gradients(self._learned().values())
+            self._average(rows=rows)
         return {"loss": float(loss.detach())} | stats, rows
+
+    def _average(self, *, rows: int) -> None:
+        """Take the mean of all processes' gradients, of which this one's are those of ``rows`` rows."""
+        from rlio.policies.data_parallel import average_gradients
+
+        average_gradients(self._learned().values(), rows=rows)
 
     def _update(self) -> Stats:
         """Take a step along the gradients at the parameters."""
