@@ -116,7 +116,7 @@ def share_out(total: int, writers: Mapping[str, Growing]) -> dict[str, int]:
             break
         free -= (left - level) * count
         level, count = left, count + 1
-    if free > 0 and count:
+    if free >= 0 and count:
         more, rest = divmod(free, count)
         for index, (_, writer) in enumerate(waiting[:count]):
             ceilings[writer] = writers[writer].rows + level + more + (index < rest)
@@ -220,6 +220,8 @@ class MarkKeeper:
         for writer, growing in writers.items():
             told = known.setdefault(writer, _Told(since=self._clock()))
             row, ceiling = rows.get(writer, 0), ceilings[writer]
+            if told.mark is not None and ceiling <= growing.rows:
+                ceiling = told.ceiling  # It went over by a part of a batch, and gets no more now.
             if self._is_due(told, growing, row, ceiling):
                 due.append((writer, row, ceiling))
         self._put_all(due)

@@ -15,8 +15,10 @@ from rlio.schemas.schema import Schema
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import Listing
 from rlio.storage.names import DATA_DIR, HEADER, SCHEMA_DIR, TMP_DIR, WAL_DIR
+from rlio.storage.progress import PROGRESS_DIR, parse_mark_path
 from rlio.storage.publish import HEADER_BYTES, read_header
 from rlio.storage.schema_files import check_agreement
+from rlio.storage.sealed_index import INDEX_DIR, parse_index_name
 
 __all__ = ["QUARANTINE_DIR", "SchemaFiles", "check_header", "check_strays", "read_schema_files"]
 
@@ -114,9 +116,11 @@ def check_strays(storage: Storage, listing: Listing, findings: Findings) -> list
     Returns:
         Paths of what repair has set aside.
     """
-    for path, reason in listing.rejected:
-        if (path, reason) not in {rejected for torn in listing.torn().values() for rejected, _ in torn}:
-            findings.add("stray", f"{reason}: readers pass over it", uri=storage.uri_of(path))
+    torn = {rejected for found in listing.torn().values() for rejected, _ in found}
+    for rejected in listing.rejected:
+        if rejected not in torn:
+            uri = storage.uri_of(rejected.path)
+            findings.add("stray", f"{rejected.reason}: readers pass over it", uri=uri)
     counted: dict[str, list[str]] = {TMP_DIR: [], QUARANTINE_DIR: []}
     for entry in storage.list():
         top = entry.path.split("/", 1)[0]
@@ -124,6 +128,12 @@ def check_strays(storage: Storage, listing: Listing, findings: Findings) -> list
             counted[top].append(entry.path)
         elif top == SCHEMA_DIR and not _SCHEMA_PATH.fullmatch(entry.path):
             findings.add("stray", "the name is that of no schema file", uri=storage.uri_of(entry.path))
+        elif top == PROGRESS_DIR:
+            if parse_mark_path(entry.path) is None:
+                findings.add("stray", "the name is that of no progress mark", uri=storage.uri_of(entry.path))
+        elif top == INDEX_DIR:
+            if parse_index_name(entry.path) is None:
+                findings.add("stray", "the name is that of no index", uri=storage.uri_of(entry.path))
         elif entry.path != HEADER and top not in (DATA_DIR, SCHEMA_DIR, WAL_DIR):
             findings.add("foreign", "it is no part of a data set", uri=storage.uri_of(entry.path))
     if counted[TMP_DIR]:
