@@ -10,7 +10,7 @@ import pytest
 from rlio.batch import SampleBatch
 from rlio.errors import EndOfData
 from rlio.interfaces import InputReader, JsonState
-from rlio.testing import ReaderTests
+from rlio.testing import ReaderTests, assert_resumes
 
 
 def rows() -> SampleBatch:
@@ -84,3 +84,24 @@ def test_an_endless_reader_that_is_said_to_end_fails_and_does_not_hang() -> None
 
     with pytest.raises(AssertionError, match="set finite = False"):
         Suite().test_iteration_stops_and_the_end_stays_the_end()
+
+
+def test_a_state_that_is_saved_right_after_it_was_loaded_has_to_be_good() -> None:
+    class Forgetting(Backwards):
+        """Loads every state, and until it has read on, saves the first one again."""
+
+        read_on = True
+
+        def _next(self) -> SampleBatch:
+            self.read_on = True
+            return super()._next()
+
+        def _position(self) -> JsonState:
+            return super()._position() if self.read_on else {"at": 5}
+
+        def _seek(self, position: JsonState) -> None:
+            super()._seek(position)
+            self.read_on = False
+
+    with pytest.raises(AssertionError, match="saved again"):
+        assert_resumes(Forgetting)

@@ -80,15 +80,22 @@ def assert_resumes(
             expected.append(None if batch is None else batch.copy())
             if batch is None:
                 break
+
+    def check_remainder(reader: InputReader, number: int, kind: str) -> None:
+        for later in range(number, len(expected)):
+            what = f"sample({n}) number {later}, {kind} before number {number}"
+            _assert_same_or_end(_sample(reader, n), expected[later], what)
+
     for number, text in enumerate(states):
-        with make_reader() as restored, make_reader() as again:
+        with make_reader() as restored:
             restored.load_state_dict(json.loads(text))
-            # A state that is saved right after it was loaded has to be as good as the first.
-            again.load_state_dict(json.loads(json.dumps(restored.state_dict())))
-            for kind, reader in (("restored", restored), ("restored and saved again", again)):
-                for later in range(number, len(expected)):
-                    what = f"sample({n}) number {later}, {kind} before number {number}"
-                    _assert_same_or_end(_sample(reader, n), expected[later], what)
+            saved_again = json.dumps(restored.state_dict())
+            check_remainder(restored, number, "restored")
+        # A state that is saved right after it was loaded has to be as good: mostly it is the same.
+        if saved_again != text:
+            with make_reader() as again:
+                again.load_state_dict(json.loads(saved_again))
+                check_remainder(again, number, "restored and saved again")
 
 
 # Batches after which a reader that should end is taken for one that does not.
