@@ -54,9 +54,10 @@ from rlio.replay.segment_reader import (
 from rlio.schemas.folded import Folded, unfold
 from rlio.storage import listing as listings
 from rlio.storage.filesystem import Storage
-from rlio.storage.listing import Listing, Segment, list_settled
+from rlio.storage.listing import Listing, Segment
 from rlio.storage.names import MAX_ROW, is_writer_id, part_of
 from rlio.storage.publish import read_header
+from rlio.storage.sealed_index import list_to_read
 
 __all__ = ["FollowPass", "Taken", "rank_of"]
 
@@ -456,7 +457,7 @@ class FollowPass:
             return any(found.cover(w, start=self._rows.get(w, 0)).holes for w in own)
 
         # An attempt of which rows were served is not given up for another that a later listing shows.
-        self._listing = found = list_settled(self._storage, lacks=lacks).staying_with(self._rows)
+        self._listing = found = list_to_read(self._storage, lacks=lacks).staying_with(self._rows)
         if not found.writers or (self._reader is None and not self._begin()):
             return False
         progress = False
@@ -649,7 +650,7 @@ class FollowPass:
         assert self._pending is not None
         (until, served), writer = self._pending, self._turn
         first = self._rows[writer]
-        self._listing = found = list_settled(
+        self._listing = found = list_to_read(
             self._storage, lacks=lambda found: bool(found.cover(writer, start=first, end=until).holes)
         )
         if self._reader is None and not self._begin():

@@ -56,6 +56,9 @@ CODES: Final[Mapping[str, Severity]] = MappingProxyType(
         "foreign": "note",
         "unfinished": "note",
         "quarantined": "note",
+        "index-differs": "error",
+        "index-damaged": "warning",
+        "index-elsewhere": "note",
         # Schemas.
         "schema-conflict": "error",
         "space-malformed": "warning",

@@ -1,8 +1,9 @@
 """`gc`: removes what no reader needs any more, and nothing that is the only copy of a row.
 
 What goes: shards whose rows larger shards have, shards below a trim marker, torn objects of whose rows there
-is another copy, attempts at a part of a job that are not taken, unfinished files, and log folders that are
-empty. Only names of our own grammar are ever removed, one by one, under ``data/`` and ``_tmp/``.
+is another copy, attempts at a part of a job that are not taken, unfinished files, indexes that were replaced,
+and log folders that are empty. Only names of our own grammar are ever removed, one by one, under ``data/``,
+``_tmp/`` and ``_index/``.
 
 An attempt goes once nothing was stored in it, nor another one sealed, for the grace: all of it, but of a
 sealed one the seal stays, so that whoever began with it finds that its rows are gone.
@@ -35,6 +36,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 from rlio.errors import CorruptData, DataNotFound, OptionError, excerpt
+from rlio.maintenance.indexing import LEAST_AGE, refresh_index
 from rlio.maintenance.merging import open_whole
 from rlio.maintenance.progress import Progress, silent
 from rlio.storage.filesystem import Storage
@@ -54,12 +56,13 @@ from rlio.storage.names import (
 )
 from rlio.storage.parallel import each
 from rlio.storage.publish import read_header
+from rlio.storage.sealed_index import StoredIndex, list_index, load_index, parse_index_name
 
 __all__ = ["Collected", "GcReport", "Kept", "gc"]
 
 logger = logging.getLogger("rlio")
 
-Kind: TypeAlias = Literal["covered", "trimmed", "torn", "attempt", "unfinished", "log folder"]
+Kind: TypeAlias = Literal["covered", "trimmed", "torn", "attempt", "unfinished", "index", "log folder"]
 
 #: A day: longer than any listing is used that is not looked at again.
 _GRACE: Final = 24 * 3600.0
@@ -75,7 +78,8 @@ class Collected:
     Attributes:
         uri: The object.
         kind: "covered" (a larger shard has its rows), "trimmed", "torn", "attempt" (of an attempt at a part
-            of a job that is not taken), "unfinished" or "log folder".
+            of a job that is not taken), "unfinished", "index" (of sealed writers: an old one, or what
+            announced changes) or "log folder".
         bytes: Its size; 0 where it is not known.
     """
 
@@ -193,8 +197,14 @@ class _Collection:
     checked: dict[ShardRef, str | None] = field(default_factory=dict)
 
     def run(self, progress: Progress) -> GcReport:
+        self._settle_changes()
         listing = list_shards(self.storage)
-        candidates = [*self._shards(listing), *self._attempts(listing), *self._unfinished()]
+        candidates = [
+            *self._shards(listing),
+            *self._attempts(listing),
+            *self._unfinished(),
+            *self._replaced_indexes(),
+        ]
         self.ages.look_up([path for one in candidates for path in (one.path, *one.since)])
         doomed = [candidate for candidate in candidates if self._may_go(candidate)]
         with progress("gc", len(doomed)) as advance:
@@ -203,6 +213,7 @@ class _Collection:
                 advance(1)
         self.removed += [Collected(self.storage.uri_of(one.path), one.kind, one.bytes) for one in doomed]
         self._collect_log_folders()
+        self._collect_changes()
         return GcReport(
             uri=self.storage.uri,
             grace=self.ages.grace,
@@ -271,6 +282,53 @@ class _Collection:
             if _UNFINISHED.fullmatch(path) and path != self.ages.probe:
                 yield _Candidate(path, "unfinished", size or 0)
 
+    # ---- the index of sealed writers: see docs/design/sealed-index.md ----
+
+    def _settle_changes(self) -> None:
+        """Make an index that knows what became of changes whose makers are dead by now."""
+        folder = list_index(self.storage)
+        if folder.indexes and not self.dry_run:
+            settled = self._settled_by(folder.indexes[0])
+            dead = [
+                nonce
+                for nonce, stored in folder.changes.items()
+                if nonce not in settled and self._is_past(stored.path)
+            ]
+            if dead:
+                refresh_index(self.storage, finished=dead)
+
+    def _replaced_indexes(self) -> Iterator[_Candidate]:
+        folder = list_index(self.storage)
+        for index in folder.indexes[1:]:
+            newest = folder.indexes[0].object.path
+            yield _Candidate(index.object.path, "index", index.object.size, (newest,))
+        for path in folder.torn:
+            yield _Candidate(path, "index", 0)
+
+    def _collect_changes(self) -> None:
+        """Remove announcements of changes that every index knows of, and that no late one can miss."""
+        folder = list_index(self.storage)
+        settled = [self._settled_by(index) for index in folder.indexes]
+        for nonce, stored in folder.changes.items():
+            if not all(nonce in one for one in settled) or not self._is_past(stored.path):
+                self.waiting += 1
+                continue
+            if not self.dry_run:
+                self._remove(stored.path)
+            self.removed.append(Collected(self.storage.uri_of(stored.path), "index", stored.size))
+
+    def _is_past(self, path: str) -> bool:
+        """Whether nobody goes on with what was announced by an object."""
+        age = self.ages.of(path)
+        return age is not None and (self.ages.grace == 0 or age >= max(self.ages.grace, LEAST_AGE))
+
+    def _settled_by(self, index: StoredIndex) -> frozenset[str]:
+        try:
+            return load_index(self.storage, index.object).settled
+        except (CorruptData, DataNotFound) as error:
+            logger.warning("an index cannot be read: %s", error)
+            return frozenset()
+
     # ---- what goes ----
 
     def _may_go(self, candidate: _Candidate) -> bool:
@@ -326,7 +384,7 @@ class _Collection:
                 or (part_of(parts[1]) is not None and parse_trim(parts[2]) is not None)
             )
         )
-        if not is_shard and not _UNFINISHED.fullmatch(path):
+        if not is_shard and not _UNFINISHED.fullmatch(path) and parse_index_name(path) is None:
             raise OptionError(f"{excerpt(path)} is not for gc to remove", uri=self.storage.uri)
         self.storage.remove(path)
         logger.info("removed %s", self.storage.uri_of(path))

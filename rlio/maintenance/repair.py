@@ -29,6 +29,7 @@ from typing import Any, Literal, TypeAlias
 from rlio.errors import CorruptData, DataNotFound
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.maintenance.findings import Level, VerifyReport
+from rlio.maintenance.indexing import Changes, refresh_index
 from rlio.maintenance.merging import EncodedJson, JsonMerger, ParquetMerger
 from rlio.maintenance.progress import Progress, silent
 from rlio.maintenance.root_check import QUARANTINE_DIR
@@ -40,7 +41,7 @@ from rlio.schemas.shard_file import ShardFile
 from rlio.storage.filesystem import Storage
 from rlio.storage.json_shard import JsonShard, schema_lookup
 from rlio.storage.listing import ShardRef
-from rlio.storage.names import HEADER, schema_path, writer_dir
+from rlio.storage.names import DATA_DIR, HEADER, schema_path, writer_dir
 from rlio.storage.publish import HEADER_BYTES, publish_shard
 
 __all__ = ["Action", "RepairReport", "repair"]
@@ -138,12 +139,16 @@ def repair(
     actions = _recover_logs(uri, found, storage_options=storage_options, spool=spool)
     if actions:
         found = look()
+    announced: list[str] = []
     for _ in range(_PASSES):
         run = _Repair(found)
         run.repair()
+        announced += run.changes.nonces
         if not run.actions:
             break
         actions += run.actions
+        found = look()
+    if refresh_index(storage, finished=announced) is not None:
         found = look()
     return RepairReport(actions=tuple(actions), before=before.report, after=found.report)
 
@@ -179,6 +184,11 @@ class _Repair:
 
     found: Inspection
     actions: list[Action] = field(default_factory=list)
+    changes: Changes = field(init=False)
+
+    def __post_init__(self) -> None:
+        writers = {shard.ref.writer for shard in self.found.damaged} | {w for w, _, _ in self.found.torn}
+        self.changes = Changes(self.found.storage, writers, self.found.listing)
 
     @property
     def storage(self) -> Storage:
@@ -250,6 +260,7 @@ class _Repair:
                 self.storage.uri_of(shard.ref.path),
             )
             return
+        self.changes.announce()
         try:
             for first, rows in self._rewrite(shard.ref, without(intact, clean)):
                 clean.append(range(first, first + rows))
@@ -307,6 +318,8 @@ class _Repair:
         else:
             return
         if not keep:
+            if path.startswith(f"{DATA_DIR}/"):
+                self.changes.announce()
             self.storage.remove(path)
         self._done("quarantined", self.storage.uri_of(path), f"moved to {aside}: {reason}", rows=rows)
 

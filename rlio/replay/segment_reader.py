@@ -22,6 +22,7 @@ from rlio.schemas.filling import Filling
 from rlio.schemas.folded import Folded, unfold
 from rlio.storage.listing import Segment
 from rlio.storage.names import SCHEMA_DIR
+from rlio.storage.sealed_index import distrust_index
 from rlio.storage.shards import OpenShard
 
 __all__ = [
@@ -277,6 +278,7 @@ class SegmentReader:
     def _miss(self, segment: Segment, group: int, rows: int, error: DataNotFound) -> None:
         """Ask for another listing, unless that was tried."""
         if segment.ref.path not in self._given_up:
+            distrust_index(self.dataset.storage)
             raise ShardGone(segment, error) from error
         self._lose((segment.ref.path, group), rows, error)
 
