@@ -494,8 +494,11 @@ class RolloutWorker(InputReader):
             self.runner.assert_healthy()
 
     def get_metrics(self) -> RolloutMetrics:
-        """What the runner has counted since the last call; nothing without one."""
-        return RolloutMetrics() if self.runner is None else self.runner.get_metrics()
+        """What the runner has counted since the last call, and what ``input_evaluation`` found since."""
+        metrics = RolloutMetrics() if self.runner is None else self.runner.get_metrics()
+        if self._inputs.evaluation is not None:
+            metrics.off_policy = self._inputs.evaluation.take()
+        return metrics
 
     def get_filters(self, *, flush_after: bool = False) -> dict[str, list[MeanStdFilter]]:
         """Copies of the runner's filters, by policy id; see `EnvRunner.get_filters`."""

@@ -80,12 +80,13 @@ class Evidence:
         # Ids are those of a source: two writers may number their episodes alike.
         self._assemblers: dict[Hashable, EpisodeAssembler] = {}
         self._judged: list[_Judged] = []
+        self._whole = 0
         self._dropped = 0
 
     @property
     def episodes(self) -> int:
         """Whole episodes."""
-        return sum(len(part.weights.lengths) for part in self._judged)
+        return self._whole
 
     @property
     def incomplete(self) -> int:
@@ -118,9 +119,10 @@ class Evidence:
         weights = weighted_steps(episodes, self.gamma).episode_weights
         steps = episodes if self.keep_steps else None
         self._judged.append(_Judged(source, episodes.eps_id, episodes.agent, weights, steps))
+        self._whole += len(episodes.lengths)
 
     def absorb(self, other: Evidence) -> None:
-        """Take all of ``other``, which is used up: parts of an episode that are here and there are joined.
+        """Take all of ``other``, which stays as it is: parts of episodes that are here and there are joined.
 
         Raises:
             OptionError: It is of another discount, or kept other things.
@@ -129,6 +131,7 @@ class Evidence:
         if (self.gamma, self.keep_steps) != (other.gamma, other.keep_steps):
             raise OptionError("evidence adds up if it is of the same gamma and the same kind of estimators")
         self._judged += other._judged
+        self._whole += other._whole
         self._dropped += other._dropped
         for source, assembler in other._assemblers.items():
             self._dropped += assembler.dropped
@@ -152,11 +155,24 @@ class Evidence:
         """What was judged since the last call, as evidence of its own; here, episodes go on that run."""
         found = Evidence(gamma=self.gamma, keep_steps=self.keep_steps, most_rows=self._most_rows)
         found._judged, self._judged = self._judged, []
+        found._whole, self._whole = self._whole, 0
         found._dropped, self._dropped = self._dropped, 0
         for assembler in self._assemblers.values():
             found._dropped += assembler.dropped
             assembler.dropped = 0
         return found
+
+    @property
+    def has_weight(self) -> bool:
+        """Whether any whole episode could be the judged policy's."""
+        return any(bool((part.weights.log_weights > -np.inf).any()) for part in self._judged)
+
+    def keep_last(self, episodes: int) -> None:
+        """Forget the oldest whole episodes where there are more than so many, some more than need be."""
+        if self._whole <= episodes:
+            return
+        while self._whole > episodes // 2 and len(self._judged) > 1:
+            self._whole -= len(self._judged.pop(0).eps_id)
 
     def joined(self) -> tuple[EpisodeWeights, Episodes | None]:
         """All whole episodes, in the order of their sources and ids; with their steps, if those are kept.

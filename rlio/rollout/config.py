@@ -24,9 +24,9 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "batch_mode": ("truncate_episodes", "complete_episodes"),
     "vectorize_mode": ("sync", "async", "native"),
     "compress_observations": (False, True, "bulk"),
-    "input_evaluation": (None, "simulation"),
     "count_steps_by": ("env_steps", "agent_steps"),
 }
+_EVALUATIONS = ("simulation", "is", "pdis", "wis", "wpdis")
 _LEAST = (
     ("num_envs", 1),
     ("episode_lookback_horizon", 0),
@@ -96,8 +96,14 @@ class RolloutConfig:
         compress_observations: Compress obs and new_obs of the batches that `RolloutWorker.sample` returns,
             row by row (True) or as blocks (``"bulk"``). What is written to files is compressed by its
             writer.
-        input_evaluation: ``"simulation"``: with each batch that a `RolloutWorker` reads from files, its
-            policies sample a fragment too, which is counted in the metrics and served to nobody.
+        input_evaluation: How the policies of a `RolloutWorker` are judged while they learn from what it
+            reads; one of these, or several. ``"simulation"``: with each batch that is read they sample a
+            fragment too, which is counted in the metrics and served to nobody. ``"is"``, ``"pdis"``,
+            ``"wis"``, ``"wpdis"``: what they would have earned is estimated from the rows that are read, by
+            importance sampling (docs/evaluation.md); for rows in recorded order with the probabilities of
+            their actions. The metrics have it as ``off_policy_estimator``, of the episodes that became whole
+            since they were last asked for.
+        input_evaluation_gamma: Discount a step of those estimates, from 0 to 1; they need it.
         sample_async: The sampler of a `RolloutWorker` runs in a thread of its own, up to 5 batches ahead; see
             `AsyncInput`. Its policies act while others learn; none is changed while it acts.
         fake_sampler: The sampler of a `RolloutWorker` gives its first batch again and again: to time what
@@ -119,7 +125,7 @@ class RolloutConfig:
             `remote_worker_envs` only: in one process nothing can be interrupted.
         remote_worker_envs: Each of the `num_envs` environments is a Ray actor, on any machine of the cluster
             that this process is connected to (``pip install 'rlio[ray]'``), in place of a `vectorize_mode`.
-            It needs no processor in Ray's count. One pays from some milliseconds a step.
+            It takes none of Ray's CPUs, and pays from some milliseconds a step.
         remote_env_batch_wait_ms: With ``"async"`` or `remote_worker_envs`: do not wait for all environments
             in each step, but from the first that is ready for so many milliseconds for others; 0 goes on with
             one. None waits for all. Each such step has room for all environments in memory, until its rows
@@ -162,7 +168,8 @@ class RolloutConfig:
     postprocess_inputs: bool = False
     shuffle_buffer_size: int = 0
     compress_observations: bool | Literal["bulk"] = False
-    input_evaluation: Literal["simulation"] | None = None
+    input_evaluation: str | Sequence[str] | None = None
+    input_evaluation_gamma: float | None = None
     sample_async: bool = False
     fake_sampler: bool = False
     # A dict a row costs more than all of CartPole's other columns together, in time and in memory.
@@ -202,6 +209,7 @@ class RolloutConfig:
         for name in ("observation_connectors", "action_connectors"):
             self._check_connectors(name)
         self._check_sizes()
+        self._check_evaluation()
         clip: Any = self.clip_rewards
         if not isinstance(clip, bool | None) and not (
             isinstance(clip, int | float) and 0 < clip < float("inf")
@@ -233,6 +241,32 @@ class RolloutConfig:
                 raise OptionError(f"{name}={excerpt(value)}: a whole number, at least 1")
         if self.soft_horizon and self.horizon is None:
             raise OptionError("soft_horizon=True says what happens at the horizon: give horizon too")
+
+    def _check_evaluation(self) -> None:
+        given: Any = self.input_evaluation
+        names = (given,) if isinstance(given, str) else given
+        if names is not None:
+            if not isinstance(names, Sequence) or not names or any(n not in _EVALUATIONS for n in names):
+                raise OptionError(
+                    f"input_evaluation={excerpt(given)}: None, or one or several of {', '.join(_EVALUATIONS)}"
+                )
+            object.__setattr__(self, "input_evaluation", tuple(dict.fromkeys(names)))
+        gamma = self.input_evaluation_gamma
+        if (gamma is not None) != bool(self.logged_estimators) or not 0.0 <= (gamma or 0.0) <= 1.0:
+            raise OptionError(
+                f"input_evaluation={excerpt(given)}, input_evaluation_gamma={gamma}: a discount from 0 to 1 "
+                f"goes with {', '.join(_EVALUATIONS[1:])}, and with nothing else"
+            )
+
+    @property
+    def simulates(self) -> bool:
+        """Whether policies sample beside what is read."""
+        return "simulation" in (self.input_evaluation or ())
+
+    @property
+    def logged_estimators(self) -> tuple[str, ...]:
+        """Names of the estimators that judge policies by what is read."""
+        return tuple(name for name in self.input_evaluation or () if name != "simulation")
 
     def _check_connectors(self, name: str) -> None:
         given = getattr(self, name)

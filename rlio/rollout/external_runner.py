@@ -40,6 +40,7 @@ _OF_WORKERS = frozenset(
         "compress_observations",
         "fake_sampler",
         "input_evaluation",
+        "input_evaluation_gamma",
         "postprocess_inputs",
         "sample_async",
         "shuffle_buffer_size",

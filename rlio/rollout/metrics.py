@@ -17,14 +17,18 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from rlio.columns import DEFAULT_POLICY_ID
 from rlio.errors import OptionError, StateError, excerpt
 from rlio.interfaces import JsonState
 from rlio.rollout.callbacks import RunningEpisode
+
+if TYPE_CHECKING:
+    from rlio.rollout.logged_evaluation import Judged
 
 __all__ = ["Counts", "EpisodeMetrics", "MetricsCollector", "PerfCounters", "RolloutMetrics"]
 
@@ -175,6 +179,8 @@ class RolloutMetrics:
         weights_seq_no: Sum over the calls; see ``summarise``.
         perf_steps: Steps that `perf` is of.
         perf: Milliseconds a step, by RLlib's names.
+        off_policy: By policy id, what the rows that a worker read say of its policies
+            (``input_evaluation``).
     """
 
     returns: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
@@ -190,6 +196,7 @@ class RolloutMetrics:
     weights_seq_no: int = 0
     perf_steps: int = 0
     perf: dict[str, float] = field(default_factory=dict)
+    off_policy: dict[str, Judged] = field(default_factory=dict)
 
     @property
     def episodes(self) -> list[EpisodeMetrics]:
@@ -218,6 +225,9 @@ class RolloutMetrics:
             merged.lifetime = merged.lifetime.plus(part.lifetime)
             for policy_id, steps in part.policy_steps.items():
                 merged.policy_steps[policy_id] = merged.policy_steps.get(policy_id, 0) + steps
+            for policy_id, judged in part.off_policy.items():
+                before = merged.off_policy.get(policy_id)
+                merged.off_policy[policy_id] = judged if before is None else before.plus(judged)
             for name, mean in part.perf.items():
                 merged.perf[name] = merged.perf.get(name, 0.0) + mean * part.perf_steps / merged.perf_steps
         if given:
@@ -256,7 +266,13 @@ class RolloutMetrics:
             "hist_stats": histograms,
             "episode_media": _gathered(one.media for one in details),
             "sampler_perf": dict(self.perf),
+            "off_policy_estimator": self._off_policy(),
         }
+
+    def _off_policy(self) -> dict[str, Any]:
+        """By the name of the estimator, as in RLlib, where there is one policy; else by policy first."""
+        found = {policy_id: judged.summarise() for policy_id, judged in self.off_policy.items()}
+        return found[DEFAULT_POLICY_ID] if list(found) == [DEFAULT_POLICY_ID] else found
 
     def _numbers(self) -> dict[str, Any]:
         counts, lifetime = self.counts, self.lifetime

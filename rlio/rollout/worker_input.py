@@ -14,7 +14,7 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlio.errors import OptionError, excerpt
 from rlio.interfaces import Batch, InputReader, IOContext, OutputWriter
@@ -26,9 +26,12 @@ from rlio.readers.sampler_input import SamplerInput
 from rlio.readers.shuffled_input import ShuffledInput
 from rlio.resolve import resolve_input
 from rlio.rollout.config import RolloutConfig
-from rlio.rollout.offline import offline_functions
+from rlio.rollout.offline import PostprocessInputs, offline_functions
 from rlio.rollout.runners import AnyRunner
 from rlio.rollout.stand_ins import FirstBatchForever, NoInput, Simulated
+
+if TYPE_CHECKING:
+    from rlio.rollout.logged_evaluation import LoggedEvaluation
 
 __all__ = ["WorkerInput"]
 
@@ -45,6 +48,7 @@ class WorkerInput:
     Attributes:
         writer: Where live rows go, set before `open`; None: nowhere.
         ahead: The sampler that runs ahead, if it does.
+        evaluation: What judges the policies by what is read; None: nothing does.
     """
 
     def __init__(
@@ -61,6 +65,11 @@ class WorkerInput:
         self._config = config
         self._policies = policies
         self._hear = hear
+        self.evaluation: LoggedEvaluation | None = None
+        if config.logged_estimators:
+            from rlio.rollout.logged_evaluation import LoggedEvaluation
+
+            self.evaluation = LoggedEvaluation(config, policies)
         self._has_sampler = False
 
     def sampler(self) -> InputReader:
@@ -89,6 +98,22 @@ class WorkerInput:
         self._hear(batch)
         return batch
 
+    def _wrapped(self, reader: InputReader) -> InputReader:
+        """A reader of what was recorded, as the worker wants it."""
+        functions = offline_functions(self._config, self._policies)
+        if self.evaluation is not None:
+            try:
+                judge = self.evaluation.judge_of(reader)
+            except OptionError:
+                reader.close()
+                raise
+            # Before trajectories are postprocessed, which may add, drop and change rows.
+            later = [number for number, f in enumerate(functions) if isinstance(f, PostprocessInputs)]
+            functions.insert(min(later, default=len(functions)), judge)
+        if self._hear is not None:
+            functions.append(self._heard)
+        return MappedInput(reader, *functions) if functions else reader
+
     def open(self, source: Any, context: IOContext) -> InputReader:
         """Open what a user gave as an input; None gives nothing.
 
@@ -96,17 +121,13 @@ class WorkerInput:
             OptionError: It stands for no reader, or contradicts the config.
             DataNotFound: Nothing is stored where it says.
         """
-        functions = offline_functions(self._config, self._policies)
-        if self._hear is not None:
-            functions.append(self._heard)
-        wrap = (lambda reader: MappedInput(reader, *functions)) if functions else None
-        reader = NoInput() if source is None else resolve_input(source, context, wrap=wrap)
+        reader = NoInput() if source is None else resolve_input(source, context, wrap=self._wrapped)
         try:
             self._check(source)
         except OptionError:
             reader.close()
             raise
-        if self._config.input_evaluation is not None:
+        if self._config.simulates:
             assert self._runner is not None
             reader = Simulated(reader, self._runner)
         size = self._config.shuffle_buffer_size
@@ -122,8 +143,13 @@ class WorkerInput:
         for name in ("fake_sampler", "sample_async"):
             if getattr(self._config, name) and not self._has_sampler:
                 raise OptionError(f"{name}=True, but the input {excerpt(source)} has no sampler")
-        if self._config.input_evaluation is not None and (self._has_sampler or self._runner is None):
+        if self._config.simulates and (self._has_sampler or self._runner is None):
             raise OptionError(
                 "input_evaluation='simulation' samples beside what is read from files: it needs an "
                 "environment, and an input without the sampler"
+            )
+        if self.evaluation is not None and not self.evaluation.sources:
+            raise OptionError(
+                f"input_evaluation={self._config.input_evaluation} judges policies by what is read, but the "
+                f"input {excerpt(source)} has the sampler alone"
             )
