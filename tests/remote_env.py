@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import time
 from pathlib import Path
@@ -31,12 +30,11 @@ class RemoteEnv(gym.Env[Any, Any]):
     Episodes have 3 to 9 steps, as the seed says.
 
     Args:
-        context: ``fault``: what goes wrong in the environment of index 1, in its first life, at step 2 of its
-            episode 1.
+        context: ``goodbye``: a folder in which it leaves a file of its name when it is closed.
 
     Attributes:
-        fault: What goes wrong in the next step: ``"raise"``, ``"untold"``, ``"die"``, ``"hang"``, or a path:
-            it waits until there is such a file.
+        fault: What goes wrong in the next step: ``"raise"``, ``"untold"``, ``"lock"``, ``"hang"``, or a
+            path: it waits until there is such a file.
         made_in: The process, and an environment variable of it.
     """
 
@@ -46,7 +44,7 @@ class RemoteEnv(gym.Env[Any, Any]):
     def __init__(self, context: EnvContext) -> None:
         self.index, self.life, self.episode = context.vector_index, int(context.recreated), -1
         self.fault: str | None = None
-        self.planned = context.get("fault") if self.index == 1 and not context.recreated else None
+        self.goodbye: str | None = context.get("goodbye")
         self.made_in = os.getpid(), os.environ.get("RLIO_TESTED")
         self.remote = context.remote
 
@@ -62,14 +60,10 @@ class RemoteEnv(gym.Env[Any, Any]):
     def step(self, action: Any) -> Any:
         self.t += 1
         fault, self.fault = self.fault, None
-        if self.planned and (self.episode, self.t) == (1, 2):
-            fault = self.planned
         if fault == "raise":
             raise ValueError("the simulator is gone")
         if fault == "untold":
             raise Untold(1, 2)
-        if fault == "die":
-            os.kill(os.getpid(), signal.SIGKILL)
         if fault == "hang":
             threading.Event().wait()
         info = {"action": int(action)}
@@ -80,3 +74,7 @@ class RemoteEnv(gym.Env[Any, Any]):
                 time.sleep(0.002)
         obs = self._obs()
         return obs, float(action) + obs[-1], self.t == self.length, False, info
+
+    def close(self) -> None:
+        if self.goodbye is not None:
+            Path(self.goodbye, f"{self.index}-{self.life}").touch()

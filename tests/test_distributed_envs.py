@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -179,12 +180,24 @@ def rows_of(batch: SampleBatch, env: int) -> SampleBatch:
     return batch[np.flatnonzero(batch["env_id"] == env)]
 
 
+def runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def test_a_worker_records_the_rows_of_environments_in_this_process_and_replaces_a_dead_actor(
     tmp_path: Path,
 ) -> None:
     """Same seed, same rows; the one that is killed by SIGKILL loses its episode, which is counted."""
     told = Told()
-    remote = {"remote_worker_envs": True, "extra_python_environs": {"RLIO_TESTED": "there"}}
+    remote = {
+        "remote_worker_envs": True,
+        "env_config": {"goodbye": str(tmp_path)},
+        "extra_python_environs": {"RLIO_TESTED": "there"},
+    }
     with worker_of(tmp_path / "local") as local, worker_of(tmp_path / "remote", told, **remote) as worker:
         for _ in range(3):
             assert worker.sample().equals(local.sample())
@@ -197,6 +210,11 @@ def test_a_worker_records_the_rows_of_environments_in_this_process_and_replaces_
         while not (rows_of(after[-1], 1)["obs"][:, 1] == 1).any():
             after.append(worker.sample())
         assert worker.get_metrics().summarise()["num_faulty_episodes"] == 1
+        pids = [envs.pid(env) for env in range(2)]
+    # Environments are closed, and their processes end.
+    assert {file.name for file in tmp_path.glob("?-?")} == {"0-0", "1-1"}
+    while any(map(runs, pids)):
+        time.sleep(0.01)
     assert told.failed == [(1, "ProcessDied")]
     assert told.made == [(0, False), (1, False), (1, True)]
     for batch in after:
@@ -258,11 +276,6 @@ def test_what_actors_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         MultiAgentEnvRunner(
             AgentCounter, {"p": RandomPolicy()}, config=RolloutConfig(remote_worker_envs=True), seed=0
         )
-    import ray
-
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    with pytest.raises(OptionError, match=r"not connected to Ray: call ray.init\(\) first"):
-        make_stepper("CartPole-v1", setup_of())
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtra, match=r"pip install 'rlio\[ray\]'"):
         make_stepper("CartPole-v1", setup_of())

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlio.envs.env_server import EnvServer, other_spaces
 from rlio.envs.served_envs import LAST_WORDS, ServedEnvs, ServerHandle
-from rlio.errors import MissingExtra, OptionError, excerpt
+from rlio.errors import MissingExtra, excerpt
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -43,7 +43,8 @@ class EnvActors(ServedEnvs):
     """N environments in an actor each. `rlio.envs.waiting.ProcessStepper` steps them.
 
     None is made in this process: what they are, the first one says. Arrays in infos and final observations
-    are Ray's, and read-only.
+    are Ray's, and read-only. Ray is used as it is: call ``ray.init()`` before, or Ray starts itself on this
+    machine.
 
     Args:
         make: Makes one, given its index and whether it takes the place of one that failed; Ray pickles it.
@@ -52,7 +53,6 @@ class EnvActors(ServedEnvs):
 
     Raises:
         MissingExtra: Ray is not installed.
-        OptionError: This process is not connected to Ray.
         SchemaError: They have unlike spaces.
         Exception: What making one raised.
     """
@@ -184,13 +184,11 @@ def _reason(error: Exception) -> str:
 
 
 def _connected_ray() -> Any:
+    """Ray, which starts on this machine where this process is not connected to a cluster."""
     try:
         import ray
     except ImportError as error:
         raise MissingExtra("ray", "ray") from error
     if not ray.is_initialized():
-        raise OptionError(
-            "remote_worker_envs=True, but this process is not connected to Ray: call ray.init() first, or "
-            "ray.init(address='auto') for a cluster that runs"
-        )
+        ray.init()
     return ray
