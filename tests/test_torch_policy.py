@@ -13,9 +13,10 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Te
 
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.envs.leaves import leaf_of, leaves_of
-from rlio.errors import CorruptData, DataNotFound, MissingColumn, OptionError, StateError
+from rlio.errors import CorruptData, DataNotFound, MissingColumn, OptionError, SchemaError, StateError
 from rlio.policies.checkpoint import load_state, save_state
 from rlio.policies.distributions import distribution_for
+from rlio.policies.networks import mlp
 from rlio.policies.torch_policy import TorchPolicy
 
 OBS = Box(-1.0, 1.0, (3,), np.float32)
@@ -277,3 +278,49 @@ def test_misuse_is_answered_with_what_to_do(make: Any, message: str) -> None:
 def test_a_column_that_the_loss_needs_is_named() -> None:
     with pytest.raises(MissingColumn, match="column actions"):
         bound(Discrete(2), loss=brings_down).learn_on_batch(SampleBatch(obs=observations(2)))
+
+
+# ---- acting quickly ----
+
+
+@pytest.mark.parametrize("choices", [2, 5, 18])
+def test_choices_are_drawn_as_torch_draws_them(choices: int) -> None:
+    """`multinomial` of the same generator: a draw costs less, and nothing else is different."""
+    distribution = distribution_for(Discrete(choices, start=3))
+    outputs = 3 * torch.randn(500, choices, generator=torch.Generator().manual_seed(1))
+    outputs[::7, 0] = -torch.inf  # Actions that are masked.
+    ours, theirs = (torch.Generator().manual_seed(choices) for _ in range(2))
+    actions, logp = distribution.draw(outputs, ours)
+    assert torch.equal(actions, 3 + torch.multinomial(outputs.softmax(-1), 1, generator=theirs)[:, 0])
+    assert torch.equal(logp, distribution.logp(outputs, actions))
+    assert torch.equal(ours.get_state(), theirs.get_state())
+
+
+@pytest.mark.parametrize("space", [Discrete(2), Box(-1.0, 1.0, (2,)), MultiBinary(3)], ids=str)
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_outputs_that_are_no_numbers_are_refused(space: Any, wrong: float) -> None:
+    policy = TorchPolicy(lambda obs, outputs, generator: torch.nn.Linear(1, outputs))
+    policy.bind(Box(-np.inf, np.inf, (1,)), space, seed=0)
+    obs = np.zeros((5, 1), np.float32)
+    policy.compute_actions(obs)
+    obs[3] = wrong
+    with pytest.raises(SchemaError, match="for 1 of 5 observations"):
+        policy.compute_actions(obs)
+
+
+def test_a_perceptron_is_its_layers_and_their_hooks() -> None:
+    """Without gradients it calls functions in the place of modules: nobody is to notice."""
+    made = mlp(Box(-1.0, 1.0, (2, 3)), outputs=2, hidden=[8, 8], generator=torch.Generator().manual_seed(0))
+    plain, obs = torch.nn.Sequential(*made), torch.randn(5, 2, 3)
+    with torch.inference_mode():
+        assert torch.equal(made(obs), plain(obs))
+        seen: list[Any] = []
+        for hook in (made[2].register_forward_hook, made[3].register_forward_pre_hook):
+            hook(lambda module, *_: seen.append(type(module).__name__))
+        assert torch.equal(made(obs), plain(obs))
+        assert seen == ["Tanh", "Linear"] * 2
+        made[4] = plain[4] = torch.nn.ReLU()
+        assert torch.equal(made(obs), plain(obs))
+    made(obs).sum().backward()
+    assert made[1].weight.grad is not None
+    assert made.state_dict().keys() == plain.state_dict().keys()

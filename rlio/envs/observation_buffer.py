@@ -46,6 +46,8 @@ class ObservationBuffer:
             arrays = [np.zeros((num_envs, *leaf.shape), leaf.dtype) for leaf in self._leaves]
         self._arrays = list(arrays)
         self._only = self._arrays[0] if self._leaves[0].path == () else None
+        # Of `_only`: looked at for each observation, and an array makes them anew each time.
+        self._dtype, self._shape = self._arrays[0].dtype, self._arrays[0].shape[1:]
         paths = [leaf.path for leaf in self._leaves]
         self.value: Any = unflatten(paths, self._arrays) if self._only is None else self._only
 
@@ -56,9 +58,13 @@ class ObservationBuffer:
             SchemaError: ``obs`` does not fit the space in nesting, shape or dtype.
         """
         only = self._only
-        if only is not None and type(obs) is np.ndarray and obs.dtype == only.dtype:
-            if obs.shape != only.shape[1:]:
-                raise _misfit(self._leaves[0], obs)
+        # (`is`: NumPy has one object for each of its own dtypes. Others take the longer way.)
+        if (
+            only is not None
+            and type(obs) is np.ndarray
+            and obs.dtype is self._dtype
+            and obs.shape == self._shape
+        ):
             only[env] = obs
             return
         for leaf, array in zip(self._leaves, self._arrays, strict=True):

@@ -12,6 +12,7 @@ Example:
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from rlio.arrays import take_leaf
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.columns import DEFAULT_POLICY_ID, STATE_IN_PREFIX, STATE_OUT_PREFIX, Columns
-from rlio.errors import MissingColumn, OptionError, StateError, excerpt
+from rlio.errors import MissingColumn, OptionError, SchemaError, StateError, excerpt
 from rlio.interfaces import Batch
 from rlio.nested import leaves, map_structure
 from rlio.policies.distributions import Distribution, distribution_for
@@ -243,14 +244,19 @@ class TorchPolicy(Policy):
             else:
                 outputs, after = self.forward(obs), state
             chosen_by, values = self.split_outputs(outputs)
-            actions, logp = self.distribution.draw(chosen_by, self._generator if explore else None)
-            extras = {
-                Columns.ACTION_LOGP: logp.cpu().numpy(),
-                Columns.ACTION_DIST_INPUTS: chosen_by.cpu().numpy(),
-            }
+            drawn, likely = self.distribution.draw(chosen_by, self._generator if explore else None)
+            actions, logp = map_structure(_array, drawn), _array(likely)
+            extras = {Columns.ACTION_LOGP: logp, Columns.ACTION_DIST_INPUTS: _array(chosen_by)}
             if values is not None:
-                extras[Columns.VF_PREDS] = values.cpu().numpy()
-        return map_structure(lambda leaf: leaf.cpu().numpy(), actions), after, extras
+                extras[Columns.VF_PREDS] = _array(values)
+        # NaN if one of them is: a third of what isnan().any() takes.
+        if math.isnan(logp.dot(logp)):
+            raise SchemaError(
+                f"the module's outputs for {int(np.isnan(logp).sum())} of {len(logp)} observations give no "
+                "probabilities, as they are NaN or infinite: look at the learning rate and the observations",
+                column=Columns.ACTION_DIST_INPUTS,
+            )
+        return actions, after, extras
 
     def compute_log_likelihoods(
         self, actions: Any, obs: Any, *, explore: bool = True, timestep: int | None = None
@@ -331,6 +337,9 @@ class TorchPolicy(Policy):
 
     def _tensors(self, obs: Any) -> Any:
         import torch
+
+        if self._device == "cpu" and type(obs) is np.ndarray and obs.dtype == np.float32:
+            return torch.from_numpy(writable(obs))  # The usual case, at each step.
 
         def tensor(leaf: Any) -> torch.Tensor:
             made = leaf if isinstance(leaf, torch.Tensor) else torch.as_tensor(writable(leaf))
@@ -641,6 +650,11 @@ def _by_sequence(module: torch.nn.Module, tensors: dict[str, Any]) -> torch.Tens
 
     outputs, _ = module(map_structure(padded, tensors[Columns.OBS]), tuple(state))
     return outputs[is_step]  # type: ignore[no-any-return] # modules are not typed
+
+
+def _array(tensor: torch.Tensor) -> NDArray[Any]:
+    array: NDArray[Any] = (tensor if tensor.is_cpu else tensor.cpu()).numpy()
+    return array
 
 
 def _is_countable(space: gym.Space[Any]) -> bool:
