@@ -25,6 +25,7 @@ from remote_env import RemoteEnv
 
 from rlio import EnvRunner, MultiAgentEnvRunner, RandomPolicy, RolloutConfig, RolloutWorker, SampleBatch
 from rlio.envs.making import EnvSetup, make_stepper
+from rlio.envs.remote import EnvActors
 from rlio.envs.restarting import RestartPolicy
 from rlio.envs.seeding import EpisodeSeeds, episode_seed
 from rlio.envs.waiting import ProcessStepper
@@ -230,6 +231,7 @@ def test_vector_environments_of_gymnasium_are_taken_apart_in_all_autoreset_modes
     envs = SyncVectorEnv([partial(CountingEnv, 0, truncates=True)], copy=False, autoreset_mode=mode)
     config = RolloutConfig(remote_worker_envs=True, remote_env_batch_wait_ms=0.0)
     runner = EnvRunner(envs, RandomPolicy(), config=config, seed=3)
+    assert isinstance(runner.envs, EnvActors)
     parts = [runner.run(size) for size in (1, 80, 15)]
     runner.stop()
     assert check_stream(parts, num_envs=1, truncates=True) == 96
