@@ -14,14 +14,23 @@ __all__ = [
     "FaultTolerance",
     "Fragment",
     "Loss",
+    "ReaderShard",
     "WorkerGroup",
     "WorkerStatus",
+    "WriteReport",
+    "WrittenPart",
     "evaluate_offline",
+    "read_dataset",
+    "reader_shards",
+    "write_dataset",
 ]
 
 if TYPE_CHECKING:
+    from rlio.distributed.data_sink import WriteReport, WrittenPart, write_dataset
+    from rlio.distributed.data_source import read_dataset
     from rlio.distributed.fault_tolerance import FaultTolerance, Loss
     from rlio.distributed.offline_evaluation import evaluate_offline
+    from rlio.distributed.reader_shards import ReaderShard, reader_shards
     from rlio.distributed.remote_worker import Fragment, WorkerStatus
     from rlio.distributed.worker_group import WorkerGroup
 else:
@@ -32,8 +41,14 @@ else:
             "FaultTolerance": "rlio.distributed.fault_tolerance",
             "Fragment": "rlio.distributed.remote_worker",
             "Loss": "rlio.distributed.fault_tolerance",
+            "ReaderShard": "rlio.distributed.reader_shards",
             "WorkerGroup": "rlio.distributed.worker_group",
             "WorkerStatus": "rlio.distributed.remote_worker",
+            "WriteReport": "rlio.distributed.data_sink",
+            "WrittenPart": "rlio.distributed.data_sink",
             "evaluate_offline": "rlio.distributed.offline_evaluation",
+            "read_dataset": "rlio.distributed.data_source",
+            "reader_shards": "rlio.distributed.reader_shards",
+            "write_dataset": "rlio.distributed.data_sink",
         },
     )

@@ -1,0 +1,233 @@
+"""`PartWriter`: one attempt at a part of a job: written, and sealed unless another attempt is sealed already.
+
+What the attempt's id means, and which attempt readers take, is in docs/design/attempts.md. Nothing here needs
+Ray.
+
+Example:
+    >>> import numpy as np
+    >>> from rlio.batch import SampleBatch
+    >>> from rlio.storage.names import part_id
+    >>> storage, part = Storage.open("memory://part-writer-example"), part_id("nightly", 0)
+    >>> writer = PartWriter(storage, part)
+    >>> writer.write(SampleBatch(t=np.arange(3)))
+    >>> writer.finish().rows
+    3
+    >>> again = PartWriter(storage, part)
+    >>> again.taken == writer.taken
+    True
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from rlio.errors import OptionError, PublishError, RlioError
+from rlio.interfaces import Batch
+from rlio.schemas.parquet import Compression
+from rlio.storage.filesystem import Storage
+from rlio.storage.listing import cover_rows, listing_of
+from rlio.storage.names import DATA_DIR, make_attempt_id, parse_sealed, writer_dir
+from rlio.storage.shard_log import ShardLog
+from rlio.writers.roll import Roll
+from rlio.writers.row_collector import RowCollector
+from rlio.writers.shard_builder import ShardBuilder
+from rlio.writers.spooling import make_room, schema_after
+
+__all__ = ["PartOptions", "PartWriter", "Sealed", "sealed_attempt"]
+
+logger = logging.getLogger("rlio")
+
+# How long what is dropped may take to be stored first, so that it can be removed.
+_LAST_SECONDS = 10.0
+
+
+class Sealed(NamedTuple):
+    """An attempt that is sealed, and its rows; no attempt where a part has no rows."""
+
+    writer: str | None
+    rows: int
+
+
+@dataclass(frozen=True)
+class PartOptions:
+    """How parts are written.
+
+    Attributes:
+        roll: When to store a shard; its age is not looked at.
+        compression: Of the pages.
+        provenance: JSON text for every footer.
+        stored: Of the schema; see `rlio.schemas.schema.Schema`.
+        spaces: Policy id -> spaces as JSON, or None.
+    """
+
+    roll: Roll = field(default_factory=Roll)
+    compression: Compression = field(default_factory=lambda: Compression.parse("zstd:1"))
+    provenance: str = "{}"
+    stored: Mapping[str, str] = field(default_factory=dict)
+    spaces: Mapping[str, Mapping[str, Any]] | None = None
+
+
+def sealed_attempt(storage: Storage, part: str) -> tuple[Sealed | None, int]:
+    """The first sealed attempt at a part, and the number that a new attempt has.
+
+    One listing of the folders in ``data/``, and one of each attempt.
+    """
+    attempts = storage.folders(DATA_DIR, f"{part}~")
+    found: Sealed | None = None
+    for writer in attempts:
+        seals = [parse_sealed(entry.path.rpartition("/")[2]) for entry in storage.list(writer_dir(writer))]
+        rows = [seal for seal in seals if seal is not None]
+        if rows:
+            found = Sealed(writer, max(rows))
+            break
+    # The folders are sorted, and numbers have four digits.
+    return found, int(attempts[-1][len(part) + 1 :][:4]) + 1 if attempts else 0
+
+
+class PartWriter:
+    """Writes the rows of one part as one attempt, which readers see whole or not at all. Not thread-safe.
+
+    Nothing is stored before the first rows. There is no log: whoever runs the task can run it again.
+
+    Args:
+        storage: The data set's root.
+        part: From `rlio.storage.names.part_id`.
+        options: How.
+
+    Raises:
+        PublishError: The store cannot be asked, or does not take the attempt's first object.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        part: str,
+        options: PartOptions | None = None,
+    ) -> None:
+        self._storage = storage
+        self._part = part
+        self._options = options or PartOptions()
+        self._writer_id: str | None = None
+        self._log: ShardLog | None = None
+        self._builder: ShardBuilder | None = None
+        self._rows: RowCollector | None = None
+        #: The attempt that is sealed: another one's, or, after `finish`, this one. Then nothing is written.
+        self.taken: Sealed | None
+        self.taken, self._number = sealed_attempt(storage, part)
+
+    @property
+    def writer_id(self) -> str | None:
+        """The attempt's id; None before the first rows."""
+        return self._writer_id
+
+    def write(self, batch: Batch) -> None:
+        """Take rows; they are stored shard by shard, and not seen before `finish`.
+
+        Raises:
+            SchemaError: They cannot be stored, or do not fit those before.
+            SchemaConflict: They do not fit those of the data set's other writers.
+            PublishError: A shard could not be stored.
+        """
+        if self.taken is not None:
+            raise OptionError(f"{self.taken.writer} is sealed: nothing more is written of this part")
+        if not batch.agent_steps():
+            return
+        log, builder, rows = self._open()
+        builder.check()
+        schema = schema_after(rows.schema, batch, spaces=self._options.spaces, stored=self._options.stored)
+        parts = rows.cut(batch, schema)
+        if schema is not rows.schema:
+            log.check_schema(schema)
+            builder.start()
+            rows.use(schema)
+        for pieces in parts:
+            rows.append(pieces)
+            log.received += sum(piece.rows for piece in pieces)
+        make_room(log, self._options.roll, store=builder.store, flush=rows.finish, finish=rows.finish)
+
+    def finish(self) -> Sealed:
+        """Store what is left and seal the attempt, unless another one is sealed by now: then remove it.
+
+        Returns:
+            The attempt that is sealed, this one or another.
+
+        Raises:
+            PublishError: It could not be stored, or somebody has removed what was; nothing of it is seen.
+        """
+        if self.taken is not None:
+            return self.taken
+        if self._log is None or self._builder is None or self._rows is None:
+            self.taken = Sealed(None, 0)
+            return self.taken
+        log, builder, rows = self._log, self._builder, self._rows
+        try:
+            rows.hand_over()
+            builder.store()
+            builder.close()
+            log.ledger.check(uri=self._storage.uri)
+            other, _ = sealed_attempt(self._storage, self._part)
+            if other is None:
+                self._check_stored(log)
+        except BaseException:
+            self.abandon()
+            raise
+        if other is not None:
+            logger.info("%s was sealed first: %s is dropped", other.writer, log.writer_id)
+            self._drop(log)
+            self.taken = other
+            return other
+        log.close(seal_at=log.received)
+        self._log = None
+        self.taken = Sealed(log.writer_id, log.received)
+        return self.taken
+
+    def abandon(self) -> None:
+        """Give the attempt up, and remove what can be removed of it. May be called at any time."""
+        if self._log is not None:
+            if self._builder is not None:
+                with contextlib.suppress(RlioError, OSError):
+                    self._builder.abandon()
+            self._drop(self._log)
+
+    def _open(self) -> tuple[ShardLog, ShardBuilder, RowCollector]:
+        if self._log is None or self._builder is None or self._rows is None:
+            options = self._options
+            self._writer_id = make_attempt_id(self._part, self._number)
+            self._log = ShardLog(self._storage, writer_id=self._writer_id, spool=None)
+            self._builder = ShardBuilder(
+                self._log,
+                roll=options.roll,
+                compression=options.compression,
+                provenance=options.provenance,
+            )
+            self._rows = RowCollector(self._builder, roll=options.roll)
+        return self._log, self._builder, self._rows
+
+    def _check_stored(self, log: ShardLog) -> None:
+        """Raise where a shard is gone: a seal over a hole would be an error for every reader."""
+        folder = writer_dir(log.writer_id)
+        found = listing_of(self._storage.list(folder)).passed_over.get(log.writer_id)
+        holes = cover_rows([] if found is None else found.shards, end=log.received).holes
+        if holes:
+            raise PublishError(
+                f"rows {holes[0].start} to {holes[0].stop - 1} of the attempt are gone: it ran for longer "
+                "than the grace of `rlio gc`, or somebody removed them; run the task again",
+                uri=self._storage.uri_of(folder),
+            )
+
+    def _drop(self, log: ShardLog) -> None:
+        """Close without a seal, and remove what nobody can have read; what stays is for gc."""
+        self._log = None
+        with contextlib.suppress(RlioError, OSError):
+            log.publish(_LAST_SECONDS)  # What is on its way would come after it is removed.
+        with contextlib.suppress(RlioError, OSError):
+            log.close(seal_at=None)
+        with contextlib.suppress(RlioError, OSError):
+            entries = self._storage.list(writer_dir(log.writer_id))
+            # The claim last: while it is there, everybody knows that the attempt may be at work.
+            for entry in sorted(entries, key=lambda entry: "/_" in entry.path):
+                self._storage.remove(entry.path)
