@@ -21,7 +21,8 @@ from rlio.replay.samples_per_insert import NO_BOUND, Account
 from rlio.replay.store import ReplayStore
 from rlio.storage.failures import is_permanent
 from rlio.storage.filesystem import Storage
-from rlio.storage.listing import Listing, list_shards
+from rlio.storage.listing import Listing
+from rlio.storage.sealed_index import list_to_read
 
 __all__ = ["Cursors", "Feed"]
 
@@ -254,5 +255,5 @@ class Feed:
             self._listing = self._listing_of_pass = self.follow.listing
             self._listed_at = now
         elif now - self._listed_at > self._poll_seconds:
-            self._listing, self._listed_at = list_shards(self._storage), now
+            self._listing, self._listed_at = list_to_read(self._storage, lacks=lambda _: False), now
         return self._listing

@@ -179,6 +179,7 @@ class MarkKeeper:
         self._clock = clock
         self._told: dict[str, _Told] | None = None
         self._round = -math.inf
+        self._listed: tuple[Listing, dict[str, int]] | None = None
 
     def found(self) -> dict[str, int]:
         """Writer -> the row at which the marks that stand say to go on."""
@@ -239,11 +240,8 @@ class MarkKeeper:
         """This follower's writers, also those that have no row yet."""
         found = {}
         now = self._clock()
-        for writer in sorted({*listing.writers, *listing.trimmed}):
-            if not self._owns(writer):
-                continue
+        for writer, stored in self._stored(listing).items():
             sealed = listing.sealed.get(writer)
-            stored = max((ref.name.end for ref in listing.shards.get(writer, ())), default=0)
             told = known.setdefault(writer, _Told(since=now))
             if stored > told.rows:
                 told.rows, told.since = stored, now
@@ -255,6 +253,17 @@ class MarkKeeper:
                 is_idle=told.ceiling > stored and now - told.since > self.markers.idle_seconds,
             )
         return found
+
+    def _stored(self, listing: Listing) -> dict[str, int]:
+        """This follower's writers -> rows that they have stored; looked up once for each listing."""
+        if self._listed is None or self._listed[0] is not listing:
+            stored = {
+                writer: max((ref.name.end for ref in listing.shards.get(writer, ())), default=0)
+                for writer in sorted({*listing.writers, *listing.trimmed})
+                if self._owns(writer)
+            }
+            self._listed = (listing, stored)
+        return self._listed[1]
 
     def _is_due(self, told: _Told, growing: Growing, row: int, ceiling: int) -> bool:
         """Whether a writer is to hear something."""

@@ -8,6 +8,7 @@ import random
 import signal
 import threading
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,7 @@ from rlio import (
     SamplesPerInsert,
     StateError,
 )
+from rlio.readers.follow import rank_of
 from rlio.replay.samples_per_insert import Account
 from rlio.storage.filesystem import Storage
 from rlio.storage.progress import list_marks, newest
@@ -257,6 +259,13 @@ def joined(replays: list[FollowingReplay]) -> Counter[tuple[int, int]]:
     for replay in replays:
         found += in_ring(replay)
     return found
+
+
+def test_a_writer_is_of_one_slot_and_a_slot_of_one_follower() -> None:
+    for writer in (*WRITERS, "x1-000001~0001-0000000a"):
+        slot = zlib.crc32(writer.partition("~")[0].encode()) % 64
+        for world in (1, 2, 3, 5, 64):
+            assert rank_of(writer, world=world, slots=64) == slot % world
 
 
 def test_followers_share_by_slots_and_are_resized_with_each_row_once() -> None:

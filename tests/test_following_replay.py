@@ -33,6 +33,7 @@ from rlio import (
     StateError,
     WaitTimeout,
 )
+from rlio.readers.follow import FollowPass
 from rlio.replay.priorities import Prioritised
 from rlio.storage.filesystem import Storage
 
@@ -450,6 +451,23 @@ def test_a_state_brings_back_what_was_in_a_ring_that_forgets() -> None:
         replay.load_state_dict(state)
         assert replay.lost == sum(label == 0 and t < 50 for label, t in rows)
         assert in_ring(replay) == Counter(row for row in rows if row[0] == 1 or row[1] >= 50)
+
+
+def test_a_state_has_no_row_that_is_taken_and_not_in_the_ring_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    take = FollowPass.take_now
+    states: list[tuple[Any, int]] = []
+
+    def take_and_save(self: FollowPass, n: int) -> Any:
+        taken = take(self, n)
+        states.append((replay.state_dict()["position"]["writers"], replay.counters.inserted))
+        return taken
+
+    monkeypatch.setattr(FollowPass, "take_now", take_and_save)
+    with replay_of(finished(ROWS)) as replay:
+        settle(replay, 175)
+    assert [inserted for _, inserted in states[:3]] == [0, 8, 16]
+    for writers, inserted in states:
+        assert sum(row for row, _, _ in writers.values()) == inserted
 
 
 def test_random_numbers_are_not_used_twice() -> None:

@@ -104,6 +104,7 @@ def test_at_the_ceiling_it_shows_what_it_has_and_waits_for_a_higher_one() -> Non
 
 
 def test_the_strictest_of_several_followers_counts() -> None:
+    """Format 10.2, 10.3 and 10.5."""
     root = fresh_root()
     mark(root, 0, MAX_ROW, follower="one")
     mark(root, 5, 10, follower="other")

@@ -35,6 +35,7 @@ names = st.from_regex(r"[a-z0-9][a-z0-9-]{0,63}", fullmatch=True)
 
 @given(names, numbers, numbers, numbers)
 def test_a_name_says_what_the_mark_was_made_of(name: str, number: int, row: int, ceiling: int) -> None:
+    """Format 10.1."""
     mark = Mark(follower=name, number=number, row=row, ceiling=ceiling)
     assert Mark.parse(mark.format()) == mark
     assert parse_mark_path(mark_path(A, mark)) == (A, mark)
@@ -59,6 +60,7 @@ def test_a_name_says_what_the_mark_was_made_of(name: str, number: int, row: int,
     ],
 )
 def test_what_is_no_name_of_a_mark_is_none(name: str) -> None:
+    """Format 10.1."""
     assert Mark.parse(name) is None
     assert parse_mark_path(f"_progress/{A}/{name}") is None
 
@@ -75,6 +77,8 @@ def test_illegal_marks_are_not_made() -> None:
 
 
 def test_the_mark_with_the_largest_number_counts_and_of_two_the_stricter() -> None:
+    """Format 10.3."""
+
     def mark(follower: str, number: int, ceiling: int) -> Mark:
         return Mark(follower=follower, number=number, row=0, ceiling=ceiling)
 
@@ -149,6 +153,7 @@ def told(root: str) -> dict[str, list[str]]:
 
 
 def test_each_writer_of_the_follower_is_told_its_share_and_old_marks_go() -> None:
+    """Format 10.2 and 10.4."""
     root, clock = fresh_root(), Clock()
     storage = Storage.open(root)
     for writer, rows in ((A, 10), (B, 40), (C, 10)):
@@ -223,6 +228,7 @@ def test_a_sealed_writer_keeps_nothing_and_its_last_row_is_marked() -> None:
 
 
 def test_a_new_follower_of_a_name_goes_on_with_its_numbers_and_grants() -> None:
+    """Format 10.3."""
     root, clock = fresh_root(), Clock()
     grow(root, A, 0, 10)
     grow(root, B, 0, 10)
