@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -394,7 +395,14 @@ def test_workers_share_stored_rows_and_end_with_them(
     spec = PolicySpec(rlio.RandomPolicy, *spaces)
     options = {"epochs": 1, "batch_size": 64}
     with WorkerGroup(None, spec, num_workers=2, seed=1, input="logged", input_options=options) as group:
-        served = list(group)
+        served = [group.sample()]
+        pid = group.status()[0].pid
+        assert pid is not None
+        group.submit(2)
+        os.kill(pid, signal.SIGKILL)
+        # Who takes its place goes on behind what came: stored rows can be read again.
+        served += list(group)
+        assert group.restarts == 1
         with pytest.raises(EndOfData):
             group.sample()
         assert list(group.sample_async()) == []

@@ -1,6 +1,8 @@
 """Every example runs as its docstring says."""
 
+import operator
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,7 @@ import pytest
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 ARGUMENTS = {"clone_from_log.py": ["out"], "convert_rllib.py": ["old/*.json", "out"]}
+NAME = operator.attrgetter("name")
 LINUX = sys.platform == "linux"
 PRINTS = {
     "atari.py": "uint8 (32, 4, 84, 84)",
@@ -22,10 +25,31 @@ PRINTS = {
     "clone_from_log.py": "student",
     "convert_rllib.py": "3 rows",
     "resume.py": "the resumed reader gave the same batch",
+    "worker_group.py": "steps by 2 writers",
 }
+ON_RAY = ("worker_group.py",)
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+@pytest.mark.xdist_group("ray")
+@pytest.mark.parametrize("example", [each for each in EXAMPLES if each.name in ON_RAY], ids=NAME)
+def test_an_example_runs_on_a_cluster(
+    example: Path,
+    tmp_path: Path,
+    ray_cluster: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In this process, which the cluster's one driver is: one of its own would listen to the network."""
+    import ray
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(example)])
+    monkeypatch.setattr(ray, "init", lambda: None)
+    runpy.run_path(str(example), run_name="__main__")
+    assert PRINTS[example.name] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("example", [each for each in EXAMPLES if each.name not in ON_RAY], ids=NAME)
 def test_an_example_runs(example: Path, tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "a.json").write_text(

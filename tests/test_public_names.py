@@ -202,7 +202,7 @@ def test_every_error_is_public_and_has_a_line_in_the_tree() -> None:
 
 
 # docs/format.md is not among them: "rlio.<key>" there is a key in a footer.
-PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/rllib.md")
+PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/rllib.md", "docs/distributed.md")
 
 
 @pytest.mark.parametrize("page", PAGES)

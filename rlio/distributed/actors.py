@@ -7,7 +7,7 @@ Example:
     >>> from rlio.policies.random_policy import RandomPolicy
     >>> recipe = Recipe("CartPole-v1", RandomPolicy, {}, num_workers=1, seed=7)
     >>> actor = WorkerActor()
-    >>> actor.open(recipe, Seat(1), None).unit
+    >>> actor.open(recipe, Seat(1), None, None).unit
     'steps'
     >>> reply = actor.sample()
     >>> len(reply.batch), reply.metrics.counts.env_steps
@@ -27,7 +27,7 @@ import numpy as np
 from rlio.connectors.mean_std import MeanStdFilter
 from rlio.distributed.recipe import Recipe, Seat
 from rlio.errors import ClosedError, EndOfData
-from rlio.interfaces import Batch, Unit
+from rlio.interfaces import Batch, JsonState, Unit
 from rlio.nested import map_structure
 from rlio.policies.policy_spec import Spaces
 from rlio.policies.weights import GlobalVars
@@ -81,10 +81,12 @@ class Sampled:
     Attributes:
         batch: None at the end of its data.
         metrics: What happened since the batch before.
+        position: Behind the batch, where one can go on from there: see `InputReader.state_dict`; else None.
     """
 
     batch: Batch | None
     metrics: RolloutMetrics
+    position: JsonState | None = None
 
 
 class WorkerActor:
@@ -95,19 +97,29 @@ class WorkerActor:
     def __init__(self) -> None:
         self._worker: RolloutWorker | None = None
 
-    def open(self, recipe: Recipe, seat: Seat, filters: Filters | None, *broadcasts: Broadcast) -> Opened:
+    def open(
+        self,
+        recipe: Recipe,
+        seat: Seat,
+        filters: Filters | None,
+        position: JsonState | None,
+        *broadcasts: Broadcast,
+    ) -> Opened:
         """Make the worker, in place of the one that is there, if any, which is closed.
 
         Args:
             recipe: What it is made of.
             seat: Which one it is.
             filters: That it begins with; None: with new ones.
+            position: Where it goes on; None: at the beginning.
             broadcasts: Weights.
         """
         self.close()
         self._worker = worker = recipe.make(seat)
         if filters:
             worker.sync_filters(filters)
+        if position is not None:
+            worker.load_state_dict(position)
         self._taken(broadcasts)
         writer_id = getattr(worker.writer, "writer_id", None)
         return Opened(
@@ -136,7 +148,8 @@ class WorkerActor:
             batch = worker.sample()
         except EndOfData:
             return Sampled(None, worker.get_metrics())
-        return Sampled(batch, worker.get_metrics())
+        position = worker.state_dict() if worker.replayable else None
+        return Sampled(batch, worker.get_metrics(), position)
 
     def apply(self, func: Callable[[RolloutWorker], Any], *broadcasts: Broadcast) -> Any:
         """``func(worker)``."""

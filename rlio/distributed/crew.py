@@ -122,7 +122,7 @@ class Crew:
         """Let another worker begin at each place, in the processes that are there."""
         for worker in self.workers:
             if worker.gone is None:
-                worker.incarnation += 1
+                worker.incarnation, worker.position = worker.incarnation + 1, None
                 self._open(worker, worker.actor)
         self.settle()
 
@@ -132,7 +132,7 @@ class Crew:
 
     def _open(self, worker: RemoteWorker, actor: Any) -> None:
         count, references = self.broadcasts.snapshot(0)
-        opening = actor.open.remote(self._recipe, worker.seat, self.filters, *references)
+        opening = actor.open.remote(self._recipe, worker.seat, self.filters, worker.position, *references)
         worker.begin(actor, opening, told=count)
 
     # ---- asking ----
@@ -245,7 +245,7 @@ class Crew:
         if answer.batch is None:
             worker.ended = True
             return
-        worker.failures = 0
+        worker.failures, worker.position = 0, answer.position
         worker.rows += answer.batch.agent_steps()
         worker.ready.append(Fragment(answer.batch, worker.index, worker.incarnation, self._fragments))
         self._fragments += 1

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlio.distributed.actors import Opened
 from rlio.distributed.recipe import Seat
-from rlio.interfaces import Batch
+from rlio.interfaces import Batch, JsonState
 
 __all__ = ["Fragment", "RemoteWorker", "Request", "WorkerStatus"]
 
@@ -92,6 +92,7 @@ class RemoteWorker:
         requests: Reference -> batch that was asked for, in their order.
         ready: Batches that came, and that nobody has taken yet.
         told: The number of the last broadcast that it has got, or will get with what it was asked for.
+        position: Where its reader was behind the last batch that came, if one can go on from there.
         rows: Rows of its batches.
         failures: How often somebody here was lost, since the last batch.
         heard: When something last came, or was first asked for: `time.monotonic`.
@@ -107,6 +108,7 @@ class RemoteWorker:
     requests: dict[Any, Request] = field(default_factory=dict)
     ready: deque[Fragment] = field(default_factory=deque)
     told: int = 0
+    position: JsonState | None = None
     rows: int = 0
     failures: int = 0
     heard: float = 0.0

@@ -1,0 +1,94 @@
+"""Measures how the throughput of a `rlio.distributed.WorkerGroup` grows with its workers.
+
+Run:  python -m benchmarks.group [--workers 1 2 4] [--step-ms 5]
+
+The environment does nothing but wait, as simulators and servers elsewhere do: what is measured is what the
+group itself costs. Needs rlio[ray]; it uses the cluster of RAY_ADDRESS, or starts one on this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+import rlio
+from rlio.distributed import WorkerGroup
+
+__all__ = ["main", "measure"]
+
+_STEPS = 100
+
+
+class _Waiting(gym.Env[Any, Any]):
+    """Waits in each step."""
+
+    observation_space = Box(-1.0, 1.0, (4,), np.float32)
+    action_space = Discrete(2)
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._obs = np.zeros(4, np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        return self._obs, {}
+
+    def step(self, action: Any) -> Any:
+        time.sleep(self._seconds)
+        return self._obs, 1.0, False, False, {}
+
+
+def measure(num_workers: int, *, step_seconds: float, rounds: int) -> tuple[float, float]:
+    """Steps a second of a group of ``num_workers``, as medians: of `sample`, and of `sample_async`."""
+    config = rlio.RolloutConfig(rollout_fragment_length=_STEPS, horizon=1000)
+    with WorkerGroup(
+        lambda: _Waiting(step_seconds),
+        rlio.RandomPolicy,
+        num_workers=num_workers,
+        seed=0,
+        rollout=config,
+        actor_options={"num_cpus": 0},  # They wait: more of them than processors are fine.
+    ) as group:
+        group.sample()  # The first of each checks its environment.
+        together = statistics.median(_rate(lambda: len(group.sample())) for _ in range(rounds))
+        stream = group.sample_async(max_in_flight=2)
+        for _ in range(2 * num_workers):
+            next(stream)
+        begun = time.perf_counter()
+        steps = sum(next(stream).batch.count for _ in range(rounds * num_workers))
+        return together, steps / (time.perf_counter() - begun)
+
+
+def _rate(sample: Any) -> float:
+    begun = time.perf_counter()
+    steps = sample()
+    return float(steps / (time.perf_counter() - begun))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.group", description=__doc__)
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4], help="sizes of groups")
+    parser.add_argument("--step-ms", type=float, default=5.0, help="milliseconds that a step waits")
+    parser.add_argument("--rounds", type=int, default=10, help="fragments of each worker")
+    options = parser.parse_args(arguments)
+    print(f"steps that wait {options.step_ms:g} ms, fragments of {_STEPS} steps, {options.rounds} rounds")
+    print("| workers | sample(), steps/s | of one worker | sample_async(), steps/s | of one worker |")
+    print("|---|---|---|---|---|")
+    first: tuple[float, float] | None = None
+    for number in options.workers:
+        rates = measure(number, step_seconds=options.step_ms / 1000, rounds=options.rounds)
+        first = first or rates
+        cells = [f"{rate:.1f} | {rate / base:.2f}x" for rate, base in zip(rates, first, strict=True)]
+        print(f"| {number} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
