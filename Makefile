@@ -10,6 +10,9 @@ ARGS ?=
 # time importing torch.
 JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); [ $$n -lt 4 ] && echo $$((n + 1)) || echo 4)
 
+# Tests begin hundreds of interpreters: what they import is compiled once, not by each of them.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := .venv/bin
 # Newer than what it depends on: the environment holds what pyproject.toml and constraints.txt ask for.
 STAMP := .venv/.rlio-is-installed

@@ -1,4 +1,4 @@
-"""Fixtures for more than one test file, and the line that says how many real servers ran."""
+"""Fixtures for more than one test file, the order of tests, and how many real servers ran."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -7,8 +7,22 @@ from pathlib import Path
 import pytest
 import ray_cluster as local_ray
 import servers
+from fsspec.implementations.memory import MemoryFileSystem
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Groups begin first, Ray's before all: what one process must do alone is not left for the end."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    group = item.get_closest_marker("xdist_group")
+    if group is None:
+        return 2
+    return int(group.args != ("ray",))
 
 
 @pytest.fixture(scope="session")
@@ -24,6 +38,20 @@ def _own_spool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("RLIO_SPOOL", str(tmp_path_factory.mktemp("spool")))
         patch.setenv("RLIO_CACHE", str(tmp_path_factory.mktemp("cache") / "stores"))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _memory_forgets(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Drop what a test function stored in memory://, where listing one root looks at the objects of all.
+
+    Classes share roots among their tests, and fixtures of a wider scope have stored theirs before.
+    """
+    objects, folders = set(MemoryFileSystem.store), list(MemoryFileSystem.pseudo_dirs)
+    yield
+    if request.cls is None:
+        for path in MemoryFileSystem.store.keys() - objects:
+            del MemoryFileSystem.store[path]
+        MemoryFileSystem.pseudo_dirs[:] = folders
 
 
 @pytest.fixture(scope="session")
