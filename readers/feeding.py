@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -106,6 +107,7 @@ class Feed:
         self._storage = storage
         self._poll_seconds = poll_seconds
         self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
         # Rows that were taken and could not be put in.
         self._pending: Taken | None = None
         self._look_at = 0.0
@@ -139,12 +141,16 @@ class Feed:
 
     def stop(self) -> None:
         """Let go who waits, and the thread."""
+        if self._pid != os.getpid():
+            return  # A fork has none of the threads, and its copy of the lock may be held for ever.
         with self.changed:
             self.closing = True
             self.changed.notify_all()
 
     def close(self) -> None:
-        """End the thread, after it has put its last marks."""
+        """End the thread, after it has put its last marks. May be called again."""
+        if self._pid != os.getpid():
+            return
         self.stop()
         thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():

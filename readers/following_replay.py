@@ -94,7 +94,8 @@ class FollowingReplay(InputReader):
 
     Args:
         root: Folder of the data set: a path or any fsspec URL; it need not be there yet.
-        capacity: Rows that the ring keeps, in memory.
+        capacity: Rows that the ring keeps.
+        folder: Keep them in mapped files of this folder, on a local disk; None: in memory. See `ReplayStore`.
         batch_size: Units of a batch.
         ratio: How often rows are drawn for each row put in.
         seed: Of the draws, with the rank; None: one from the OS, logged and kept in the state.
@@ -126,6 +127,7 @@ class FollowingReplay(InputReader):
         root: str | os.PathLike[str],
         *,
         capacity: int,
+        folder: str | os.PathLike[str] | None = None,
         batch_size: int = 256,
         ratio: SamplesPerInsert | None = None,
         seed: int | None = None,
@@ -157,7 +159,7 @@ class FollowingReplay(InputReader):
         self.batch_size = batch_size
         self.drop_last = drop_last
         self.timeout = timeout
-        self._capacity = capacity
+        self._capacity, self._folder = capacity, folder
         self._slots = slots
         self._check()
         self._prioritised = prioritised
@@ -231,7 +233,7 @@ class FollowingReplay(InputReader):
         )
         follow.seek({**follow.position(), "rows": dict(state.rows), "turn": state.turn})
         #: The ring: rows are appended by this reader alone.
-        self.store = ReplayStore(self._capacity)
+        self.store = ReplayStore(self._capacity, folder=self._folder)
         self._feed = Feed(
             self._storage,
             follow,
@@ -241,7 +243,7 @@ class FollowingReplay(InputReader):
             keeper=None if self._markers is None else self._keeper(self._markers),
             poll_seconds=self._poll_seconds,
         )
-        self._finalizer = weakref.finalize(self, self._feed.stop)
+        self._finalizer = weakref.finalize(self, self._feed.close)
         ranges = state.ring_ranges(self._capacity)
         found = self._feed.refill(reread(self._storage, ranges, self._options, self._missing))
         self.lost = sum(len(rows) for rows in ranges.values()) - found

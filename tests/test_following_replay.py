@@ -7,6 +7,7 @@ import json
 import os
 import threading
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,21 @@ def test_the_ring_keeps_the_newest_rows_and_draws_come_from_all_of_them() -> Non
         drawn = {t for _ in range(100) for t in replay.sample()["t"].tolist()}
         assert drawn == set(range(25, 75))
         assert replay.counters == rlio.readers.following_replay.FollowCounters(75, 1000, 50)
+
+
+def test_a_ring_on_disk_holds_the_same_and_leaves_nothing_there(tmp_path: Path) -> None:
+    found = []
+    for folder in (None, tmp_path / "rings"):
+        with replay_of(finished(ROWS), capacity=100, folder=folder) as replay:
+            settle(replay, 175)
+            found.append((in_ring(replay), [replay.sample()["t"].tolist() for _ in range(5)]))
+            state = replay.state_dict()
+            replay.load_state_dict(state)
+            assert in_ring(replay) == found[0][0]
+            assert len(list(tmp_path.rglob("rlio-ring-*"))) == (folder is not None)
+            assert list(tmp_path.rglob("*.array")) == []
+    assert found[0] == found[1]
+    assert list((tmp_path / "rings").iterdir()) == []
 
 
 def test_the_first_draw_waits_for_the_least_size() -> None:

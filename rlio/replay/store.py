@@ -42,6 +42,7 @@ from rlio.replay.priorities import Prioritised
 from rlio.replay.rows import Piece, StoreRows
 from rlio.replay.samplers import EpochReader, PrioritisedSampler, UniformSampler
 from rlio.replay.saved import load_rows, save_rows
+from rlio.replay.scratch import ScratchArrays
 from rlio.replay.segment_reader import ShardGone
 from rlio.replay.sequences import Sequences
 from rlio.replay.table import RowTable
@@ -138,14 +139,21 @@ class ReplayStore:
         capacity: Rows to keep, of each policy.
         frames: Wide observations (above 1 KiB) that are kept, each once; None: enough for ``capacity`` rows,
             whatever they share. Memory is taken as it is filled.
+        folder: Keep the rows in mapped files there, on a local disk, instead of in memory (texts and objects
+            stay in memory). The files have no names, and are gone with the store or the process: `save`
+            keeps rows. None: in memory.
     """
 
-    def __init__(self, capacity: int, *, frames: int | None = None) -> None:
+    def __init__(
+        self, capacity: int, *, frames: int | None = None, folder: str | os.PathLike[str] | None = None
+    ) -> None:
         if not isinstance(capacity, int) or isinstance(capacity, bool) or capacity < 1:
             raise OptionError(f"capacity={excerpt(capacity)}: a number of rows, at least 1")
         self._capacity = capacity
         self._frames = frames
         self._init(live=True, uri="the live store", digest="live")
+        if folder is not None:
+            self._scratch = ScratchArrays(folder)
 
     def _init(self, *, live: bool, uri: str, digest: str) -> None:
         #: Whether rows are appended, the newest staying, or it is a data set as it was recorded.
@@ -162,6 +170,7 @@ class ReplayStore:
         #: Rows of the data set that were lost to damage, with ``on_error="skip"``.
         self.skipped = 0
         self._closed = False
+        self._scratch: ScratchArrays | None = None
         self._stop = threading.Event()
         self._builder: threading.Thread | None = None
         #: Whether the builder came to its end, whatever that was.
@@ -377,7 +386,7 @@ class ReplayStore:
                 self._rows = StoreRows(
                     Schema.of(batch),
                     capacity=self._capacity,
-                    arrays=RamArrays(),
+                    arrays=self._scratch or RamArrays(),
                     ring=True,
                     frames=self._frames,
                 )
@@ -569,6 +578,8 @@ class ReplayStore:
         if builder is not None:
             builder.join()
         self._rows = None
+        if self._scratch is not None:
+            self._scratch.close()
         if self._cached is not None:
             self._cached.reading.close()
             self._cached = None

@@ -1,0 +1,63 @@
+"""`ScratchArrays`: arrays over files that nobody sees, whose space is free again once the process is gone.
+
+Example:
+    >>> import tempfile
+    >>> import numpy as np
+    >>> folder = tempfile.mkdtemp()
+    >>> arrays = ScratchArrays(folder)
+    >>> rows = arrays.array("rows", (1000, 2), np.dtype("f4"))
+    >>> arrays.reserve("rows", 3)
+    >>> rows[:3] = 1
+    >>> arrays.close()
+    >>> os.listdir(folder)
+    []
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from typing import Any
+
+import numpy.typing as npt
+from numpy.typing import NDArray
+
+from rlio.errors import CacheError
+from rlio.replay.memory import FileArrays
+
+__all__ = ["ScratchArrays"]
+
+
+class ScratchArrays(FileArrays):
+    """`FileArrays` for one process: each file is removed once it is mapped, and lives on without a name.
+
+    Args:
+        folder: On a local disk; made if it is not there. Any number of processes may give the same.
+
+    Raises:
+        CacheError: Nothing can be made there.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        try:
+            os.makedirs(folder, exist_ok=True)
+            made = tempfile.mkdtemp(dir=folder, prefix="rlio-ring-")
+        except OSError as error:
+            raise CacheError(f"no files can be made: {error}", uri=os.fspath(folder)) from error
+        self._pid = os.getpid()
+        super().__init__(made, writable=True)
+
+    def array(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> NDArray[Any]:
+        """See `Arrays.array`."""
+        found = super().array(name, shape, dtype)
+        os.unlink(self._path(name))
+        return found
+
+    def close(self) -> None:
+        """See `Arrays.close`."""
+        super().close()
+        if self._pid != os.getpid():
+            return  # The folder is the parent's.
+        with contextlib.suppress(FileNotFoundError):  # It was closed before.
+            os.rmdir(self.folder)
