@@ -249,26 +249,6 @@ def test_a_result_says_all_of_it_in_words_and_in_json() -> None:
 # ---- models ----
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
-def test_fitted_q_evaluation_comes_within_a_tenth_of_what_returns_vary_by(name: str) -> None:
-    problem = PROBLEMS[name]
-    for seed in range(3):
-        batch = problem.simulate(2000, seed=seed)
-        found = evaluate_offline(
-            batch,
-            problem.target,
-            gamma=problem.gamma,
-            estimators=["dm", "dr", "wdr"],
-            folds=1 + seed % 2,
-            bandit=name == "bandit",
-            q_model=FittedQ(hidden=(), iterations=800, learning_rate=0.03, tau=0.1, seed=seed),
-        )
-        spread = problem.steps(batch).returns.std()
-        for estimate in found.values():
-            assert abs(estimate.v_target.value - problem.truth) < 0.1 * spread, estimate
-        assert found["dm"].overlap is None
-
-
 class Remembers:
     """A model that gives 1 for what it was fitted to, and 0 for all else."""
 
