@@ -8,7 +8,7 @@ final observations are shown or not.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -25,6 +25,8 @@ __all__ = ["AgentCounter", "Chosen", "by_agent", "check_stream", "map_agent", "p
 
 AGENTS = 5
 LONGEST = 30
+#: Different episodes; seeds, and so observations, are many more.
+PLANS = 2048
 
 
 class Part(NamedTuple):
@@ -47,11 +49,15 @@ class Plan(NamedTuple):
     parts: tuple[Part, ...]
 
 
-@lru_cache(maxsize=100_000)
-def plan(seed: int, longest: int = LONGEST) -> Plan:
+def plan(seed: int) -> Plan:
     """The episode of a seed."""
-    rng = np.random.default_rng(seed)
-    length = int(rng.integers(1, longest + 1))
+    return _plan(seed % PLANS)
+
+
+@cache
+def _plan(number: int) -> Plan:
+    rng = np.random.default_rng(number)
+    length = int(rng.integers(1, LONGEST + 1))
     numbers = rng.integers(0, 1000, (AGENTS, 6)).tolist()
     parts = []
     for i, (a, b, c, d, e, f) in enumerate(numbers):
@@ -72,6 +78,49 @@ def reward(agent: int, step: int) -> float:
     return 100.0 * agent + step
 
 
+class Moment(NamedTuple):
+    """What the environment gives at one step of a plan."""
+
+    seen: tuple[int, ...]
+    actions: dict[str, int]
+    rewards: dict[str, float]
+    terminateds: dict[str, bool]
+    truncateds: dict[str, bool]
+    infos: dict[str, Any]
+
+
+@cache
+def _moments(number: int, late: bool, repeats: bool) -> tuple[Moment, ...]:
+    """A plan, step by step."""
+    episode = _plan(number)
+    return tuple(_moment(episode, t, late=late, repeats=repeats) for t in range(episode.length + 1))
+
+
+def _moment(episode: Plan, t: int, *, late: bool, repeats: bool) -> Moment:
+    parts = list(enumerate(episode.parts))
+    seen = tuple(
+        i
+        for i, part in parts
+        if t in part.acts
+        or (part.acts and part.shown and (t == part.end or (repeats and t > part.end)))
+        or (part.born_done and t == part.end)
+    )
+    actions = {f"a{i}": chosen(i, t) for i, part in parts if t in part.acts}
+    moment = Moment(seen, actions, {}, {"__all__": False}, {"__all__": False}, {"__common__": {"t": t}})
+    for i, part in parts:
+        agent = f"a{i}"
+        if part.acts and (part.early or t > part.acts[0]) and (late or t <= part.end):
+            moment.rewards[agent] = reward(i, t)
+            moment.infos[agent] = {"t": t}
+        if part.acts or part.born_done:
+            flags = part.flags or ((True, False) if part.born_done else None)
+            if flags and (t == part.end or (repeats and t > part.end)):
+                moment.terminateds[agent], moment.truncateds[agent] = flags
+    if t == episode.length:
+        moment.terminateds["__all__"], moment.truncateds["__all__"] = episode.flags
+    return moment
+
+
 class AgentCounter(MultiAgentEnv):
     """Plays `plan`.
 
@@ -90,44 +139,23 @@ class AgentCounter(MultiAgentEnv):
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         assert seed is not None
-        self._seed, self._plan, self._t = seed, plan(seed), 0
+        self._t = 0
+        self._moments = _moments(seed % PLANS, self._late, self._repeats)
+        self._obs = np.zeros((len(self._moments), AGENTS, 3))
+        self._obs[..., 0] = seed
+        self._obs[..., 1] = np.arange(AGENTS)
+        self._obs[..., 2] = np.arange(len(self._moments))[:, None]
         return self._seen(), {"__common__": {"t": 0}}
 
-    def _obs(self, agent: int) -> NDArray[np.float64]:
-        return np.array([self._seed, agent, self._t], np.float64)
-
     def _seen(self) -> dict[str, Any]:
-        t = self._t
-        found = {}
-        for i, part in enumerate(self._plan.parts):
-            if (
-                t in part.acts
-                or (part.acts and part.shown and (t == part.end or (self._repeats and t > part.end)))
-                or (part.born_done and t == part.end)
-            ):
-                found[f"a{i}"] = self._obs(i)
-        return found
+        now = self._obs[self._t]
+        return {f"a{i}": now[i] for i in self._moments[self._t].seen}
 
     def step(self, actions: Any) -> Any:
-        due = {f"a{i}" for i, part in enumerate(self._plan.parts) if self._t in part.acts}
-        assert actions.keys() == due, (actions, due)
-        assert all(action == chosen(int(agent[1:]), self._t) for agent, action in actions.items())
+        assert actions == self._moments[self._t].actions
         self._t += 1
-        t, over = self._t, self._t == self._plan.length
-        rewards, terminateds, truncateds = {}, {"__all__": False}, {"__all__": False}
-        infos: dict[str, Any] = {"__common__": {"t": t}}
-        for i, part in enumerate(self._plan.parts):
-            agent = f"a{i}"
-            if part.acts and (part.early or t > part.acts[0]) and (self._late or t <= part.end):
-                rewards[agent] = reward(i, t)
-                infos[agent] = {"t": t}
-            if part.acts or part.born_done:
-                flags = part.flags or ((True, False) if part.born_done else None)
-                if flags and (t == part.end or (self._repeats and t > part.end)):
-                    terminateds[agent], truncateds[agent] = flags
-        if over:
-            terminateds["__all__"], truncateds["__all__"] = self._plan.flags
-        return self._seen(), rewards, terminateds, truncateds, infos
+        _, _, rewards, terminateds, truncateds, infos = self._moments[self._t]
+        return self._seen(), dict(rewards), dict(terminateds), dict(truncateds), dict(infos)
 
 
 def chosen(agent: int, t: int) -> int:
@@ -167,6 +195,40 @@ def by_agent(batches: Iterable[MultiAgentBatch]) -> dict[tuple[int, int], list[S
     return found
 
 
+class _Tables(NamedTuple):
+    """All plans as arrays, by plan and agent: what an agent's rows are to be."""
+
+    #: Steps in which it acts, (PLANS, AGENTS, LONGEST), and how many they are.
+    acts: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    end: NDArray[np.int64]
+    shown: NDArray[np.bool_]
+    early: NDArray[np.bool_]
+    terminates: NDArray[np.bool_]
+    truncates: NDArray[np.bool_]
+    #: Of the episode, (PLANS,).
+    length: NDArray[np.int64]
+
+
+@lru_cache(maxsize=1)
+def _tables() -> _Tables:
+    plans = [plan(seed) for seed in range(PLANS)]
+
+    def table(value: Any, dtype: Any = np.int64) -> NDArray[Any]:
+        return np.array([[value(part, episode) for part in episode.parts] for episode in plans], dtype)
+
+    return _Tables(
+        table(lambda part, _: part.acts + (0,) * (LONGEST - len(part.acts))),
+        table(lambda part, _: len(part.acts)),
+        table(lambda part, _: part.end),
+        table(lambda part, _: part.shown, bool),
+        table(lambda part, _: part.early, bool),
+        table(lambda part, episode: (part.flags or episode.flags)[0], bool),
+        table(lambda part, episode: (part.flags or episode.flags)[1], bool),
+        np.array([episode.length for episode in plans]),
+    )
+
+
 def check_stream(batches: list[MultiAgentBatch], *, whole: bool = False, late: bool = False) -> int:
     """Each row of ``batches``, which follow one another, is a true transition; returns how many there are.
 
@@ -175,54 +237,64 @@ def check_stream(batches: list[MultiAgentBatch], *, whole: bool = False, late: b
         whole: Whether all episodes must be whole, those of all agents.
         late: Whether agents got rewards after they left.
     """
-    parts = by_agent(batches)
-    rows = 0
-    seeds = {seed for seed, _ in parts}
-    for (seed, agent), own in parts.items():
-        episode = plan(seed)
-        part = episode.parts[agent]
-        n = sum(map(len, own))
-        rows += n
-        _check_agent(seed, agent, own, part, episode, late=late)
-        if whole:
-            assert n == len(part.acts)
+    rows = _by_agent_and_time(batches)
+    tables, obs = _tables(), rows["obs"]
+    assert np.array_equal(obs, obs.astype(np.int64))
+    seed, agent = obs[:, 0].astype(np.int64), obs[:, 1].astype(np.int64)
+    part = seed % PLANS, agent
+    starts = np.flatnonzero(np.diff(seed * AGENTS + agent, prepend=-1))
+    lengths = np.diff(starts, append=len(seed))
+    number = np.arange(len(seed)) - np.repeat(starts, lengths)
+
+    assert (number < tables.rows[part]).all(), "an agent has more rows than it acted"
+    acts, is_last = tables.acts[(*part, number)], number == tables.rows[part] - 1
+    after = tables.acts[(*part, np.minimum(number + 1, LONGEST - 1))]
+    following = np.where(is_last, tables.end[part], after)
+    unseen = is_last & ~tables.shown[part]
+    since = np.where((number == 0) & tables.early[part], 0, acts)
+    until = np.where(is_last & late, tables.length[part[0]], following)
+    expected = {
+        "obs": np.stack([seed, agent, acts], 1),
+        "new_obs": np.stack([seed, agent, following], 1) * ~unseen[:, None],
+        Columns.NEXT_OBS_VALID: ~unseen,
+        "t": acts,
+        "agent_index": agent,
+        "actions": (3 * agent + acts) % 7,
+        "terminateds": is_last & tables.terminates[part],
+        "truncateds": is_last & tables.truncates[part],
+        "rewards": _sums(agent, since, until),
+    }
+    for name, values in expected.items():
+        wrong = np.flatnonzero((rows[name] != values).reshape(len(seed), -1).any(1))
+        assert not len(wrong), (name, len(wrong), obs[wrong[0]], rows[name][wrong[0]], values[wrong[0]])
+    # An episode has one id, and an id is of one episode.
+    ids = len(np.unique(rows["eps_id"]))
+    assert ids == len(np.unique(seed)) == len(np.unique(np.stack([seed, rows["eps_id"]], 1), axis=0))
     if whole:
-        for seed in seeds:
-            acting = {i for i, part in enumerate(plan(seed).parts) if part.acts}
-            assert acting == {agent for other, agent in parts if other == seed}
-    return rows
+        assert np.array_equal(lengths, tables.rows[part][starts])
+        assert len(seed) == tables.rows[np.unique(seed) % PLANS].sum()
+    return len(seed)
 
 
-def _check_agent(
-    seed: int, agent: int, own: list[SampleBatch], part: Part, episode: Plan, *, late: bool
-) -> None:
-    def joined(name: str) -> NDArray[Any]:
-        return np.concatenate([np.asarray(rows[name]) for rows in own])
+_JUDGED = ("obs", "new_obs", "t", "agent_index", "actions", "terminateds", "truncateds", "rewards", "eps_id")
 
-    n = sum(map(len, own))
-    acts, following = np.array(part.acts[:n]), np.array([*part.acts[1:], part.end][:n])
-    is_last = np.arange(n) == len(part.acts) - 1
-    unseen = is_last & (not part.shown)
-    flags = part.flags or episode.flags
-    assert n <= len(part.acts)
-    assert np.array_equal(joined("obs"), np.stack([np.full(n, seed), np.full(n, agent), acts], 1))
-    expected = np.stack([np.full(n, seed), np.full(n, agent), following], 1) * ~unseen[:, None]
-    assert np.array_equal(joined("new_obs"), expected)
-    valid = [
+
+def _by_agent_and_time(batches: list[MultiAgentBatch]) -> dict[str, NDArray[Any]]:
+    """The columns that are judged: agent by agent, episode by episode, each one's rows as they came."""
+    parts = [(policy_id, rows) for batch in batches for policy_id, rows in batch.items()]
+    for policy_id, rows in parts:
+        assert (rows["agent_index"] % 2 == (policy_id == "odd")).all()
+    columns = {name: np.concatenate([rows[name] for _, rows in parts]) for name in _JUDGED}
+    # Where batches have it not, all is there.
+    there = [
         rows[Columns.NEXT_OBS_VALID] if Columns.NEXT_OBS_VALID in rows else np.ones(len(rows), bool)
-        for rows in own
+        for _, rows in parts
     ]
-    assert np.array_equal(np.concatenate(valid), ~unseen)
-    assert np.array_equal(joined("t"), acts)
-    assert np.array_equal(joined("actions"), (3 * agent + acts) % 7)
-    assert np.array_equal(joined("terminateds"), is_last & flags[0])
-    assert np.array_equal(joined("truncateds"), is_last & flags[1])
-    starts = np.where(np.arange(n) == 0, 0 if part.early else acts, acts)
-    ends = np.where(is_last & late, episode.length, following)
-    assert np.array_equal(joined("rewards"), _sums(agent, starts, ends))
-    assert len(set(joined("eps_id").tolist())) == 1
+    columns[Columns.NEXT_OBS_VALID] = np.concatenate(there)
+    order = np.lexsort((columns["obs"][:, 1], columns["obs"][:, 0]))  # which is stable
+    return {name: values[order] for name, values in columns.items()}
 
 
-def _sums(agent: int, starts: NDArray[Any], ends: NDArray[Any]) -> NDArray[Any]:
+def _sums(agent: NDArray[Any], starts: NDArray[Any], ends: NDArray[Any]) -> NDArray[Any]:
     """Rewards of the steps after ``starts`` up to ``ends``."""
     return 100.0 * agent * (ends - starts) + (ends * (ends + 1) - starts * (starts + 1)) / 2

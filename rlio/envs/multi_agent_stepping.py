@@ -28,6 +28,8 @@ __all__ = ["MultiAgentStep", "MultiAgentStepper", "check_multi_agent_env"]
 # Nobody has acted in so many steps: agents that join late come sooner.
 _IDLE_STEPS = 10_000
 
+_STEP_GIVES = ("observations", "rewards", "terminateds", "truncateds", "infos")
+
 
 class MultiAgentStep(NamedTuple):
     """What one step, or a reset, gave.
@@ -124,21 +126,20 @@ class MultiAgentStepper:
             raise self._wrong_actions(actions)
         made = self.env.step(actions)
         if not isinstance(made, tuple) or len(made) != 5:
-            raise self._wrong(
-                "step", f"gave {excerpt(made)}: (observations, rewards, terminateds, truncateds, infos)"
-            )
-        obs = self._dict("step", "observations", made[0])
-        rewards = self._dict("step", "rewards", made[1])
-        terminateds = self._dict("step", "terminateds", made[2])
-        truncateds = self._dict("step", "truncateds", made[3])
-        infos, common = _split_common(self._dict("step", "infos", made[4]))
+            raise self._wrong("step", f"gave {excerpt(made)}: expected ({', '.join(_STEP_GIVES)})")
+        for what, part in zip(_STEP_GIVES, made, strict=True):
+            if type(part) is not dict:
+                self._dict("step", what, part)
+        obs, rewards, terminateds, truncateds, given = made
+        infos, common = _split_common(given)
         for what, flags in (("terminateds", terminateds), ("truncateds", truncateds)):
             if ALL_AGENTS not in flags:
                 raise self._wrong(
                     "step", f"gave {what} without {ALL_AGENTS!r}: whether the episode is over for everybody"
                 )
         self._check_agents("step", obs)
-        for agent in rewards.keys() - self._known:
+        if not rewards.keys() <= self._known:
+            agent = next(agent for agent in rewards if agent not in self._known)
             raise self._wrong("step", f"gave a reward to agent {excerpt(agent)}, which it does not know")
         self.steps += 1
         self._idle = 0 if actions else self._idle + 1
@@ -208,6 +209,8 @@ class MultiAgentStepper:
         return value
 
     def _check_agents(self, method: str, obs: Mapping[AgentId, Any]) -> None:
+        if obs.keys() <= self._known:
+            return
         for agent in obs.keys() - self._known:
             _check_id(agent, f"{method}()'s observations")
             try:

@@ -307,10 +307,10 @@ class MultiAgentLoop:
         return self._config.horizon
 
     def _reward(self, episode: PlayedEpisode, rewards: Mapping[AgentId, Any]) -> None:
-        agents = episode.agents
+        agents, clips = episode.agents, self._config.clip_rewards
         for agent_id, given in rewards.items():
             reward = float(given)
-            recorded = self._clipped(reward)
+            recorded = self._clipped(reward) if clips else reward
             agent = agents.get(agent_id)
             if agent is None:
                 before, recorded_before = episode.early.get(agent_id, (0.0, 0.0))
