@@ -151,11 +151,11 @@ class ReplayStore:
             raise OptionError(f"capacity={excerpt(capacity)}: a number of rows, at least 1")
         self._capacity = capacity
         self._frames = frames
-        self._init(live=True, uri="the live store", digest="live")
-        if folder is not None:
-            self._scratch = ScratchArrays(folder)
+        self._init(live=True, uri="the live store", digest="live", folder=folder)
 
-    def _init(self, *, live: bool, uri: str, digest: str) -> None:
+    def _init(
+        self, *, live: bool, uri: str, digest: str, folder: str | os.PathLike[str] | None = None
+    ) -> None:
         #: Whether rows are appended, the newest staying, or it is a data set as it was recorded.
         self.live = live
         self.uri = uri
@@ -170,7 +170,8 @@ class ReplayStore:
         #: Rows of the data set that were lost to damage, with ``on_error="skip"``.
         self.skipped = 0
         self._closed = False
-        self._scratch: ScratchArrays | None = None
+        #: Files for the rows, instead of memory.
+        self._scratch = None if folder is None else ScratchArrays(folder)
         self._stop = threading.Event()
         self._builder: threading.Thread | None = None
         #: Whether the builder came to its end, whatever that was.
