@@ -20,6 +20,7 @@ from crash_child import Tally, fork, wait_for
 from followed_rows import every_row, in_ring, replay_of, settle, until
 from growing_data import grow, seal
 from stored_batches import fresh_root
+from test_real_servers_data import Place, place
 
 from rlio import (
     DatasetReader,
@@ -37,6 +38,8 @@ from rlio.readers.follow import rank_of
 from rlio.replay.samples_per_insert import Account
 from rlio.storage.filesystem import Storage
 from rlio.storage.progress import list_marks, newest
+
+__all__ = ["place"]  # The fixture, of which tests take the name.
 
 LIMITS = SamplesPerInsert(min=2, max=4, error_buffer=200, min_size=40)
 MARKERS = Markers("learner", every_seconds=0.002)
@@ -102,6 +105,36 @@ def test_four_writers_and_a_follower_keep_to_the_limits_at_every_step(
     assert all(total <= LIMITS.most_inserted(drawn) + 4 * (size - 1) for total, drawn in written)
     assert sum(one.pacing.waits for one in opened) >= 4, "the limits were felt"
     assert sum(one.pacing.unheeded for one in opened) == 0
+
+
+def test_limits_and_restarts_work_on_every_kind_of_store(place: Place) -> None:
+    root, options = place
+    writer = PacedWriter(
+        ParquetWriter(root, storage_options=options, roll=Roll(max_seconds=None)),
+        pace=Pace(poll_seconds=0.01, stale_seconds=60),
+    )
+
+    def write() -> None:
+        with writer:
+            for first in range(0, 300, 20):
+                writer.write(labelled(0, first, 20))
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    markers = Markers("learner", every_seconds=0.02)
+    kept: dict[str, Any] = {"ratio": LIMITS, "markers": markers, "storage_options": options, "batch_size": 50}
+    with replay_of(root, **kept) as replay:
+        for _ in range(3):
+            replay.sample()
+        state = json.loads(json.dumps(replay.state_dict()))
+    with replay_of(root, **kept) as replay:
+        replay.load_state_dict(state)
+        assert sum(len(batch) for batch in replay) == LIMITS.most_drawn(300) - 150
+        assert in_ring(replay) == Counter((0, t) for t in range(300))
+    thread.join()
+    assert writer.pacing.waits > 0
+    assert writer.pacing.unheeded == 0
+    assert [mark.row for mark in list_marks(place.open())[writer.writer_id].values()] == [300]
 
 
 # ---- kills ----

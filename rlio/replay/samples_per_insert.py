@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import Final
 
 from rlio.errors import LedgerError, OptionError, excerpt
@@ -126,6 +127,7 @@ class Account:
         self.limits = limits
         self.inserted = inserted
         self.drawn = drawn
+        self._most_drawn = limits.most_drawn(inserted)  # Asked for with each draw.
 
     def __repr__(self) -> str:
         return f"Account(inserted={self.inserted}, drawn={self.drawn}, {self.limits})"
@@ -133,7 +135,7 @@ class Account:
     @property
     def may_draw(self) -> int:
         """Rows that may be drawn now; 0 or more."""
-        return max(self.limits.most_drawn(self.inserted) - self.drawn, 0)
+        return max(self._most_drawn - self.drawn, 0)
 
     @property
     def may_insert(self) -> int:
@@ -161,8 +163,10 @@ class Account:
                 f"{rows} rows were put in where {self.may_insert} may be: {self}; report this bug"
             )
         self.inserted += rows
+        self._most_drawn = self.limits.most_drawn(self.inserted)
 
 
+@lru_cache(16)
 def _exact(ratio: float) -> Fraction:
     """The number that the user wrote: 0.1 is a tenth, so that 10 rows are 10 rows."""
     return Fraction(repr(ratio))
