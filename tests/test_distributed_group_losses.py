@@ -162,6 +162,25 @@ def test_who_takes_anothers_place_begins_with_weights_and_filters_and_others_go_
     assert buffer >= STEPS
 
 
+def test_what_had_come_is_served_though_its_worker_died_since(group: tuple[WorkerGroup, Path]) -> None:
+    workers, _ = group
+    while any(status.in_flight for status in workers.status()):
+        workers.ready()
+    before = [status.incarnation for status in workers.status()]
+    workers.get_metrics()
+    workers.submit()
+    workers.foreach_worker(lambda worker: None)  # Now the fragments are there, and nobody has looked.
+    kill(workers, 1)
+    while workers.probe()[0].incarnation == before[0]:
+        pass
+    fragments = workers.ready()
+    assert [(each.worker_index, each.incarnation) for each in fragments] == list(
+        zip((1, 2), before, strict=True)
+    )
+    assert workers.get_metrics().counts.env_steps == 2 * STEPS
+    assert workers.losses[-1].requests == 0
+
+
 def test_a_worker_that_hangs_is_replaced(group: tuple[WorkerGroup, Path]) -> None:
     workers, folder = group
     while any(status.in_flight for status in workers.status()):
@@ -216,8 +235,7 @@ def test_a_group_that_nobody_closed_is_closed_at_exit_and_waiters_can_be_let_go(
     module._close_open_groups()
     with pytest.raises(ClosedError):
         workers.sample()
-    root = workers._root
-    assert root is not None
+    root = workers._arguments["output"]
     rows = columns_of(list(rlio.DatasetReader(root, epochs=1, batch_size=1000)))
     assert len(rows["obs"]) >= 10 * STEPS
 

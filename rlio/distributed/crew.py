@@ -100,6 +100,11 @@ class Crew:
         """Make workers of ``recipe`` from now on."""
         self._recipe = self._ray.put(recipe)
 
+    @property
+    def alive(self) -> list[RemoteWorker]:
+        """Places where somebody sits."""
+        return [worker for worker in self.workers if worker.gone is None]
+
     # ---- starting ----
 
     def start(self) -> None:
@@ -120,10 +125,9 @@ class Crew:
 
     def reopen(self) -> None:
         """Let another worker begin at each place, in the processes that are there."""
-        for worker in self.workers:
-            if worker.gone is None:
-                worker.incarnation, worker.position = worker.incarnation + 1, None
-                self._open(worker, worker.actor)
+        for worker in self.alive:
+            worker.incarnation, worker.position = worker.incarnation + 1, None
+            self._open(worker, worker.actor)
         self.settle()
 
     def _start(self, worker: RemoteWorker) -> None:
@@ -275,14 +279,16 @@ class Crew:
                 continue
             found = True
             if starting:
-                room = ", ".join(
-                    f"{k} {v:g}" for k, v in self._ray.cluster_resources().items() if ":" not in k
-                )
-                reason = f"it has not started in {limit:g} s; the cluster has {room or 'nothing'}"
+                reason = f"it has not started in {limit:g} s; the cluster has {self._room()}"
             else:
                 reason = f"it has not sampled a batch in {limit:g} s"
             self.lose(worker, reason)
         return found
+
+    def _room(self) -> str:
+        resources = self._ray.cluster_resources().items()
+        shown = [f"{name} {there:g}" for name, there in resources if ":" not in name and "memory" not in name]
+        return ", ".join(shown) or "nothing"
 
     def raise_errors(self) -> None:
         """Raise what workers raised since the last call, as one.
@@ -403,41 +409,52 @@ class Crew:
             WorkerError: One could not store everything.
             WorkerLost: One died meanwhile, or was not done in time.
         """
-        alive = [worker for worker in self.workers if worker.gone is None]
-        asked = [(worker, worker.actor.close.remote()) for worker in alive]
+        if not self._ray.is_initialized():  # To ask anything would start it anew.
+            self._shut_down()
+        asked = [(worker, worker.actor.close.remote()) for worker in self.alive]
         if asked:
             references = [reference for _, reference in asked]
             self._ray.wait(references, num_returns=len(references), timeout=timeout_s)
-        self._errors = []
-        for worker, reference in asked:
-            try:
-                self._ray.get(reference, timeout=0)
-            except self._ray.exceptions.RayTaskError as error:
-                self._errors.append(_raised_there(worker, worker.incarnation, error))
-                self._end(worker, "the group was closed")
-            except self._ray.exceptions.GetTimeoutError:
-                self._end(worker, f"it was not closed in {timeout_s:g} s", told=True)
-            except self._ray.exceptions.RayError as error:
-                self._end(worker, f"{_reason(error)}, while it was closed", told=True)
-            else:
-                self._end(worker, "the group was closed")
+        told = [self._closed(worker, reference, timeout_s) for worker, reference in asked]
+        for error in self._errors:
+            logger.warning("while a batch was sampled that nobody waits for any more: %s", error)
+        self._errors = [error for error in told if error is not None]
         self.raise_errors()
 
-    def _end(self, worker: RemoteWorker, reason: str, *, told: bool = False) -> None:
-        """End a worker; with ``told``, as one that was lost."""
-        self._ray.kill(worker.actor)
+    def _shut_down(self) -> None:
+        """Take note that Ray, and with it all workers, ended before the group."""
+        reason = "Ray was shut down before the group was closed"
+        for worker in self.alive:
+            worker.gone = reason
+            self._write_off(worker, reason, requests=len(worker.requests), restarted=False)
+            worker.requests.clear()
+        logger.error("%s: what workers had written is in their logs, see `rlio recover`", reason)
+
+    def _closed(self, worker: RemoteWorker, reference: Any, timeout_s: float) -> WorkerError | None:
+        """End a worker that was asked to close; gives what went wrong."""
+        errors = self._ray.exceptions
+        failed, reason = None, "the group was closed"
+        try:
+            self._ray.get(reference, timeout=0)
+        except errors.RayTaskError as error:
+            failed = _raised_there(worker, worker.incarnation, error)
+        except errors.GetTimeoutError:
+            reason = f"it was not closed in {timeout_s:g} s"
+        except errors.RayError as error:
+            reason = f"{_reason(error)}, while it was closed"
+        else:
+            reference = None
+        self._let_go(worker, reason)
         lost = self._salvage(worker)
-        worker.gone = reason
-        if told:
-            self._write_off(worker, reason, requests=lost, restarted=False)
-            self._errors.append(
-                WorkerLost(
-                    f"worker {worker.index} is lost: {reason}; what it had written is in its log, and is "
-                    "published by the next writer on its machine, or by `rlio recover`",
-                    worker_index=worker.index,
-                    incarnation=worker.incarnation,
-                )
-            )
+        if reference is None or failed is not None:
+            return failed
+        self._write_off(worker, reason, requests=lost, restarted=False)
+        return WorkerLost(
+            f"worker {worker.index} is lost: {reason}; what it had written is in its log, and is published "
+            "by the next writer on its machine, or by `rlio recover`",
+            worker_index=worker.index,
+            incarnation=worker.incarnation,
+        )
 
 
 def _reason(error: Any) -> str:

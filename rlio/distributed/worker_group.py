@@ -20,7 +20,6 @@ import atexit
 import functools
 import logging
 import operator
-import os
 import threading
 import time
 import weakref
@@ -28,7 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Protocol, TypeVar, Unpack
 
-from rlio.batch import SampleBatch, concat_samples
+from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
 from rlio.columns import DEFAULT_POLICY_ID
 from rlio.connectors.mean_std import MeanStdFilter
 from rlio.distributed.actors import Broadcast
@@ -37,6 +36,7 @@ from rlio.distributed.fault_tolerance import FaultTolerance, Loss
 from rlio.distributed.joint_filters import JointFilters
 from rlio.distributed.ray_import import require_ray
 from rlio.distributed.recipe import Recipe, WorkerKeywords, draw_seed, portable
+from rlio.distributed.recovering import recover_elsewhere, recover_here
 from rlio.distributed.remote_worker import Fragment, RemoteWorker, WorkerStatus
 from rlio.errors import EndOfData, OptionError, RlioError, WorkerError, excerpt
 from rlio.interfaces import Batch, InputReader, JsonState
@@ -45,9 +45,7 @@ from rlio.policies.policy_spec import Spaces
 from rlio.policies.weights import GlobalVars, accepts_weights
 from rlio.rollout.metrics import RolloutMetrics
 from rlio.rollout.policy_setup import PolicySetup
-from rlio.storage.paths import is_uri
 from rlio.worker import RolloutWorker
-from rlio.writers.recovery import recover
 
 __all__ = ["WorkerGroup"]
 
@@ -143,6 +141,8 @@ class WorkerGroup(InputReader):
             opened = self._crew.workers[0].opened
             assert opened is not None
             self.unit = opened.unit
+            several = opened.spaces.keys() - {"__env__", DEFAULT_POLICY_ID}
+            self._nothing: Batch = MultiAgentBatch({}, 0) if several else SampleBatch()
             if local_worker:
                 self.local_worker = self._make_local_worker(policy, opened.spaces)
             self._begin_alike()
@@ -259,7 +259,7 @@ class WorkerGroup(InputReader):
         fragments = self.sample_fragments(num_steps=num_steps, timeout_s=timeout_s)
         batches = [fragment.batch for fragment in fragments]
         if not batches:
-            return SampleBatch()
+            return self._nothing.copy()
         # Several are joined in fresh memory; one alone lies in Ray's.
         return concat_samples(batches) if len(batches) > 1 else batches[0].copy()
 
@@ -470,13 +470,13 @@ class WorkerGroup(InputReader):
         """
         with self._lock:
             self._check_open()
-            alive = self._alive()
+            alive = self._crew.alive
             answers = self._crew.call(alive, "take_filters")
             parts = [part for part in answers if not isinstance(part, WorkerError)]
             self._filters.add(parts)
             if any(self._filters.filters.values()):
                 self._crew.filters = self._ray.put(self._filters.filters)
-                answers += self._crew.call(self._alive(), "adopt_filters", self._crew.filters)
+                answers += self._crew.call(self._crew.alive, "adopt_filters", self._crew.filters)
             self._raise_first(answers)
             return self.get_filters()
 
@@ -531,7 +531,7 @@ class WorkerGroup(InputReader):
             if local_worker:
                 assert self.local_worker is not None
                 here = [func(self.local_worker)]
-            answers = self._crew.call(self._alive(), "apply", func, timeout_s=timeout_s)
+            answers = self._crew.call(self._crew.alive, "apply", func, timeout_s=timeout_s)
             if errors == "raise":
                 self._raise_first(answers)
             return here + answers
@@ -552,9 +552,6 @@ class WorkerGroup(InputReader):
                 errors[0].add_note(str(other))
             raise errors[0]
 
-    def _alive(self) -> list[RemoteWorker]:
-        return [worker for worker in self._crew.workers if worker.gone is None]
-
     def probe(self, timeout_s: float | None = None) -> list[WorkerStatus]:
         """Find workers that are dead or hang, replace them, and say how all are.
 
@@ -571,7 +568,7 @@ class WorkerGroup(InputReader):
         with self._lock:
             self._check_open()
             crew.wait(0.0)
-            idle = [worker for worker in self._alive() if worker.first is None]
+            idle = [worker for worker in self._crew.alive if worker.first is None]
             limit = self.fault_tolerance.probe_timeout_s if timeout_s is None else timeout_s
             crew.replace_silent(idle, timeout_s=limit)
             crew.raise_errors()
@@ -625,7 +622,7 @@ class WorkerGroup(InputReader):
             crew.reopen()
 
     def _filters_of_a_worker(self) -> dict[str, list[MeanStdFilter]]:
-        (found,) = self._called(self._alive()[:1], _filters_of)
+        (found,) = self._called(self._crew.alive[:1], _filters_of)
         return found
 
     def _drain(self) -> int:
@@ -646,69 +643,16 @@ class WorkerGroup(InputReader):
         _open_groups.discard(self)
         with self._lock:
             try:
-                self._recover_elsewhere()
+                recover_elsewhere(self._crew, self._arguments)
                 self._crew.close(self.fault_tolerance.close_timeout_s)
             finally:
                 if self.local_worker is not None:
                     self.local_worker.close()
-                self._recover_here()
+                recover_here(self._crew, self._arguments)
 
     def stop(self) -> None:
         """Same as `close`: the name that RLlib's users know."""
         self.close()
-
-    @property
-    def _root(self) -> str | None:
-        """Where rows of dead workers may lie in logs, as far as can be seen from here."""
-        output = self._arguments.get("output")
-        if output == "logdir":
-            output = self._arguments.get("log_dir")
-        return output if isinstance(output, str) and (is_uri(output) or os.path.isabs(output)) else None
-
-    def _recovery(self) -> Callable[..., None] | None:
-        if self._root is None or not self._crew.losses:
-            return None
-        options = self._arguments.get("output_options") or {}
-        if options.get("spool", "auto") is None:
-            return None
-        return _Recovery(self._root, options)
-
-    def _recover_elsewhere(self) -> None:
-        """On each machine where workers died, let one that lives there publish what they left."""
-        recovery = self._recovery()
-        if recovery is None:
-            return
-        here = self._ray.get_runtime_context().get_node_id()
-        nodes = {loss.node_id for loss in self._crew.losses} - {None, here}
-        for node in nodes:
-            there = [w for w in self._alive() if w.opened is not None and w.opened.node_id == node]
-            answers = self._crew.call(there[:1], "apply", recovery)
-            if not there or isinstance(answers[0], WorkerError):
-                logger.warning(
-                    "a worker died on machine %s, where none lives that could publish what is in its log: "
-                    "`rlio recover %s` there does",
-                    node,
-                    self._root,
-                )
-
-    def _recover_here(self) -> None:
-        recovery = self._recovery()
-        if recovery is not None:
-            recovery()
-
-
-class _Recovery:
-    """Publishes what dead writers left in their logs on the machine where it is called."""
-
-    def __init__(self, root: str, options: Mapping[str, Any]) -> None:
-        self._root = root
-        self._options = {name: options[name] for name in ("spool", "storage_options") if name in options}
-
-    def __call__(self, worker: object = None) -> None:
-        try:
-            recover(self._root, **self._options)
-        except RlioError as error:
-            logger.error("what dead workers left in their logs is not published yet: %s", error)
 
 
 class _Stream(Iterator[Fragment]):
