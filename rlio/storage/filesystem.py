@@ -349,7 +349,8 @@ class Storage:
 
         One level is listed, whatever lies below it.
         """
-        check_path(folder, uri=self.uri)
+        if folder:
+            check_path(folder, uri=self.uri)
         return sorted(self._attempt(folder, lambda: self._backend.folders(folder, prefix)))
 
     def empty_folders(self, folder: str) -> builtins.list[str]:

@@ -154,7 +154,7 @@ class LocalFolder:
 
     def folders(self, folder: str, prefix: str) -> list[str]:
         """Names of the folders directly in ``folder`` that start with ``prefix``."""
-        if not self._is_plain_folder(folder):
+        if folder and not self._is_plain_folder(folder):
             return []
         try:
             children = os.scandir(os.path.join(self.root, folder))

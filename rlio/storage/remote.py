@@ -213,7 +213,8 @@ class RemoteFolder:
         """Names of the folders directly in ``folder`` that start with ``prefix``, never from a cache."""
         self._clients.invalidate_cache()
         try:
-            children = self._clients.call("ls", self.full(folder), detail=True, patience=_LISTING_PATIENCE)
+            full = self.full(folder) if folder else self.root
+            children = self._clients.call("ls", full, detail=True, patience=_LISTING_PATIENCE)
         except FileNotFoundError as error:
             if (cause := behind_not_found(error)) is not None:
                 raise cause from error

@@ -269,6 +269,9 @@ def _place(storage: Storage, memory: _Memory) -> str | None:
 def list_index(storage: Storage) -> IndexFolder:
     """What is under `INDEX_DIR`; other names are passed over."""
     folder = IndexFolder()
+    # Clients of object stores ask three times for a folder that is not there.
+    if storage.lists_flat and INDEX_DIR not in storage.folders("", INDEX_DIR):
+        return folder
     for path, size in storage.list(INDEX_DIR):
         parsed = parse_index_name(path)
         if parsed is None:
