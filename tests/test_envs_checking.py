@@ -5,6 +5,7 @@ Row of RLlib's tables: environment checking that can be turned off.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import gymnasium as gym
@@ -15,6 +16,7 @@ from gymnasium.vector import SyncVectorEnv
 
 from rlio.envs.checking import EnvCheck, takes_seed
 from rlio.envs.making import EnvSetup, make_stepper
+from rlio.envs.restarting import RestartPolicy
 from rlio.errors import EnvError
 from rlio.policies.random_policy import RandomPolicy
 from rlio.rollout.config import RolloutConfig
@@ -117,8 +119,20 @@ def test_what_is_wrong_is_told_with_the_place(attributes: dict[str, Any], messag
 @pytest.mark.parametrize("name", ["a shape", "out of bounds in a step", "a step without action"])
 def test_it_is_told_from_other_processes_too(name: str) -> None:
     attributes, message = WRONG[name]
-    with pytest.raises(EnvError, match=message):
+    # Both are wrong, and either may be the first to say so.
+    with pytest.raises(EnvError, match=message.replace("environment 0", r"environment \d")):
         first_steps(kind(**attributes), "async")
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("restarts", [None, RestartPolicy()], ids=["", "restarting"])
+def test_it_is_told_once_and_no_restart_is_tried(mode: str, restarts: RestartPolicy | None) -> None:
+    """It was an EnvError within an EnvError, with the advice to make such environments anew."""
+    with pytest.raises(EnvError, match=r"7\.0 at index") as caught:
+        first_steps(kind(next_obs=np.array([0.0, 7.0], np.float32)), mode, restarts=restarts)
+    assert "EnvError" not in str(caught.value)
+    assert "restart_failed_sub_environments" not in str(caught.value)
+    assert len(re.findall(r"environment \d", str(caught.value))) == 1
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

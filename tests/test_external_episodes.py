@@ -240,6 +240,19 @@ def test_one_loops_wrong_column_is_no_other_loops_error() -> None:
             episodes.log_action(episodes.start(), [0.0, 0.0], 1, **columns)
 
 
+@pytest.mark.parametrize("known", [{"action_logp": -0.5}, {"action_prob": np.exp(-0.5)}], ids=str)
+def test_of_a_logged_actions_probability_and_its_logarithm_one_is_enough(known: dict[str, float]) -> None:
+    episodes = made(immediate=True)
+    name = episodes.start()
+    episodes.log_action(name, [0.0, 0.0], 1, **known)
+    episodes.log_action(name, [0.0, 0.0], 1, action_logp=-1.0, action_prob=0.25)  # as it is said
+    episodes.log_action(name, [0.0, 0.0], 1)
+    episodes.end(name)
+    batch = episodes.take()
+    assert batch["action_logp"].tolist() == pytest.approx([-0.5, -1.0, np.nan], nan_ok=True)
+    assert batch["action_prob"].tolist() == pytest.approx([np.exp(-0.5), 0.25, np.nan], nan_ok=True)
+
+
 # ---- only what the spaces hold ----
 
 

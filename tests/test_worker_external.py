@@ -10,11 +10,14 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 from linear_policy import LinearPolicy
 
+from rlio.envs.context import EnvContext
 from rlio.envs.external import ExternalEnv
 from rlio.errors import EndOfData, EnvError, OptionError
 from rlio.readers.async_input import AsyncInput
 from rlio.rollout.callbacks import Callbacks
 from rlio.rollout.config import RolloutConfig
+from rlio.rollout.env_runner import EnvRunner
+from rlio.rollout.external_runner import ExternalRunner
 from rlio.worker import RolloutWorker
 from rlio.writers.noop_output import NoopOutput
 
@@ -55,6 +58,25 @@ def test_an_external_environment_is_sampled_like_any_other() -> None:
     with pytest.raises(OptionError, match="cannot be removed"):
         worker.remove_policy()
     worker.close()
+
+
+def test_a_function_may_make_it() -> None:
+    """Row "env kinds accepted" of 2.1: it was refused, and once made, nobody stopped it."""
+    made: list[Loop] = []
+
+    def make(context: EnvContext) -> Loop:
+        assert (context["size"], context.worker_index) == (3, 2)
+        made.append(Loop())
+        return made[0]
+
+    config = RolloutConfig(rollout_fragment_length=3, env_config={"size": 3})
+    with RolloutWorker(make, LinearPolicy(), rollout=config, seed=0, worker_index=2) as worker:
+        assert worker.sample()["t"].tolist() == [0, 1, 2]
+        assert worker.foreach_env(lambda env: env) == made
+    with RolloutWorker(Loop, LinearPolicy(), seed=0) as worker:  # a class is one
+        assert isinstance(worker.runner, ExternalRunner)
+    with pytest.raises(OptionError, match="use ExternalRunner"):
+        EnvRunner(Loop, LinearPolicy())
 
 
 @pytest.mark.parametrize(

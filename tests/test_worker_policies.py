@@ -375,6 +375,14 @@ def test_a_live_worker_goes_on_counting_after_a_restore(tmp_path: Path) -> None:
             assert follows()[0]["num_grad_updates_lifetime"] == 2
 
 
+def test_a_checkpoint_is_two_files(tmp_path: Path) -> None:
+    """The folder for unfinished files stayed behind."""
+    with RolloutWorker("CartPole-v1", LinearPolicy(), seed=0) as worker:
+        for _ in range(2):
+            worker.save(tmp_path / "saved")
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["arrays.npz", "state.json"]
+
+
 def test_components_are_saved_and_restored_by_name(tmp_path: Path) -> None:
     with learner() as worker, learner() as other:
         worker.learn_on_batch(BOTH)

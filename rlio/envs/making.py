@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from rlio.envs.checking import check_spaces
 from rlio.envs.context import EnvContext, create
+from rlio.envs.external import ExternalEnv
 from rlio.envs.leaves import leaves_of
 from rlio.envs.restarting import RestartPolicy
 from rlio.envs.stepping import Stepper, VectorStepper
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-__all__ = ["EnvLike", "EnvSetup", "make_stepper", "make_vector_env", "set_environs"]
+__all__ = ["EnvLike", "EnvSetup", "ExternalEnvMade", "make_stepper", "make_vector_env", "set_environs"]
 
 # Any: gymnasium's generic parameters, which say nothing here.
 if TYPE_CHECKING:
@@ -46,6 +47,18 @@ if TYPE_CHECKING:
     )
 else:
     EnvLike = object
+
+
+class ExternalEnvMade(OptionError):
+    """A function made an environment that has the loop itself: nobody steps it.
+
+    Attributes:
+        env: The environment.
+    """
+
+    def __init__(self, env: ExternalEnv, name: str) -> None:
+        super().__init__(f"env={name} gave an ExternalEnv, which has the loop itself: use ExternalRunner")
+        self.env = env
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +160,8 @@ def make_stepper(env: EnvLike, setup: EnvSetup | None = None) -> Stepper:
     first = _made(name, partial(one, 0))
     if isinstance(first, VectorEnv):
         return _stepper_of(_of_size(first, setup.num_envs), setup, partial(one, 0, True))
+    if isinstance(first, ExternalEnv):
+        raise ExternalEnvMade(first, name)
     if not isinstance(first, Env):
         raise OptionError(f"env={name} gave {excerpt(first)}: expected a gymnasium environment")
     makers = [lambda: first, *(partial(one, index) for index in range(1, setup.num_envs))]

@@ -112,8 +112,12 @@ class Restarts:
             seed: As in `EnvError`.
 
         Raises:
-            EnvError: It is not to be made anew: nobody said so, or it failed too often.
+            EnvError: It is not to be made anew: nobody said so, it failed too often, or it is no legal
+            environment.
         """
+        if isinstance(error, EnvError):
+            # It works, and does what it should not, as its check says: no restart changes that.
+            raise EnvError(str(error), env_index=env, episode=episode, seed=seed) from error
         self.count += 1
         self._in_a_row[env] += 1
         self._lost[env] += 1

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from rlio.errors import CorruptData, DataNotFound, OptionError, StateError, excerpt
 from rlio.storage import Storage
+from rlio.storage.names import TMP_DIR
 
 __all__ = [
     "load_state",
@@ -66,6 +67,9 @@ def save_state(
     # The description certifies the arrays and is put last: a torn pair is found when it is read.
     storage.put(_ARRAYS, data)
     storage.put(_STATE, text)
+    if storage.is_local:
+        # Nobody writes there until the next state, unlike in a data set: the folder holds what was stored.
+        storage.remove_empty_folder(TMP_DIR)
 
 
 def load_state(

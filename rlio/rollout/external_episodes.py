@@ -238,6 +238,7 @@ class ExternalEpisodes:
             observation: Nested as the space.
             action: Nested as the action space.
             columns: What is known of the choice, such as ``action_logp``: columns that the policy has too.
+                Of ``action_logp`` and ``action_prob`` one is enough.
 
         Raises:
             As `get_action`.
@@ -756,5 +757,18 @@ def _fill_in(columns: dict[str, NDArray[Any]], i: int, known: Mapping[str, Any])
     for name in _OF_THE_CHOICE:
         if name in columns and columns[name].dtype.kind == "f":
             columns[name][i] = np.nan
+    for name, value in _implied(known).items():
+        if name in columns:
+            columns[name][i] = value
     for name, value in known.items():
         columns[name][i] = value
+
+
+def _implied(known: Mapping[str, Any]) -> dict[str, Any]:
+    """The probability of an action whose logarithm is known, and the other way round."""
+    with np.errstate(divide="ignore"):  # Of 0 the logarithm is -inf.
+        if Columns.ACTION_LOGP in known:
+            return {Columns.ACTION_PROB: np.exp(known[Columns.ACTION_LOGP])}
+        if Columns.ACTION_PROB in known:
+            return {Columns.ACTION_LOGP: np.log(known[Columns.ACTION_PROB])}
+    return {}

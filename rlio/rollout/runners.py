@@ -12,12 +12,13 @@ Example:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from rlio.columns import DEFAULT_POLICY_ID
 from rlio.envs.context import EnvContext
 from rlio.envs.external import ExternalEnv
+from rlio.envs.making import ExternalEnvMade
 from rlio.envs.pettingzoo import is_pettingzoo
 from rlio.errors import OptionError
 from rlio.rollout.callbacks import CallbacksLike
@@ -73,7 +74,8 @@ def make_runner(
     policy is ``default_policy``, and where there are several policies and ``env`` is a function.
 
     Args:
-        env: What `EnvRunner` or `MultiAgentEnvRunner` takes, or an `ExternalEnv`.
+        env: What `EnvRunner` or `MultiAgentEnvRunner` takes, or an `ExternalEnv`, or a function
+            that makes one.
         group: Who acts.
         config: How to step.
         callbacks: Told of what happens.
@@ -97,7 +99,12 @@ def make_runner(
     elif _needs_agents(env, group):
         return MultiAgentEnvRunner(env, group.policies, group.policy_mapping_fn, **common, **workers)
     else:
-        runner = EnvRunner(env, _only_actor(group), **common, **workers)
+        try:
+            runner = EnvRunner(env, _only_actor(group), **common, **workers)
+        except ExternalEnvMade as made:
+            # The function was given the env_config, and nobody else is to heed it.
+            common["config"] = replace(config, env_config=RolloutConfig().env_config)
+            runner = ExternalRunner(made.env, _only_actor(group), **common)
     spaces = runner.observation_space, runner.action_space
     group.foreach_policy(lambda policy, _: policy.is_bound or policy.bind(*spaces, seed))
     return runner
