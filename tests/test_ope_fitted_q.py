@@ -11,9 +11,10 @@ from gymnasium.spaces import Box
 from tabular_problems import PROBLEMS
 
 from rlio.batch import SampleBatch
-from rlio.evaluation import FittedQ, Target, evaluate_offline
+from rlio.evaluation import FittedQ, IntervalOptions, Target, evaluate_offline
 
 SEEDS = 20
+QUICK = IntervalOptions(resamples=100)  # They are not looked at here.
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +39,7 @@ def test_discrete_actions_within_a_tenth_of_what_returns_vary_by(name: str) -> N
             estimators=["dm", "dr", "wdr"],
             folds=2 if seed == 0 else 1,
             bandit=name == "bandit",
+            intervals=QUICK,
             q_model=FittedQ(hidden=(), iterations=150, batch_size=512, learning_rate=0.2, tau=0.3, seed=seed),
         )
         spread = problem.steps(batch).returns.std()
@@ -105,7 +107,13 @@ def test_continuous_actions_within_a_tenth_of_the_value() -> None:
     for seed in range(SEEDS):
         fit = FittedQ(hidden=(64,), iterations=300, learning_rate=0.03, tau=0.2, action_samples=4, seed=seed)
         estimates = evaluate_offline(
-            problem.simulate(400, seed), problem.target, gamma=0.8, estimators=["dm"], folds=1, q_model=fit
+            problem.simulate(400, seed),
+            problem.target,
+            gamma=0.8,
+            estimators=["dm"],
+            folds=1,
+            q_model=fit,
+            intervals=QUICK,
         )
         found.append(estimates["dm"].v_target.value)
     # As recorded, for five steps, it earned a quarter less than the judged policy does for ever.

@@ -23,6 +23,7 @@ PARTS = {
     "resume": "resume",
     "rollouts": "rollouts",
     "recording": "recording",
+    "evaluation": "evaluation",
     "growth": "growth",
 }
 

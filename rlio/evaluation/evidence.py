@@ -197,14 +197,19 @@ class Evidence:
 
 def _order(parts: list[_Judged]) -> NDArray[np.int64]:
     """The order of all episodes by source, id and agent."""
-    sources = {source: rank for rank, source in enumerate(sorted({part.source for part in parts}))}  # type: ignore[type-var] # sortable, by `add`
     counts = [len(part.eps_id) for part in parts]
-    ranks = np.repeat([sources[part.source] for part in parts], counts)
-    agents = [
-        np.full(n, None, object) if p.agent is None else p.agent for p, n in zip(parts, counts, strict=True)
-    ]
-    eps_ids = _sortable(join_ids([part.eps_id for part in parts]))
-    return np.lexsort((_sortable(join_ids(agents)), eps_ids, ranks))
+    keys = [_sortable(join_ids([part.eps_id for part in parts]))]
+    if any(part.agent is not None for part in parts):
+        agents = [
+            np.full(count, None, object) if part.agent is None else part.agent
+            for part, count in zip(parts, counts, strict=True)
+        ]
+        keys.insert(0, _sortable(join_ids(agents)))
+    found = sorted({part.source for part in parts})  # type: ignore[type-var] # sortable, as `add` asks
+    if len(found) > 1:
+        ranks = {source: rank for rank, source in enumerate(found)}
+        keys.append(np.repeat([ranks[part.source] for part in parts], counts))
+    return np.lexsort(keys)
 
 
 def _sortable(ids: NDArray[Any]) -> NDArray[Any]:
