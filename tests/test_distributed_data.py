@@ -319,6 +319,13 @@ def test_a_job_with_other_rows_is_refused(root: str, tmp_path: Path) -> None:
     assert Storage.open(copy).list("data") == before
 
 
+def test_a_job_with_fewer_parts_than_before_is_refused(root: str) -> None:
+    write_dataset(ray.data.range(30, override_num_blocks=3), root, job="nightly")
+    with pytest.raises(OptionError, match="1 parts that this one does not have"):
+        write_dataset(ray.data.range(20, override_num_blocks=2), root, job="nightly")
+    assert len(rlio.open_dataset(root)) == 30
+
+
 # ---- ranks ----
 
 

@@ -365,7 +365,7 @@ class PartReader:
             logger.warning("skipped %d rows of %s, which are missing: %s", rows, dataset.uri, where)
 
     def _reader(self, dataset: Dataset, options: GroupOptions, given_up: set[str]) -> SegmentReader:
-        # Those of all writers: what this part's writers lack is filled up as in every other part.
+        # Known already: else each task would read the files of all of them.
         vars(dataset)["schemas"] = dict(self.plan.schemas)
         return SegmentReader(dataset, options, counting_of(dataset, options.columns), given_up=given_up)
 

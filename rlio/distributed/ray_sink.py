@@ -102,8 +102,8 @@ class DatasetSink(Datasink[Any]):
         if unlike := old.unlike(new):
             raise OptionError(
                 f"job={self._job!r}: {taken.writer}, which an earlier run sealed, has {taken.rows} rows that "
-                f"differ from those that were to be written, in {', '.join(unlike)}: run a job again with the "
-                "same rows in the same order, or name another job",
+                f"differ from those that were to be written, in {', '.join(unlike)}: run a job again with "
+                "the same rows in the same order, or name another job",
                 uri=self._storage.uri,
             )
 

@@ -66,9 +66,9 @@ def reader_shards(
     """The parts of a data set for ``world`` ranks, who need not know of each other.
 
     The data set is listed once, and every rank reads that snapshot, with one seed. Together the ranks read
-    each row once an epoch, in an order that does not depend on ``world``; the state of one is that of all, and
-    any number of ranks can load it. Nothing here needs Ray: give part r to the actor, or to the worker of Ray
-    Train, whose rank is r.
+    each row once an epoch, in an order that does not depend on ``world``; the state of one is that of all,
+    and any number of ranks can load it. Nothing here needs Ray: give part r to the actor, or to the worker
+    of Ray Train, whose rank is r.
 
     Args:
         root: Folder of the data set: a path or any fsspec URL; or an open `rlio.Dataset`.

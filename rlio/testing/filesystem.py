@@ -279,6 +279,13 @@ class FileSystemTests(ABC):
         storage.put("data/a.bin", b"content")
         assert storage.list("data/a.bin") == []
 
+    def test_folders_are_listed_by_the_beginning_of_their_names(self, storage: Storage) -> None:
+        for path in ("data/xa~1/a", "data/xa~2/b/c", "data/xb/d", "data/xa~3", "other/xa~4/e"):
+            storage.put(path, b"1")
+        assert storage.folders("data", "xa~") == ["xa~1", "xa~2"]
+        assert storage.folders("data") == ["xa~1", "xa~2", "xb"]
+        assert storage.folders("nowhere") == []
+
     def test_a_listing_sees_at_once_what_others_did(self, storage: Storage) -> None:
         assert storage.list() == []
         for i in range(3):
