@@ -103,7 +103,7 @@ def test_four_writers_and_a_follower_keep_to_the_limits_at_every_step(
     assert all(inserted <= LIMITS.most_inserted(drawn) for inserted, drawn in steps)
     # Each of the four may go over by less than a batch, as none is cut.
     assert all(total <= LIMITS.most_inserted(drawn) + 4 * (size - 1) for total, drawn in written)
-    assert sum(one.pacing.waits for one in opened) >= 4, "the limits were felt"
+    assert sum(one.pacing.waits for one in opened) > 0, "the limits were felt"
     assert sum(one.pacing.unheeded for one in opened) == 0
 
 
