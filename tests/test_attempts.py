@@ -313,3 +313,22 @@ def test_data_sets_without_attempts_are_listed_as_ever() -> None:
     listing = list_shards(storage)
     assert listing.passed_over == {}
     assert listing.staying_with(["w0", "w1"]) is listing
+
+
+def test_compaction_between_two_seals_changes_nothing(root: str) -> None:
+    attempt(root, SECOND, range(100, 105))
+    snapshot = rlio.open_dataset(root).snapshot()
+    for n in range(4):
+        with rlio.ParquetWriter(root, writer_id=f"w{n}", spool=None) as output:
+            output.write(rows(range(n, n + 1)))
+            output.flush()
+            output.write(rows(range(n, n + 1)))
+    rlio.compact(root)
+    attempt(root, FIRST, range(5))
+    attempt(root, THIRD, range(5), sealed=False)
+    for _ in range(2):
+        assert values_of(root)[-5:] == [0, 1, 2, 3, 4]
+        assert values_of(root, at=snapshot) == [100, 101, 102, 103, 104]
+        assert len(rlio.open_dataset(root)) == 13
+        rlio.compact(root)
+    assert codes(root) == ["attempt", "attempt"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from stored_batches import assert_identical, fresh_root, group_bytes, load, numbered, store
 
 import rlio
+import rlio.distributed
 from rlio.distributed.blocks import POLICY_ID, Assembler, Layout, block_arrays, to_table
 from rlio.distributed.part_reader import PartReader, plan_of, split
 from rlio.distributed.part_writer import PartOptions, PartWriter
@@ -524,3 +526,11 @@ def test_row_groups_become_blocks_of_one_kind() -> None:
     assert len(tables) > 3
     assert len({str(table.schema) for table in tables}) == 1
     assert to_table(load(root), reader_of(root)[0].plan.layout).num_rows == 100
+
+
+@pytest.mark.parametrize("name", ["read_dataset", "write_dataset"])
+def test_without_ray_the_pip_line_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    function = getattr(rlio.distributed, name)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(rlio.MissingExtra, match=r"pip install 'rlio\[ray\]'"):
+        function(*["memory://nowhere"] * (1 if name == "read_dataset" else 2))

@@ -25,8 +25,10 @@ from rlio import (
     concat_samples,
     open_dataset,
 )
+from rlio.distributed.part_writer import PartOptions, PartWriter
 from rlio.errors import CorruptData, DataNotFound, PublishError, StateError
 from rlio.storage.filesystem import Retry, Storage
+from rlio.storage.names import part_id
 from rlio.testing import assert_resumes
 
 SMALL = Roll(max_rows=16, max_seconds=None)
@@ -314,3 +316,24 @@ def test_json_lines_of_others_are_read_from_a_bucket(serve: Callable[[str], Serv
         storage.put(f"out-{i}.json", json.dumps(line).encode())
     with JsonReader(f"{storage.uri}/*.json", epochs=1, storage_options=server.options) as reader:
         assert concat_samples(list(reader))["rewards"].tolist() == [1.0, 2.0, 1.0, 2.0]
+
+
+def test_parts_of_a_job_are_written_by_attempts_of_which_one_is_read(place: Place) -> None:
+    storage = place.open()
+
+    def begin() -> PartWriter:
+        writer = PartWriter(storage, part_id("job", 0), PartOptions(roll=SMALL))
+        if writer.taken is None:
+            writer.write(numbered(50))
+        return writer
+
+    killed, slow, first = begin(), begin(), begin()
+    sealed = first.finish()
+    assert slow.finish() == sealed
+    assert begin().finish() == sealed
+    killed.abandon()
+    dataset = open_dataset(place.root, storage_options=place.options)
+    assert dataset.snapshot() == {sealed.writer: 50}
+    with DatasetReader(dataset, epochs=1) as reader:
+        assert_identical(concat_samples(list(reader)), numbered(50))
+    assert {entry.path.split("/")[1] for entry in storage.list("data")} == {sealed.writer}
