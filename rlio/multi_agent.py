@@ -21,7 +21,7 @@ import numpy as np
 from rlio.arrays import joint_dtype
 from rlio.columns import DEFAULT_POLICY_ID, Columns
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
-from rlio.rows import generator, steps
+from rlio.rows import generator, sort_by_part, steps
 from rlio.sample_batch import SampleBatch
 
 if TYPE_CHECKING:
@@ -138,11 +138,12 @@ class MultiAgentBatch:
 
         All rows of one (eps_id, t) are in the same part. Steps are in the order of `step_numbers`; a policy's
         rows keep their order within a part. A policy without rows in a part is left out of it. Parts are
-        views where a policy's rows are in the order of the steps, else copies.
+        views where a policy's rows are in the order of the steps, else copies. Sequences are cut where they
+        lie in several parts, each piece with the state at its beginning.
 
         Raises:
             MissingColumn: A policy has no ``eps_id`` or no ``t``.
-            SchemaError: A cut falls into a sequence of a policy with ``seq_lens``.
+            SchemaError: A cut falls into a sequence, and there is no ``state_out_k`` to go on from.
         """
         if k < 1:
             raise OptionError(f"timeslices(k={k}): a number of environment steps, at least 1")
@@ -156,7 +157,10 @@ class MultiAgentBatch:
         for policy_id, batch in self.policy_batches.items():
             number = numbers[policy_id]
             part = np.searchsorted(ends, number, side="right")
-            if np.any(part[1:] < part[:-1]):
+            if Columns.SEQ_LENS in batch and not batch.zero_padded:
+                batch, order = sort_by_part(batch, part)
+                part, number = part[order], number[order]
+            elif np.any(part[1:] < part[:-1]):
                 order = np.argsort(part, kind="stable")
                 batch, part, number = batch[order], part[order], number[order]
             at = np.searchsorted(part, np.arange(1, len(ends) + 1))

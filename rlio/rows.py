@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from rlio.arrays import concat_leaves, copy_leaf, is_tensor, take_leaf, to_numpy, zero_leaf
-from rlio.columns import Columns, is_per_sequence
+from rlio.columns import STATE_IN_PREFIX, STATE_OUT_PREFIX, Columns, is_per_sequence
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
 from rlio.nested import map_structure
 from rlio.sequences import boundaries, cuts, padded_rows, ragged_rows
@@ -33,6 +33,7 @@ __all__ = [
     "iterate",
     "pad",
     "shuffle",
+    "sort_by_part",
     "split_by_episode",
     "steps",
     "take",
@@ -275,6 +276,45 @@ def cut(batch: BatchT, start: int, end: int, state_start: int | None, state_end:
     columns = batch._map_rows(rows, lambda leaf: leaf[per_sequence])
     columns[_SEQ_LENS] = lens.astype(batch._lens().dtype)
     return batch._like(columns)
+
+
+def sort_by_part(batch: BatchT, part: np.ndarray) -> tuple[BatchT, np.ndarray]:
+    """Sort the rows of a ``batch`` of sequences by ``part``, (rows,) int; sequences in several parts are cut.
+
+    The state of what begins within a sequence is that after the row before, its ``state_out_k``.
+
+    Returns:
+        The batch, and which row each of its rows was.
+
+    Raises:
+        SchemaError: A sequence is to be cut, and there is no ``state_out_k``.
+    """
+    lens = batch._lens()
+    sequence = np.repeat(np.arange(len(lens)), lens)
+    new = np.ones(len(part), bool)
+    new[1:] = (sequence[1:] != sequence[:-1]) | (part[1:] != part[:-1])
+    first = np.flatnonzero(new)
+    within = first != boundaries(lens)[sequence[first]]
+    piece_lens = np.diff(first, append=len(part))
+    order = np.argsort(part[first], kind="stable")
+    taken = ragged_rows(piece_lens, order)
+    if not within.any() and np.all(order[1:] > order[:-1]):
+        return batch, taken
+    columns = batch._map_rows(lambda leaf: take_leaf(leaf, taken), lambda leaf: leaf)
+    for name in [name for name in columns if name.startswith(STATE_IN_PREFIX)]:
+        states = take_leaf(batch._columns[name], sequence[first])
+        if within.any():
+            after = batch._columns.get(STATE_OUT_PREFIX + name.removeprefix(STATE_IN_PREFIX))
+            if after is None:
+                raise SchemaError(
+                    f"a sequence is to be cut at step {first[within][0]}, and the batch does not have the "
+                    "state there: its policy's rows have state_out_k for that",
+                    column=name,
+                )
+            states[within] = take_leaf(after, first[within] - 1)
+        columns[name] = take_leaf(states, order)
+    columns[_SEQ_LENS] = piece_lens[order].astype(lens.dtype)
+    return batch._like(columns), taken
 
 
 def _shortened(lens: np.ndarray, total: int) -> np.ndarray:

@@ -37,7 +37,7 @@ from rlio.rollout.callbacks import CallbacksLike, combine, overridden
 from rlio.rollout.config import RolloutConfig
 from rlio.rollout.env_runner import EnvRunner
 from rlio.rollout.external_runner import ExternalRunner
-from rlio.rollout.metrics import RolloutMetrics
+from rlio.rollout.metrics import Counts, RolloutMetrics
 from rlio.rollout.multi_agent_envs import MultiAgentEnvLike
 from rlio.rollout.multi_agent_runner import MultiAgentEnvRunner
 from rlio.rollout.network import find_free_port, get_host, get_node_ip
@@ -594,15 +594,23 @@ class RolloutWorker(InputReader):
         code from.
 
         Raises:
-            StateError: It does not fit.
-            OptionError: A name cannot be imported.
+            StateError: It does not fit; policies, counts and stored positions are as they were.
+            OptionError: A name cannot be imported; likewise.
         """
-        with self._not_acting():
-            self.group.set_state(state)
-            self._tell_mapping()
-        if "position" in state:
-            self.load_state_dict(state["position"])
-        if "metrics" in state and self.runner is not None:
+        counted = "metrics" in state and self.runner is not None
+        if counted:
+            Counts.from_state(state["metrics"])
+        with ExitStack() as undo:
+            with self._not_acting():
+                undo.callback(self._tell_mapping)
+                undo.callback(self.group.set_state(state))
+                self._tell_mapping()
+            if "position" in state:
+                if self.replayable:
+                    undo.callback(self.load_state_dict, self.state_dict())
+                self.load_state_dict(state["position"])
+            undo.pop_all()
+        if self.runner is not None and counted:
             self.runner.metrics.load_state_dict(state["metrics"])
 
     def save(

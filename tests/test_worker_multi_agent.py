@@ -16,6 +16,8 @@ from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
 from rlio.connectors.mean_std import MeanStdFilter
 from rlio.envs.multi_agent import MultiAgentEnv, make_multi_agent
 from rlio.errors import OptionError
+from rlio.policies.networks import gru
+from rlio.policies.torch_policy import TorchPolicy
 from rlio.rollout.callbacks import Callbacks
 from rlio.rollout.config import RolloutConfig
 from rlio.rollout.multi_agent_runner import MultiAgentEnvRunner
@@ -333,3 +335,34 @@ def test_a_restored_worker_has_the_policies_and_the_mapping_and_goes_on(tmp_path
         assert set(ma(other.sample())) == {"even", "odd"}
         assert other.get_policies_to_train() == {"even"}
         assert other.get_metrics().lifetime.env_steps == 20
+
+
+@pytest.mark.parametrize("mode", ["truncate_episodes", "complete_episodes"])
+def test_steps_of_recurrent_policies_are_cut_with_the_states_that_are_there(mode: Any) -> None:
+    """``sample(n)`` was refused where n steps of the environment end in the middle of a sequence."""
+    config = RolloutConfig(num_envs=2, rollout_fragment_length=25, batch_mode=mode)
+    make, policies = make_multi_agent("CartPole-v1"), {"even": TorchPolicy(gru), "odd": TorchPolicy(gru)}
+    with RolloutWorker(
+        lambda: make(num_agents=3), policies, policy_mapping_fn=even_odd, rollout=config, seed=0
+    ) as worker:
+        parts = [worker.sample(n) for n in (37, 1, 5, 100, 2)]
+    assert [part.count for part in parts] == [37, 1, 5, 100, 2]
+    keys: list[Any] = []
+    for part in parts:
+        assert isinstance(part, MultiAgentBatch)
+        for policy_id, rows in part.items():
+            assert_each_sequence_is_what_its_state_makes_of_it(policies[policy_id], rows)
+            keys += zip(rows["eps_id"], rows["agent_index"], rows["t"], strict=True)
+    assert len(set(keys)) == len(keys)
+
+
+def assert_each_sequence_is_what_its_state_makes_of_it(policy: TorchPolicy, rows: SampleBatch) -> None:
+    assert rows["seq_lens"].sum() == len(rows)
+    for i, state in enumerate(rows["state_in_0"]):
+        sequence = rows.sequences(i, i + 1)
+        assert (np.diff(sequence["t"]) == 1).all()
+        assert len(set(zip(sequence["eps_id"], sequence["agent_index"], strict=True))) == 1
+        states = (state[None],)
+        for obs, outputs in zip(sequence["obs"], sequence["action_dist_inputs"], strict=True):
+            _, states, extras = policy.compute_actions(obs[None], states)
+            np.testing.assert_allclose(extras["action_dist_inputs"][0], outputs, atol=1e-5)

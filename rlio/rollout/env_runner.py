@@ -14,6 +14,7 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,7 +37,7 @@ from rlio.rollout.collecting import Collector
 from rlio.rollout.config import RolloutConfig
 from rlio.rollout.filters import copies_of, filters_in, make_equal
 from rlio.rollout.lookback import LookBack
-from rlio.rollout.metrics import MetricsCollector, RolloutMetrics
+from rlio.rollout.metrics import Counts, MetricsCollector, RolloutMetrics
 from rlio.rollout.progress import Progress, whole_number
 from rlio.rollout.runner_envs import RunnerEnvs
 from rlio.rollout.runner_seeds import RunnerSeeds
@@ -395,8 +396,9 @@ class EnvRunner:
         """
         saved = RunnerSeeds(whole_number(state, "seed"), self.worker_index, whole_number(state, "restarts"))
         progress = Progress.from_state(state)
-        for name, kept in state.get("connectors", {}).items():
-            self._load_connectors(name, kept)
+        with ExitStack() as undo:
+            self._load_connectors(state.get("connectors", {}), undo)
+            undo.pop_all()
         self._loop.recorder.clear()
         self._abandon()
         self._seeds = saved.after_restart()
@@ -432,16 +434,25 @@ class EnvRunner:
         what is here, or 0.
 
         Raises:
-            StateError: It is of other policies or connectors.
+            StateError: It is of other policies or connectors; all is as it was.
         """
+        if "metrics" in state:
+            Counts.from_state(state["metrics"])
         policy = state.get("policy")
-        if policy is not None and accepts_weights(self.policy.weights_seq_no, policy.get("weights_seq_no")):
-            self.policy.set_state(policy)
-        if "runner" in state:
-            self.load_state_dict(state["runner"])
-        for name in self._pipelines:
-            if name in state:
-                self._load_connectors(name, state[name])
+        with ExitStack() as undo:
+            if policy is not None and accepts_weights(
+                self.policy.weights_seq_no, policy.get("weights_seq_no")
+            ):
+                undo.callback(self.policy.set_state, self.policy.get_state())
+                self.policy.set_state(policy)
+            connectors = {name: state[name] for name in self._pipelines if name in state}
+            if "runner" in state:
+                # It has them too, as they were when it was saved alone.
+                runner = state["runner"]
+                self.load_state_dict(runner | {"connectors": runner.get("connectors", {}) | connectors})
+            else:
+                self._load_connectors(connectors, undo)
+            undo.pop_all()
         if "metrics" in state:
             self.metrics.load_state_dict(state["metrics"])
 
@@ -452,12 +463,16 @@ class EnvRunner:
             "action_connectors": self._loop.actions,
         }
 
-    def _load_connectors(self, name: str, state: JsonState) -> None:
-        if name not in self._pipelines:
-            raise StateError(
-                f"the state has connectors {excerpt(name)}: known are {', '.join(self._pipelines)}"
-            )
-        self._pipelines[name].load_state_dict(state)
+    def _load_connectors(self, states: Mapping[str, JsonState], undo: ExitStack) -> None:
+        """Load pipelines' states, by name; ``undo`` gets what takes that back."""
+        for name, state in states.items():
+            if name not in self._pipelines:
+                raise StateError(
+                    f"the state has connectors {excerpt(name)}: known are {', '.join(self._pipelines)}"
+                )
+            pipeline = self._pipelines[name]
+            undo.callback(pipeline.load_state_dict, pipeline.state_dict())
+            pipeline.load_state_dict(state)
 
     def get_filters(self, *, flush_after: bool = False) -> dict[str, list[MeanStdFilter]]:
         """Copies of the `MeanStdFilter`s among the observation connectors, by policy id.

@@ -156,6 +156,20 @@ class Counts:
     env_restarts: int = 0
     rows_dropped: int = 0
 
+    @classmethod
+    def from_state(cls, state: JsonState) -> Counts:
+        """Those of `MetricsCollector.state_dict`.
+
+        Raises:
+            StateError: A count is missing, or no whole number.
+        """
+        for name in cls.__slots__:
+            if not isinstance(state.get(name), int):
+                raise StateError(
+                    f"the metrics' state needs {name!r} (int), but it has {excerpt(state.get(name))}"
+                )
+        return cls(**{name: state[name] for name in cls.__slots__})
+
     def plus(self, other: Counts) -> Counts:
         """The sums of both."""
         return Counts(*(getattr(self, name) + getattr(other, name) for name in Counts.__slots__))
@@ -422,13 +436,9 @@ class MetricsCollector:
         Raises:
             StateError: A count is missing, or no whole number.
         """
-        for name in Counts.__slots__:
-            if not isinstance(state.get(name), int):
-                raise StateError(
-                    f"the metrics' state needs {name!r} (int), but it has {excerpt(state.get(name))}"
-                )
+        lifetime = Counts.from_state(state)
         with self._lock:
-            self.lifetime = Counts(**{name: state[name] for name in Counts.__slots__})
+            self.lifetime = lifetime
             self._now = RolloutMetrics()
             self._episodes.take()
 

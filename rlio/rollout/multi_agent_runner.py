@@ -20,7 +20,8 @@ Example:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -39,7 +40,7 @@ from rlio.rollout.agent_parts import AgentPart, cut, joined
 from rlio.rollout.agent_rows import EPISODE
 from rlio.rollout.callbacks import CallbacksLike, combine, overridden
 from rlio.rollout.config import RolloutConfig
-from rlio.rollout.metrics import MetricsCollector, RolloutMetrics
+from rlio.rollout.metrics import Counts, MetricsCollector, RolloutMetrics
 from rlio.rollout.multi_agent_envs import MultiAgentEnvLike, MultiAgentEnvs
 from rlio.rollout.multi_agent_episode import MultiAgentEpisode
 from rlio.rollout.multi_agent_loop import MultiAgentLoop, PlayedEpisode
@@ -688,19 +689,30 @@ class MultiAgentEnvRunner:
         what is here, or 0; policies that are not here are passed over.
 
         Raises:
-            StateError: It is of other policies or connectors.
+            StateError: It is of other policies or connectors; all is as it was.
         """
-        for policy_id, own in state.get("policies", {}).items():
-            policy = self.policies.get(policy_id)
-            if policy is not None and accepts_weights(policy.weights_seq_no, own.get("weights_seq_no")):
-                policy.set_state(own)
-        self._mapping.load_connector_states(
-            {each: (own["observation"], own["action"]) for each, own in state.get("connectors", {}).items()}
-        )
-        if "runner" in state:
-            self.load_state_dict(state["runner"])
+        if "metrics" in state:
+            Counts.from_state(state["metrics"])
+        connectors = {each: (own["observation"], own["action"]) for each, own in _dict(state, "connectors")}
+        with ExitStack() as undo:
+            for policy_id, own in _dict(state, "policies"):
+                policy = self.policies.get(policy_id)
+                if policy is not None and accepts_weights(policy.weights_seq_no, own.get("weights_seq_no")):
+                    undo.callback(policy.set_state, policy.get_state())
+                    policy.set_state(own)
+            undo.callback(self._mapping.load_connector_states, self._mapping.connector_states())
+            self._mapping.load_connector_states(connectors)
+            if "runner" in state:
+                self.load_state_dict(state["runner"])
+            undo.pop_all()
         if "metrics" in state:
             self.metrics.load_state_dict(state["metrics"])
+
+
+def _dict(state: PolicyState, name: str) -> Iterable[tuple[str, Any]]:
+    """The items of a component, if it is there."""
+    found: dict[str, Any] = state.get(name, {})
+    return found.items()
 
 
 def _int_state(state: JsonState, key: str) -> int:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -451,36 +451,48 @@ class PolicyGroup:
             "global_vars": self.get_global_vars().to_json(),
         }
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
         """Continue from a state of `get_state`, or from some of its components.
 
         Policies that are not here are made, if the state says how. Names are imported: load states only from
         where you would run code from.
 
+        Returns:
+            What takes all of it back.
+
         Raises:
-            StateError: It does not fit, or a policy is missing and cannot be made.
-            OptionError: A name cannot be imported.
+            StateError: It does not fit, or a policy is missing and cannot be made; all is as it was.
+            OptionError: A name cannot be imported; likewise.
         """
+        with ExitStack() as undo:
+            self._set_state(state, undo)
+            return undo.pop_all().close
+
+    def _set_state(self, state: Mapping[str, Any], undo: ExitStack) -> None:
         for policy_id, described in _mapping(state, "policies").items():
-            self._set_policy(policy_id, described)
+            self._set_policy(policy_id, described, undo)
         mapping = state.get("policy_mapping_fn")
         if mapping is not None:
+            undo.callback(self.set_policy_mapping_fn, self.policy_mapping_fn)
             self.set_policy_mapping_fn(None if mapping == _DEFAULT else load_callable(mapping))
         to_train = state.get("policies_to_train")
+        undo.callback(self.set_policies_to_train, self._to_train)
         if isinstance(to_train, str):
             self.set_policies_to_train(None if to_train == _DEFAULT else load_callable(to_train))
         elif to_train is not None:
             self.set_policies_to_train([policy_id for policy_id in to_train if policy_id in self.policies])
         if "global_vars" in state:
+            undo.callback(self.set_global_vars, self.get_global_vars())
             self.set_global_vars(GlobalVars.from_json(_mapping(state, "global_vars")))
 
-    def _set_policy(self, policy_id: str, described: Any) -> None:
+    def _set_policy(self, policy_id: str, described: Any, undo: ExitStack) -> None:
         if not isinstance(described, Mapping) or not isinstance(described.get("state"), Mapping):
             raise StateError(
                 f"the state of the policy {policy_id!r} is {excerpt(described)}: expected spec and state"
             )
         if policy_id in self.policies:
             with self._held(policy_id) as policy:
+                undo.callback(self._restore, policy_id, policy.get_state())
                 policy.set_state(dict(described["state"]))
         elif described.get("spec") is None:
             raise StateError(
@@ -490,6 +502,11 @@ class PolicyGroup:
         else:
             spec = PolicySpec.from_state(described["spec"])
             self.add(policy_id, spec, state=dict(described["state"]))
+            undo.callback(self.remove, policy_id)
+
+    def _restore(self, policy_id: str, state: PolicyState) -> None:
+        with self._held(policy_id) as policy:
+            policy.set_state(state)
 
 
 def _by_policy(values: Mapping[str, Any]) -> dict[str, Mapping[str, NDArray[Any]]]:
