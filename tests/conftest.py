@@ -1,6 +1,8 @@
 """Fixtures for more than one test file, the order of tests, and how many real servers ran."""
 
 import contextlib
+import gc
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +12,10 @@ import servers
 from fsspec.implementations.memory import MemoryFileSystem
 
 ROOT = Path(__file__).resolve().parents[1]
+
+# A garbage collection in a forked child would look at all that the tests hold, and so copy its pages.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=gc.freeze)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
