@@ -38,7 +38,7 @@ from rlio.rollout.config import RolloutConfig
 from rlio.rollout.filters import copies_of, filters_in, make_equal
 from rlio.rollout.lookback import LookBack
 from rlio.rollout.metrics import Counts, MetricsCollector, RolloutMetrics
-from rlio.rollout.progress import Progress, whole_number
+from rlio.rollout.progress import Progress, check_amount, whole_number
 from rlio.rollout.runner_envs import RunnerEnvs
 from rlio.rollout.runner_seeds import RunnerSeeds
 from rlio.rollout.trajectories import with_sequences, without_states
@@ -327,12 +327,7 @@ class EnvRunner:
             OptionError: Both are given, or one is below 1.
             ClosedError: After `stop`.
         """
-        if num_timesteps is not None and num_episodes is not None:
-            raise OptionError(
-                f"num_timesteps={num_timesteps} and num_episodes={num_episodes}: give one of them"
-            )
-        if num_episodes is not None and num_episodes < 1:
-            raise OptionError(f"num_episodes={num_episodes}: at least 1")
+        check_amount(num_timesteps, num_episodes)
         self._act_at_random(random_actions)
         if force_reset:
             self._abandon()

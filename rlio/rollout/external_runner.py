@@ -20,6 +20,7 @@ from rlio.rollout.callbacks import CallbacksLike, combine, overridden
 from rlio.rollout.config import RolloutConfig
 from rlio.rollout.external_episodes import ExternalEpisodes
 from rlio.rollout.metrics import MetricsCollector, RolloutMetrics
+from rlio.rollout.progress import check_amount
 from rlio.rollout.trajectories import with_sequences, without_states
 
 if TYPE_CHECKING:
@@ -190,15 +191,10 @@ class ExternalRunner:
             OptionError: Both are given, or one is below 1.
             EndOfData: As `run`, like EnvError and ClosedError.
         """
-        if num_timesteps is not None and num_episodes is not None:
-            raise OptionError(
-                f"num_timesteps={num_timesteps} and num_episodes={num_episodes}: give one of them"
-            )
+        check_amount(num_timesteps, num_episodes)
         if num_episodes is None:
             batch = self._sampled(num_timesteps)
         else:
-            if num_episodes < 1:
-                raise OptionError(f"num_episodes={num_episodes}: at least 1")
             self.metrics.begin()
             self.serve_until(lambda: self.episodes.episodes_ready >= num_episodes)
             batch = self.postprocessed(self.episodes.take(whole=True))

@@ -44,6 +44,7 @@ from rlio.rollout.metrics import Counts, MetricsCollector, RolloutMetrics
 from rlio.rollout.multi_agent_envs import MultiAgentEnvLike, MultiAgentEnvs
 from rlio.rollout.multi_agent_episode import MultiAgentEpisode
 from rlio.rollout.multi_agent_loop import MultiAgentLoop, PlayedEpisode
+from rlio.rollout.progress import check_amount, whole_number
 
 if TYPE_CHECKING:
     from rlio.envs.context import EnvContext
@@ -337,12 +338,7 @@ class MultiAgentEnvRunner:
             SchemaError: An environment or a policy gave what makes no sense.
             ClosedError: After `stop`.
         """
-        if num_timesteps is not None and num_episodes is not None:
-            raise OptionError(
-                f"num_timesteps={num_timesteps} and num_episodes={num_episodes}: give one of them"
-            )
-        if num_episodes is not None and num_episodes < 1:
-            raise OptionError(f"num_episodes={num_episodes}: at least 1")
+        check_amount(num_timesteps, num_episodes)
         steps = self.config.fragment_steps
         if num_timesteps is not None:
             whole = self.config.batch_mode == "complete_episodes"
@@ -649,7 +645,7 @@ class MultiAgentEnvRunner:
             StateError: A key is missing, or no whole number.
         """
         seed, restarts, timesteps, unrolls, dropped = (
-            _int_state(state, key) for key in ("seed", "restarts", "timesteps", "unrolls", "steps_dropped")
+            whole_number(state, key) for key in ("seed", "restarts", "timesteps", "unrolls", "steps_dropped")
         )
         self.seeds = _seeds(seed, self.worker_index)
         self._restarts = restarts + 1
@@ -713,13 +709,6 @@ def _dict(state: PolicyState, name: str) -> Iterable[tuple[str, Any]]:
     """The items of a component, if it is there."""
     found: dict[str, Any] = state.get(name, {})
     return found.items()
-
-
-def _int_state(state: JsonState, key: str) -> int:
-    value = state.get(key)
-    if not isinstance(value, int):
-        raise StateError(f"the runner's state needs {key!r} (int), but it has {excerpt(value)}")
-    return value
 
 
 class _Taken(NamedTuple):

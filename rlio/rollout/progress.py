@@ -1,4 +1,4 @@
-"""`Progress`: how far a runner is, as its state says it.
+"""`Progress`: how far a runner is, as its state says it; and `check_amount`: how far it is to go.
 
 Example:
     >>> progress = Progress(timesteps=40)
@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlio.errors import StateError, excerpt
+from rlio.errors import OptionError, StateError, excerpt
 from rlio.interfaces import JsonState
 
-__all__ = ["Progress", "whole_number"]
+__all__ = ["Progress", "check_amount", "whole_number"]
 
 # Unroll ids of different workers never meet: 2^40 fragments each.
 _UNROLLS_A_WORKER = 1 << 40
@@ -63,6 +63,19 @@ class Progress:
             "unrolls": self.unrolls,
             "steps_dropped": self.dropped + waiting,
         }
+
+
+def check_amount(num_timesteps: int | None, num_episodes: int | None) -> None:
+    """Check what a runner's ``sample`` is asked for.
+
+    Raises:
+        OptionError: Both are given, or one is below 1.
+    """
+    if num_timesteps is not None and num_episodes is not None:
+        raise OptionError(f"num_timesteps={num_timesteps} and num_episodes={num_episodes}: give one of them")
+    for name, number in (("num_timesteps", num_timesteps), ("num_episodes", num_episodes)):
+        if number is not None and number < 1:
+            raise OptionError(f"{name}={number}: at least 1")
 
 
 def whole_number(state: JsonState, key: str) -> int:
