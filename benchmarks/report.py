@@ -7,13 +7,13 @@ here. The names are ``machine``, ``goals`` and those of the parts.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.results import Figure, Line, Run, Section
 
-__all__ = ["markdown", "plot", "show", "update_page"]
+__all__ = ["markdown", "plot", "replace_blocks", "show", "table", "update_page"]
 
 _BLOCK = re.compile(r"(<!-- (?P<name>[\w-]+) -->\n)(?P<text>.*?)(<!-- /(?P=name) -->)", re.DOTALL)
 # Spread of the rounds from which on a figure is marked as unsteady.
@@ -31,21 +31,21 @@ def show(run: Run) -> None:
     if not console.is_terminal:
         console = Console(width=_WIDTH)
     for section in run.sections:
-        table = Table(title=section.title, title_justify="left", title_style="bold")
+        figures = Table(title=section.title, title_justify="left", title_style="bold")
         for number, heading in enumerate(_headings(section)):
-            table.add_column(heading, justify="left" if number < 2 else "right")
+            figures.add_column(heading, justify="left" if number < 2 else "right")
         for row in _figure_rows(section):
-            table.add_row(*row)
-        console.print(table)
+            figures.add_row(*row)
+        console.print(figures)
         for text in _footnotes(section):
             console.print(text, style="dim")
-    table = Table(title="rlio beside the others", title_justify="left", title_style="bold")
+    goals = Table(title="rlio beside the others", title_justify="left", title_style="bold")
     for heading, justify in zip(_LINE_HEADINGS, ("left", "left", "right", "right", "left"), strict=True):
-        table.add_column(heading, justify=justify)  # type: ignore[arg-type]  # One of rich's literals.
+        goals.add_column(heading, justify=justify)  # type: ignore[arg-type]  # One of rich's literals.
     for line in run.lines:
         style = {"missed": "red", "not measured": "yellow"}.get(line.verdict)
-        table.add_row(*_line_row(line), style=style)
-    console.print(table)
+        goals.add_row(*_line_row(line), style=style)
+    console.print(goals)
 
 
 def update_page(page: Path, run: Run) -> None:
@@ -54,7 +54,15 @@ def update_page(page: Path, run: Run) -> None:
     Raises:
         ValueError: The page has no place for a table that was asked for.
     """
-    blocks = markdown(run)
+    replace_blocks(page, markdown(run))
+
+
+def replace_blocks(page: Path, blocks: Mapping[str, str]) -> None:
+    """Write texts into a page, between the comments of their names.
+
+    Raises:
+        ValueError: The page has no place for one of them.
+    """
     text = page.read_text(encoding="utf-8")
     places = {match["name"] for match in _BLOCK.finditer(text)}
     if missing := [name for name in blocks if name not in places]:
@@ -72,16 +80,16 @@ def markdown(run: Run) -> dict[str, str]:
     """The tables as Markdown, by the names of their places in a page."""
     blocks = {
         "machine": _machine(run),
-        "goals": _table(_LINE_HEADINGS, [_line_row(line) for line in run.lines], "llrrl"),
+        "goals": table(_LINE_HEADINGS, [_line_row(line) for line in run.lines], "llrrl"),
     }
     for section in run.sections:
         if section.part == "growth":
-            table = _growth_table(section)
+            text = _growth_table(section)
         else:
             headings = _headings(section)
-            table = _table(headings, _figure_rows(section), "ll" + "r" * (len(headings) - 2))
+            text = table(headings, _figure_rows(section), "ll" + "r" * (len(headings) - 2))
         notes = "".join(f"\n{text}\n" for text in _footnotes(section))
-        blocks[section.part] = f"**{section.title}**\n\n{table}{notes}"
+        blocks[section.part] = f"**{section.title}**\n\n{text}{notes}"
     return blocks
 
 
@@ -134,7 +142,7 @@ def _growth_table(section: Section) -> str:
         size = at if axis == "batch size" else SIZE
         cells = (_number(1e6 * size * found[name].median) if name in found else "" for name in names)
         rows.append((axis, f"{at:,.0f}", *cells))
-    return _table(("what grows", "to", *(f"{name}, us" for name in names)), rows, "lr" + "r" * len(names))
+    return table(("what grows", "to", *(f"{name}, us" for name in names)), rows, "lr" + "r" * len(names))
 
 
 def _machine(run: Run) -> str:
@@ -149,7 +157,8 @@ def _machine(run: Run) -> str:
     )
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> str:
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> str:
+    """A table in Markdown; ``align`` has one of "l" and "r" for each column."""
     rule = ["---:" if each == "r" else "---" for each in align]
     lines = [headings, rule, *([cell.replace("|", "\\|") for cell in row] for row in rows)]
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)

@@ -568,10 +568,17 @@ def test_gc_keeps_an_announcement_as_long_as_somebody_may_act_on_it(clock: list[
     """Even if the grace is shorter: another's index may be stored a moment later."""
     root = indexed()
     put_change(Storage.open(root), [SEALED[0]])
+    bare = recorded()
+    put_change(Storage.open(bare), [SEALED[0]])
     clock[0] = LEAST_AGE - 1
-    rlio.gc(root, grace=1)
-    assert len(changes(root)) == 1
+    for one in (root, bare):
+        rlio.gc(one, grace=1)
+        assert len(changes(one)) == 1
+    assert len(indexes(root)) == 1, "it was not settled either"
     assert check_told_the_same(root)
+    clock[0] += 1
+    rlio.gc(bare, grace=1)
+    assert not changes(bare)
 
 
 def test_a_change_whose_maker_died_is_settled_by_gc(clock: list[float]) -> None:
@@ -682,11 +689,12 @@ HOSTILE: dict[str, Any] = {
 }
 
 
-def forge(root: str, packed: bytes) -> None:
+def forge(root: str, packed: bytes, generation: int = 7) -> None:
     """Store bytes as an index that fits."""
     storage = Storage.open(root)
     storage.put(
-        f"{INDEX_DIR}/00000007-{place_of(storage)}-{len(packed)}-{zlib.crc32(packed):08x}.json.zst", packed
+        f"{INDEX_DIR}/{generation:08d}-{place_of(storage)}-{len(packed)}-{zlib.crc32(packed):08x}.json.zst",
+        packed,
     )
 
 
@@ -707,7 +715,9 @@ def test_an_index_asks_for_no_more_than_a_listing_may(monkeypatch: pytest.Monkey
     assert list_indexed(Storage.open(root, limits=Limits(listed_names=6))) is None
     forge(root, zstandard.compress(b" " * (100 << 20)))
     assert list_indexed(Storage.open(root)) is None
-    forge(root, zstandard.compress(b'{"settled":[' + b'"",' * 100_000 + b'""],"writers":{}}'))
+    many = {"settled": [], "writers": {SEALED[0]: ["_sealed-12"] * 50_000}}
+    forge(root, zstandard.compress(json.dumps(many).encode()), 8)
+    assert list_indexed(Storage.open(root)) is not None
     assert list_indexed(Storage.open(root, limits=Limits(listed_names=10_000))) is None
     for path in indexes(root):
         remove(f"{root}/{path}")

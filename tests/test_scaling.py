@@ -1,0 +1,76 @@
+"""The measurements behind docs/scale.md run, at tiny sizes, and its tables have their places in the page."""
+
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import scaling
+from benchmarks.report import replace_blocks
+from benchmarks.scaling import TABLES, main
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a run gives, measured in this process."""
+    folder = tmp_path_factory.mktemp("scaling")
+    scaling.make_names(folder / "names", 1200, 10)
+    scaling.make_readable(folder / "shards", 20, 2)
+    found = {
+        "listed": scaling._listed(str(folder / "names"), 1),
+        "in_memory": scaling._in_memory(1100, 5, 1),
+        "read": scaling._read(str(folder / "shards")),
+    }
+    sizes = {"listed": (1200, 10), "in_memory": (1100, 5), "read": (20, 2)}
+    return {
+        "machine": scaling.machine.facts(),
+        "rounds": 1,
+        **{
+            part: [
+                {
+                    "shards": sizes[part][0],
+                    "writers": sizes[part][1],
+                    "values": {name: asdict(value) for name, value in values.items()},
+                }
+            ]
+            for part, values in found.items()
+        },
+        "stored": [{"shards": 1, "writers": 1, "values": {"nothing": "moto is not installed"}}],
+    }
+
+
+def test_it_measures_what_it_says(run: dict[str, Any]) -> None:
+    listed = run["listed"][0]["values"]
+    # 1,200 shards, and a seal for each writer but the first.
+    assert listed["names"]["facts"]["bytes"] > 1200 * len(
+        "000000000000-2048-123456-00000000-00000000.parquet"
+    )
+    assert {"open", "open, index", "poll", "poll, index", "cover", "share"} <= listed.keys()
+    assert 0 < listed["open, index"]["facts"]["bytes"] < listed["names"]["facts"]["bytes"] / 2
+    assert run["read"][0]["values"]["resume"]["facts"]["bytes"] < 1024
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_each_table_is_made_and_has_its_place_in_the_page(
+    name: str, run: dict[str, Any], checkout: Path, tmp_path: Path
+) -> None:
+    made = TABLES[name](run)
+    page = tmp_path / "page.md"
+    page.write_text((checkout / "docs" / "scale.md").read_text(encoding="utf-8"), encoding="utf-8")
+    replace_blocks(page, {name: made})
+    assert made in page.read_text(encoding="utf-8")
+    rows = [line for line in made.splitlines() if line.startswith("|")]
+    assert len({row.count("|") for row in rows}) <= 1
+
+
+def test_what_was_measured_can_be_shown_again(
+    run: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(run), encoding="utf-8")
+    main(["--from", str(file)])
+    shown = capsys.readouterr().out
+    assert re.search(r"\| 1,200 \| 10 \|", shown)
