@@ -121,6 +121,18 @@ def test_ten_gigabytes_replay_shuffled_within_500_mb(tmp_path: Path, kind: str) 
     assert most < 500
 
 
+_EPISODES = """
+root, rng = sys.argv[1], np.random.default_rng(0)
+with rlio.ParquetWriter(root, spool=None) as writer:
+    for number in range(300):
+        rows = int(rng.integers(5, 400))
+        seen = rng.random((rows + 1, 17)).astype(np.float32)
+        writer.write(rlio.SampleBatch(
+            obs=seen[:-1], new_obs=seen[1:], rewards=np.ones(rows, np.float32), t=np.arange(rows),
+            eps_id=np.full(rows, number), terminateds=np.arange(rows) == rows - 1,
+        ))
+"""
+
 _FLAT = """
 root, batches, cache, options = sys.argv[1], int(sys.argv[2]), sys.argv[3], eval(sys.argv[4])
 gc_every = batches // 10
@@ -136,6 +148,14 @@ print(*found)
 """
 
 
+@pytest.fixture(scope="module")
+def episodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Episodes of any length, so that batches have ever other sizes."""
+    folder = tmp_path_factory.mktemp("episodes")
+    python(_EPISODES, folder / "data", cache=folder / "cache")
+    return folder / "data"
+
+
 @pytest.mark.parametrize(
     ("cache", "options", "batches"),
     [
@@ -149,20 +169,8 @@ print(*found)
     ids=str,
 )
 def test_memory_is_flat_over_a_hundred_thousand_batches(
-    tmp_path: Path, cache: str, options: dict[str, Any], batches: int
+    episodes: Path, tmp_path: Path, cache: str, options: dict[str, Any], batches: int
 ) -> None:
-    """Episodes of any length, so that batches have ever other sizes; the first fifth fills what is kept."""
-    record = """
-        root, rng = sys.argv[1], np.random.default_rng(0)
-        with rlio.ParquetWriter(root, spool=None) as writer:
-            for number in range(300):
-                rows = int(rng.integers(5, 400))
-                seen = rng.random((rows + 1, 17)).astype(np.float32)
-                writer.write(rlio.SampleBatch(
-                    obs=seen[:-1], new_obs=seen[1:], rewards=np.ones(rows, np.float32), t=np.arange(rows),
-                    eps_id=np.full(rows, number), terminateds=np.arange(rows) == rows - 1,
-                ))
-    """
-    python(textwrap.dedent(record), tmp_path / "data", cache=tmp_path / "cache")
-    found = python(_FLAT, tmp_path / "data", batches, cache, options, cache=tmp_path / "cache")
+    """The first fifth of the batches fills what is kept."""
+    found = python(_FLAT, episodes, batches, cache, options, cache=tmp_path / "cache")
     assert max(found[2:]) - found[1] < 8, found
