@@ -17,6 +17,7 @@ import rlio
 from rlio.connectors.mean_std import MeanStdFilter
 from rlio.distributed import FaultTolerance, WorkerGroup
 from rlio.distributed import worker_group as module
+from rlio.distributed.recipe import Recipe, Seat
 from rlio.errors import ClosedError, WorkerLost
 from rlio.rollout.config import RolloutConfig
 from rlio.worker import RolloutWorker
@@ -114,6 +115,14 @@ def test_killed_workers_lose_no_row_that_was_acknowledged_and_what_is_lost_is_to
     assert set(np.asarray(served[-1]["w_then"])) == {7.0}
     assert not list(Path(root).glob("_wal/*/*.wal"))
     assert rlio.verify(root).ok
+    # With nobody dead, it is what these workers sample anywhere.
+    recipe = Recipe(make_known, LinearPolicy, {"rollout": config_of(orders)}, num_workers=4, seed=3)
+    for index in (1, 2, 3, 4):
+        with recipe.make(Seat(index)) as worker:
+            alone = worker.sample()
+        for name in alone:
+            part = served[0][name][(index - 1) * STEPS : index * STEPS]
+            np.testing.assert_array_equal(part, alone[name], err_msg=name)
 
 
 def has_filters(worker: RolloutWorker) -> tuple[int, int, bool]:

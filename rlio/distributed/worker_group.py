@@ -34,6 +34,7 @@ from rlio.distributed.actors import Broadcast
 from rlio.distributed.crew import Crew
 from rlio.distributed.fault_tolerance import FaultTolerance, Loss
 from rlio.distributed.joint_filters import JointFilters
+from rlio.distributed.joint_metrics import JointMetrics
 from rlio.distributed.ray_import import require_ray
 from rlio.distributed.recipe import Recipe, WorkerKeywords, draw_seed, portable
 from rlio.distributed.recovering import recover_elsewhere, recover_here
@@ -132,13 +133,13 @@ class WorkerGroup(InputReader):
         self.local_worker: RolloutWorker | None = None
         self._lock = threading.RLock()
         self._filters = JointFilters()
-        self._unserved_incarnations: dict[str, int] = {}
+        self._earlier_incarnations: dict[str, int] = {}
         self._wanted: tuple[int | None, float | None] = (None, None)
         self._recipe = Recipe(env, policy, self._arguments, num_workers, self.seed)
         self._crew = Crew(self._recipe, tolerance=self.fault_tolerance, actor_options=actor_options)
         try:
             self._crew.start()
-            opened = self._crew.workers[0].opened
+            opened = self._crew.alive[0].opened
             assert opened is not None
             self.unit = opened.unit
             several = opened.spaces.keys() - {"__env__", DEFAULT_POLICY_ID}
@@ -182,10 +183,8 @@ class WorkerGroup(InputReader):
         """Give all workers the weights of one: policies that are made at random are not made alike."""
         if self.local_worker is not None:
             weights = _all_weights(self.local_worker)
-        elif self.num_workers > 1:
-            (weights,) = self._called([self._crew.workers[0]], _all_weights)
         else:
-            return
+            (weights,) = self._called(self._crew.alive[:1], _all_weights)
         weights = {policy_id: own for policy_id, own in weights.items() if own}
         if weights:
             self._broadcast(Broadcast(weights, seq_no=0))
@@ -563,6 +562,7 @@ class WorkerGroup(InputReader):
 
         Raises:
             WorkerLost: One was lost, and may not be replaced.
+            WorkerError: One says that it cannot sample; or as in `sample`, for one that was asked to.
         """
         crew = self._crew
         with self._lock:
@@ -595,7 +595,7 @@ class WorkerGroup(InputReader):
         waiting = sum(fragment.batch.agent_steps() for w in self._crew.workers for fragment in w.ready)
         return {
             "seed": self.seed,
-            "incarnations": {**self._unserved_incarnations, **incarnations},
+            "incarnations": {**self._earlier_incarnations, **incarnations},
             "weights_seq_no": self.weights_seq_no,
             "filters": self._filters.state_dict(),
             "lifetime": self._crew.metrics.state_dict(),
@@ -604,21 +604,22 @@ class WorkerGroup(InputReader):
 
     def _seek(self, position: JsonState) -> None:
         crew = self._crew
-        incarnations = dict(position["incarnations"])
-        waiting, newest = int(position["waiting"]), int(position["weights_seq_no"])
+        incarnations = {str(index): int(number) for index, number in position["incarnations"].items()}
+        seed, waiting, newest = (int(position[key]) for key in ("seed", "waiting", "weights_seq_no"))
+        metrics = JointMetrics()
+        metrics.load_state_dict(position["lifetime"])
         with self._lock:
             saved = position["filters"]
             self._filters.load_state_dict(saved, self._filters_of_a_worker() if saved else {})
-            crew.metrics.load_state_dict(position["lifetime"])
             self.dropped += waiting + self._drain()
-            self.seed = int(position["seed"])
+            crew.metrics, self.seed = metrics, seed
             self._recipe = replace(self._recipe, seed=self.seed)
             crew.use(self._recipe)
             crew.broadcasts.newest = max(crew.broadcasts.newest, newest)
             crew.filters = self._ray.put(self._filters.filters) if self._filters.filters else None
             for worker in crew.workers:
-                worker.incarnation = max(worker.incarnation, int(incarnations.get(str(worker.index), -1)))
-            self._unserved_incarnations = incarnations
+                worker.incarnation = max(worker.incarnation, incarnations.get(str(worker.index), -1))
+            self._earlier_incarnations = incarnations
             crew.reopen()
 
     def _filters_of_a_worker(self) -> dict[str, list[MeanStdFilter]]:
