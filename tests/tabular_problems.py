@@ -149,3 +149,8 @@ def gridworld(size: int = 3) -> Problem:
 
 
 PROBLEMS = {"bandit": bandit(), "chain": chain(), "gridworld": gridworld()}
+
+
+def judged_in_the_chain(obs: Any, actions: Any) -> Floats:
+    """The chain's judged policy, as a command names it."""
+    return PROBLEMS["chain"].log_probabilities(obs, actions)

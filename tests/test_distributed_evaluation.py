@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from tabular_problems import PROBLEMS
+from typer.testing import CliRunner
 
 import rlio
 from rlio.errors import DataNotFound, MissingColumn, OptionError, SchemaError
@@ -90,6 +92,24 @@ def test_a_network_is_sent_to_the_tasks(tmp_path: Path) -> None:
     for name, estimate in expected.items():
         assert found[name].v_target.value == pytest.approx(estimate.v_target.value, rel=1e-4)
         assert found[name].left_out == estimate.left_out
+
+
+def test_the_command_runs_there_too(root: Path) -> None:
+    from rlio.cli.main import app
+
+    arguments = [
+        "evaluate",
+        str(root),
+        "--gamma",
+        "0.9",
+        "--policy",
+        "tabular_problems:judged_in_the_chain",
+        "--json",
+    ]
+    here = CliRunner().invoke(app, arguments)
+    there = CliRunner().invoke(app, [*arguments, "--ray"])
+    assert here.exit_code == there.exit_code == 0, there.output
+    assert json.loads(there.output) == json.loads(here.output)
 
 
 def test_what_is_refused_in_a_task_is_refused_here(root: Path, tmp_path: Path) -> None:

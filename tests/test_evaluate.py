@@ -75,7 +75,7 @@ def test_filters_are_those_of_training_and_stay_as_they_are() -> None:
         Fives,
         episodes=2,
         num_envs=1,
-        observation_connectors=config.observation_connectors,
+        rollout=config,
         filters=filters,
     )
     stat = trained.running_stats
@@ -85,7 +85,7 @@ def test_filters_are_those_of_training_and_stay_as_they_are() -> None:
     assert trained.running_stats.n == stat.n
     runner.stop()
     with pytest.raises(StateError, match="0 filters"):
-        evaluate(policy, Fives, episodes=1, observation_connectors=[MeanStdFilter()], filters={})
+        evaluate(policy, Fives, episodes=1, rollout=config, filters={})
 
 
 def test_an_action_connector_stands_between_policy_and_environment() -> None:
@@ -96,5 +96,31 @@ def test_an_action_connector_stands_between_policy_and_environment() -> None:
             sent.append(int(action))
             return super().step(action)
 
-    evaluate(LinearPolicy(), Keeps, episodes=1, action_connectors=[lambda actions: actions + 1])
+    rollout = RolloutConfig(action_connectors=[lambda actions: actions + 1])
+    evaluate(LinearPolicy(), Keeps, episodes=1, rollout=rollout)
     assert sent == [1] * 4
+
+
+def test_a_config_of_training_is_taken_but_for_what_training_alone_needs() -> None:
+    """Episodes are whole, rewards are the environment's, and nothing explores unless it is asked to."""
+    explored = []
+
+    class Tells(LinearPolicy):
+        def compute_actions(self, obs: Any, state: Any = (), *, explore: bool = True, **kwargs: Any) -> Any:
+            explored.append(explore)
+            return super().compute_actions(obs, state, explore=explore, **kwargs)
+
+    rollout = RolloutConfig(
+        rollout_fragment_length="auto",
+        train_batch_size=64,
+        num_envs=5,
+        clip_rewards=True,
+        horizon=3,
+        input_evaluation=["wis"],
+        input_evaluation_gamma=0.9,
+    )
+    result = evaluate(Tells(), Fives, episodes=3, num_envs=2, rollout=rollout)
+    assert result.returns.tolist() == [15.0] * 3
+    assert not any(explored)
+    evaluate(Tells(), Fives, episodes=1, explore=True, rollout=rollout)
+    assert explored[-1]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -337,37 +339,157 @@ def test_continuous_actions_have_densities_and_are_drawn_for_a_model() -> None:
         assert estimate.v_target.value == pytest.approx(-0.5, abs=0.1), estimate
 
 
+# ---- upstream ----
+
+
+@pytest.mark.parametrize("better", [True, False])
+def test_every_estimator_knows_a_better_policy_from_a_worse_one(better: bool) -> None:
+    """Rows test_ope_math and test_ope of 6.2: v_gain says so, for IS, WIS, DM and DR; and its interval."""
+    rng = np.random.default_rng(0)
+    actions = rng.integers(0, 2, 600)
+    batch = SampleBatch(
+        obs=np.zeros(600, np.int64),
+        actions=actions,
+        rewards=1.0 + actions + 0.1 * rng.normal(size=600),
+        action_prob=np.full(600, 0.5),
+    )
+    target = Target(
+        likelihoods(0.9 if better else 0.1), observation_space=Discrete(1), action_space=Discrete(2)
+    )
+    found = evaluate_offline(
+        batch, target, gamma=1.0, bandit=True, q_model=FIT, folds=1, estimators=rlio.evaluation.ESTIMATORS
+    )
+    assert len(found) == 7
+    for estimate in found.values():
+        low, high = estimate.v_gain.interval
+        assert (low > 0) if better else (high < 0), estimate
+        assert estimate.v_gain_ratio is not None
+        assert (estimate.v_gain_ratio > 1) == better
+        assert estimate.v_target.value == pytest.approx(1.9 if better else 1.1, abs=0.15)
+
+
+def test_a_recording_of_rllib_gives_what_its_formulas_say(recordings: Path) -> None:
+    """Rows IS and WIS of 2.7, per decision both: three episodes of CartPole, step by step in a loop."""
+    gamma, judged = 0.99, likelihoods(0.6)
+    path = recordings / "cartpole" / "small.json"
+    episodes = []
+    for batch in rlio.JsonReader(path, epochs=1):
+        for rows in batch.split_by_episode():
+            ratios = np.exp(judged(None, rows["actions"])) / rows["action_prob"]
+            episodes.append((np.cumprod(ratios), rows["rewards"] * gamma ** np.arange(len(rows))))
+    by_step = np.mean([(weights * rewards).sum() for weights, rewards in episodes])
+    weighted = 0.0
+    for t in range(max(len(rewards) for _, rewards in episodes)):
+        # Here, episodes that are over keep their weight; RLlib's mean is of those that last.
+        weights = [w[min(t, len(w) - 1)] for w, _ in episodes]
+        weighted += sum(w[t] * r[t] for w, r in episodes if t < len(r)) / sum(weights)
+    found = evaluate_offline(path, judged, gamma=gamma, incomplete="drop")
+    assert found["pdis"].v_target.value == pytest.approx(by_step)
+    assert found["wpdis"].v_target.value == pytest.approx(weighted)
+    assert found["is"].episodes == len(episodes) == 3
+
+
 # ---- policies and commands ----
 
 
-def test_a_recorded_policy_is_worth_what_it_earned_and_its_command_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with rlio.RolloutWorker(
-        "CartPole-v1", rlio.RandomPolicy(), output=str(tmp_path / "data"), seed=0
-    ) as worker:
-        for _ in range(3):
-            worker.sample()
-    (tmp_path / "ope_judged.py").write_text(
-        "import numpy as np\nfrom rlio import RandomPolicy\n"
-        "def leans(obs, actions):\n    return np.log(np.where(actions == 1, 0.6, 0.4))\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    command = ["evaluate", "data", "--gamma", "1", "--drop-incomplete", "--policy"]
+def run_command(*arguments: str) -> Any:
     from rlio.cli.main import app
 
-    same = CliRunner().invoke(app, [*command, "ope_judged:RandomPolicy", "--json"])
+    return CliRunner().invoke(app, ["evaluate", *arguments])
+
+
+@pytest.fixture
+def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TorchPolicy:
+    """600 steps of CartPole in ./data, by a network whose state is in ./checkpoint; modules of policies."""
+    policy = TorchPolicy(hidden=(8,))
+    with rlio.RolloutWorker("CartPole-v1", policy, output=str(tmp_path / "data"), seed=3) as worker:
+        for _ in range(3):
+            worker.sample()
+    policy.save(tmp_path / "checkpoint")
+    (tmp_path / "ope_judged.py").write_text(
+        "import numpy as np\nfrom rlio import DQN, RandomPolicy, TorchPolicy\n"
+        "def leans(obs, actions):\n    return np.log(np.where(actions == 1, 0.6, 0.4))\n"
+        "def network():\n    return TorchPolicy(hidden=(8,))\n"
+        "class Same(TorchPolicy):\n    def __init__(self):\n        super().__init__(hidden=(8,))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    return policy
+
+
+COMMAND = ["data", "--gamma", "1", "--drop-incomplete", "--policy"]
+
+
+def test_a_command_judges_the_checkpoint_of_a_policy(recorded: TorchPolicy) -> None:
+    """What recorded the data is worth what it earned; the same network with other weights is not."""
+    same = run_command(*COMMAND, "ope_judged:Same", "--checkpoint", "checkpoint", "--json")
     assert same.exit_code == 0, same.output
-    for estimate in json.loads(same.output).values():
-        assert estimate["v_gain"]["value"] == pytest.approx(0.0, abs=1e-4)
-    table = CliRunner().invoke(app, [*command, "ope_judged:leans", "--plot", "intervals.png"])
+    found = json.loads(same.output)
+    assert list(found) == ["is", "pdis", "wis", "wpdis"]
+    for estimate in found.values():
+        assert estimate["v_gain"]["value"] == pytest.approx(0.0, abs=1e-3)
+        assert estimate["overlap"]["effective_sample_size"] == pytest.approx(estimate["episodes"], rel=1e-3)
+    other = run_command(*COMMAND, "ope_judged:Same", "--seed", "9", "--json")
+    assert (
+        json.loads(other.output)["wis"]["overlap"]["effective_sample_size"] < found["wis"]["episodes"] - 0.1
+    )
+    greedy = run_command(
+        *COMMAND, "ope_judged:Same", "--checkpoint", "checkpoint", "--epsilon-greedy", "1", "--json"
+    )
+    random = run_command(*COMMAND, "ope_judged:RandomPolicy", "--json")
+    assert json.loads(greedy.output)["is"]["v_target"]["value"] == pytest.approx(
+        json.loads(random.output)["is"]["v_target"]["value"], rel=1e-4
+    )
+
+
+def test_a_command_prints_a_table_of_all_estimators_and_draws_the_intervals(recorded: TorchPolicy) -> None:
+    """The numbers are those of `evaluate_offline`; models are fitted where they are asked for."""
+    every = [part for name in rlio.evaluation.ESTIMATORS for part in ("--estimator", name)]
+    table = run_command(*COMMAND, "ope_judged:leans", *every, "--plot", "intervals.png")
     assert table.exit_code == 0, table.output
-    assert "wpdis" in table.output
+    module: Any = __import__("ope_judged")
+    found = evaluate_offline("data", module.leans, gamma=1.0, incomplete="drop")
+    for name in rlio.evaluation.ESTIMATORS:
+        assert f" {name} " in table.output
+    for name in ("is", "pdis", "wis", "wpdis"):
+        assert f"{found[name].v_target.value:.6g}" in table.output
     assert "effective sample size" in table.output
-    assert (tmp_path / "intervals.png").read_bytes()[:4] == b"\x89PNG"
-    for name in ("ope_judged:missing", "nowhere:at_all", "no name"):
-        failed = CliRunner().invoke(app, [*command, name])
+    picture = Path("intervals.png").read_bytes()
+    assert picture[:4] == b"\x89PNG"
+    assert len(picture) > 10_000
+
+
+def test_the_code_of_the_page_runs(
+    recorded: TorchPolicy, checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (checkout / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    monkeypatch.setattr("rlio.evaluation.estimation.FittedQ", partial(FittedQ, iterations=20))
+    with rlio.RolloutWorker(
+        "CartPole-v1",
+        recorded,
+        output="runs/cartpole",
+        rollout=rlio.RolloutConfig(batch_mode="complete_episodes"),
+    ) as worker:
+        worker.sample()
+    scope: dict[str, Any] = {"policy": recorded, "rlio": rlio}
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    for block in blocks:
+        exec(compile(block, "evaluation.md", "exec"), scope)
+    scope["worker"].close()
+
+
+def test_a_command_says_what_is_wrong_with_a_policy(recorded: TorchPolicy) -> None:
+    for name, message in (
+        ("ope_judged:missing", "missing"),
+        ("nowhere:at_all", "nowhere"),
+        ("no name", "module:name"),
+        ("ope_judged:np", "expected a Policy or a function"),
+    ):
+        failed = run_command(*COMMAND, name)
         assert isinstance(failed.exception, OptionError)
+        assert message in str(failed.exception)
+    failed = run_command(*COMMAND, "ope_judged:leans", "--checkpoint", "checkpoint")
+    assert "--checkpoint is for policies" in str(failed.exception)
 
 
 def test_importance_is_of_the_features_that_actions_depend_on() -> None:

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlio.cli.options import StorageOptions, Uri, parse_storage_options
+from rlio.cli.options import StorageOptions, Uri, command_of, parse_storage_options
 from rlio.cli.tables import print_table
 from rlio.errors import MissingExtra, OptionError, excerpt
 
@@ -23,11 +23,14 @@ if TYPE_CHECKING:
     from rlio.evaluation.estimates import OffPolicyEstimate
     from rlio.evaluation.target import Target
 
-__all__ = ["draw_intervals", "evaluate"]
+__all__ = ["EvaluateOptions", "draw_intervals", "evaluate"]
 
 
-def evaluate(
-    uri: Uri,
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions:
+    """What `rlio evaluate` is asked for."""
+
+    uri: Uri
     policy: Annotated[
         str,
         typer.Option(
@@ -35,72 +38,93 @@ def evaluate(
             help="The policy to judge: a Policy, a class of them, or a function (obs, actions) -> "
             "log-probabilities. The module is imported from the current folder too, and runs.",
         ),
-    ],
-    gamma: Annotated[float, typer.Option(help="Discount a step.")],
+    ]
+    gamma: Annotated[float, typer.Option(help="Discount a step.")]
     estimators: Annotated[
         list[str] | None,
-        typer.Option("--estimator", help="is, pdis, wis, wpdis, dm, dr or wdr; several times for several."),
-    ] = None,
+        typer.Option(
+            "--estimator",
+            help="is, pdis, wis, wpdis (these four if none is given), or dm, dr, wdr, which fit a model; "
+            "several times for several.",
+        ),
+    ] = None
     checkpoint: Annotated[
         str | None, typer.Option(help="Folder of a state that Policy.save stored, to judge the policy with.")
-    ] = None,
+    ] = None
     epsilon_greedy: Annotated[
         float, typer.Option(help="Judge the policy with so much chance of a random action.")
-    ] = 0.0,
-    explore: Annotated[bool, typer.Option(help="Judge the policy as it acts with exploration.")] = True,
-    bandit: Annotated[bool, typer.Option("--bandit", help="Each row is an episode of one step.")] = False,
+    ] = 0.0
+    explore: Annotated[bool, typer.Option(help="Judge the policy as it acts with exploration.")] = True
+    bandit: Annotated[bool, typer.Option("--bandit", help="Each row is an episode of one step.")] = False
     drop_incomplete: Annotated[
         bool, typer.Option("--drop-incomplete", help="Leave out episodes that are not whole, and count them.")
-    ] = False,
+    ] = False
     policy_id: Annotated[
         str | None, typer.Option(help="Whose rows count, where those of several policies were recorded.")
-    ] = None,
-    confidence: Annotated[float, typer.Option(help="Of the intervals, above 0 and below 1.")] = 0.95,
+    ] = None
+    confidence: Annotated[float, typer.Option(help="Of the intervals, above 0 and below 1.")] = 0.95
     value_bounds: Annotated[
         tuple[float, float] | None,
         typer.Option(
             help="Least and greatest weighted return that an episode can have: adds a concentration bound."
         ),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of intervals and models.")] = 0,
-    plot: Annotated[Path | None, typer.Option(help="Draw the intervals: .png, .svg or .pdf.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    storage_options: StorageOptions = None,
-) -> None:
+    ] = None
+    seed: Annotated[int, typer.Option(min=0, help="Of intervals and models.")] = 0
+    ray: Annotated[
+        bool,
+        typer.Option("--ray", help="Read, and ask the policy, in tasks of a Ray cluster (RAY_ADDRESS)."),
+    ] = False
+    plot: Annotated[Path | None, typer.Option(help="Draw the intervals: .png, .svg or .pdf.")] = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
+    storage_options: StorageOptions = None
+
+
+@command_of(EvaluateOptions)
+def evaluate(options: EvaluateOptions) -> None:
     """Estimate what a policy would earn, by what another one recorded, with intervals and diagnostics.
 
     Rows need the probabilities of their actions (action_logp or action_prob), and episodes their ends; see
     docs/evaluation.md. Exit codes: 0, there are estimates; 1, the data or the policy allows none.
     """
+    found = _estimates(options)
+    if options.plot is not None:
+        draw_intervals(found, options.plot)
+    if options.as_json:
+        typer.echo(json.dumps({name: _finite(estimate.to_json()) for name, estimate in found.items()}))
+    else:
+        _print(options.uri, found)
+
+
+def _estimates(options: EvaluateOptions) -> dict[str, OffPolicyEstimate]:
+    """What the estimators say, in this process or on a cluster."""
     from rlio.dataset import open_dataset
     from rlio.evaluation.evaluator import evaluate_offline
     from rlio.evaluation.fitted_q import FittedQ
     from rlio.evaluation.intervals import IntervalOptions
 
-    if set(estimators or ()) & {"dm", "dr", "wdr"}:
+    if set(options.estimators or ()) & {"dm", "dr", "wdr"}:
         import torch
 
         # Small networks are fitted faster by one thread, and many times so where other processes are busy.
         torch.set_num_threads(1)
-    dataset = open_dataset(uri, storage_options=parse_storage_options(storage_options))
-    judged = _Judged(policy, checkpoint, explore=explore, epsilon_greedy=epsilon_greedy)
-    found = evaluate_offline(
+    judge: Callable[..., dict[str, OffPolicyEstimate]] = evaluate_offline
+    if options.ray:
+        from rlio.distributed import evaluate_offline as judge
+    dataset = open_dataset(options.uri, storage_options=parse_storage_options(options.storage_options))
+    seed = options.seed
+    return judge(
         dataset,
-        judged.target(_spaces_of(dataset, policy_id), seed=seed),
-        gamma=gamma,
-        estimators=estimators or ["is", "pdis", "wis", "wpdis"],
-        bandit=bandit,
-        incomplete="drop" if drop_incomplete else "raise",
-        policy_id=policy_id,
+        _target(options, _spaces_of(dataset, options.policy_id)),
+        gamma=options.gamma,
+        estimators=options.estimators or ["is", "pdis", "wis", "wpdis"],
+        bandit=options.bandit,
+        incomplete="drop" if options.drop_incomplete else "raise",
+        policy_id=options.policy_id,
         q_model=FittedQ(seed=seed),
-        intervals=IntervalOptions(confidence=confidence, value_bounds=value_bounds, seed=seed),
+        intervals=IntervalOptions(
+            confidence=options.confidence, value_bounds=options.value_bounds, seed=seed
+        ),
     )
-    if plot is not None:
-        draw_intervals(found, plot)
-    if as_json:
-        typer.echo(json.dumps({name: _finite(estimate.to_json()) for name, estimate in found.items()}))
-    else:
-        _print(uri, found)
 
 
 def _spaces_of(dataset: Dataset, policy_id: str | None) -> tuple[Any, Any] | None:
@@ -115,46 +139,37 @@ def _spaces_of(dataset: Dataset, policy_id: str | None) -> tuple[Any, Any] | Non
     return None
 
 
-@dataclass(frozen=True)
-class _Judged:
-    """The policy as the command line names it."""
+def _target(options: EvaluateOptions, spaces: tuple[Any, Any] | None) -> Target:
+    """What estimators ask; a policy without spaces gets those of the data set.
 
-    name: str
-    checkpoint: str | None
-    explore: bool
-    epsilon_greedy: float
+    Raises:
+        OptionError: There is no such policy, it has no spaces, or options are for another kind.
+    """
+    from rlio.evaluation.target import Target
+    from rlio.policies.policy import Policy
 
-    def target(self, spaces: tuple[Any, Any] | None, *, seed: int) -> Target:
-        """What estimators ask; a policy without spaces gets those of the data set.
-
-        Raises:
-            OptionError: There is no such policy, it has no spaces, or options are for another kind.
-        """
-        from rlio.evaluation.target import Target
-        from rlio.policies.policy import Policy
-
-        found = _imported(self.name)
-        if isinstance(found, type) and issubclass(found, Policy):
-            found = found()
-        if not isinstance(found, Policy):
-            if not callable(found):
-                raise OptionError(
-                    f"--policy {self.name} is {excerpt(found)}: expected a Policy or a function"
-                )
-            if self.checkpoint is not None:
-                raise OptionError("--checkpoint is for policies, and --policy names a function")
-            seen, acts = spaces or (None, None)
-            options: dict[str, Any] = {"observation_space": seen, "action_space": acts}
-            return Target(found, explore=self.explore, epsilon_greedy=self.epsilon_greedy, **options)
-        if not found.is_bound:
-            if spaces is None:
-                raise OptionError(
-                    f"the data set does not say its spaces, and {self.name} has none: bind() it there"
-                )
-            found.bind(*spaces, seed=seed)
-        if self.checkpoint is not None:
-            found.load(self.checkpoint)
-        return Target(found, explore=self.explore, epsilon_greedy=self.epsilon_greedy)
+    how: dict[str, Any] = {"explore": options.explore, "epsilon_greedy": options.epsilon_greedy}
+    found = _imported(options.policy)
+    if isinstance(found, type) and issubclass(found, Policy):
+        found = found()
+    if not isinstance(found, Policy):
+        if not callable(found):
+            raise OptionError(
+                f"--policy {options.policy} is {excerpt(found)}: expected a Policy or a function"
+            )
+        if options.checkpoint is not None:
+            raise OptionError("--checkpoint is for policies, and --policy names a function")
+        seen, acts = spaces or (None, None)
+        return Target(found, observation_space=seen, action_space=acts, **how)
+    if not found.is_bound:
+        if spaces is None:
+            raise OptionError(
+                f"the data set does not say its spaces, and {options.policy} has none: bind() it there"
+            )
+        found.bind(*spaces, seed=options.seed)
+    if options.checkpoint is not None:
+        found.load(options.checkpoint)
+    return Target(found, **how)
 
 
 def _imported(name: str) -> Any:

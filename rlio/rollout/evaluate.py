@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from rlio.envs.making import EnvLike
 from rlio.errors import OptionError
 from rlio.policies.policy import Policy
 from rlio.rollout.callbacks import CallbacksLike, combine
-from rlio.rollout.config import RolloutConfig, VectorizeMode
+from rlio.rollout.config import RolloutConfig
 from rlio.rollout.env_runner import EnvRunner
 
 __all__ = ["EvaluationResult", "evaluate"]
@@ -69,12 +69,8 @@ def evaluate(
     episodes: int = 100,
     seed: int | None = None,
     num_envs: int = 8,
-    vectorize_mode: VectorizeMode = "sync",
     explore: bool = False,
-    clip_actions: bool = False,
-    normalize_actions: bool = False,
-    observation_connectors: Sequence[ConnectorLike] = (),
-    action_connectors: Sequence[ConnectorLike] = (),
+    rollout: RolloutConfig | None = None,
     filters: Mapping[str, Sequence[MeanStdFilter]] | None = None,
     callbacks: CallbacksLike = None,
 ) -> EvaluationResult:
@@ -90,12 +86,9 @@ def evaluate(
         seed: Of the environments. With ``explore=False``, policies that are not random by nature draw
             nothing, and go on afterwards as if they had not been here.
         num_envs: Environments that are stepped together, at most ``episodes``. 1 for a given environment.
-        vectorize_mode: As in `RolloutConfig`.
         explore: Whether the policy explores.
-        clip_actions: As in `RolloutConfig`.
-        normalize_actions: As in `RolloutConfig`.
-        observation_connectors: As in `RolloutConfig`.
-        action_connectors: As in `RolloutConfig`.
+        rollout: How the environments are stepped: as in training, say. How many, how long fragments are,
+            exploration and what is done to rewards in batches are not taken from it. None: the defaults.
         filters: The state of the `MeanStdFilter`s among the connectors, as `EnvRunner.get_filters` gives it;
             they learn nothing here.
         callbacks: Told of the evaluation and of its episodes; see `Callbacks`.
@@ -109,18 +102,20 @@ def evaluate(
     """
     if episodes < 1:
         raise OptionError(f"episodes={episodes}: at least 1")
-    config = RolloutConfig(
+    given = RolloutConfig() if rollout is None else rollout
+    connectors = given.observation_connectors
+    config = replace(
+        given,
         rollout_fragment_length=1,
+        train_batch_size=None,
         num_envs=min(num_envs, episodes),
         batch_mode="complete_episodes",
-        vectorize_mode=vectorize_mode,
         explore=explore,
-        clip_actions=clip_actions,
-        normalize_actions=normalize_actions,
-        observation_connectors=observation_connectors if filters is None else _frozen(observation_connectors),
-        action_connectors=action_connectors,
+        observation_connectors=connectors if filters is None else _frozen(connectors),
         # What is measured is what the environment gives, also where Atari's would be clipped.
         clip_rewards=False,
+        input_evaluation=None,
+        input_evaluation_gamma=None,
     )
     told = combine(callbacks)
     runner = EnvRunner(env, policy, config=config, seed=seed, callbacks=told)
