@@ -11,7 +11,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from rlio.errors import ClosedError, EndOfData, RlioError
@@ -62,6 +62,14 @@ class Cursors:
             self.missed[taken.writer] = self.missed.get(taken.writer, 0) + passed
         self.rows[taken.writer] = taken.first + taken.batch.agent_steps()
         self.turn = taken.writer
+
+    def pass_over(self, reached: Mapping[str, int]) -> None:
+        """Step over rows that nobody will take any more: writer -> the row after them."""
+        for writer, row in reached.items():
+            passed = row - self.rows.get(writer, 0)
+            if passed > 0:
+                self.missed[writer] = self.missed.get(writer, 0) + passed
+                self.rows[writer] = row
 
 
 class Feed:
@@ -231,6 +239,9 @@ class Feed:
                     self.changed.notify_all()
                 return False
             if self._pending is None:
+                # Else a writer whose last rows are trimmed or damaged would wait until they are taken.
+                with self.changed:
+                    self.cursors.pass_over(self.follow.reached)
                 self._look_at = time.monotonic() + self._poll_seconds
                 return False
         taken = self._pending

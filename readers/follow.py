@@ -276,6 +276,15 @@ class FollowPass:
         """What was listed last."""
         return self._listing
 
+    @property
+    def reached(self) -> dict[str, int]:
+        """Writer -> next row, also behind what was trimmed or skipped; after `take_now` gave None."""
+        found = dict(self._rows)
+        for writer, row in self._listing.trimmed.items():  # Also of those with no shard left.
+            if row > found.get(writer, 0) and self.owns(writer):
+                found[writer] = row
+        return found
+
     def owns(self, writer: str) -> bool:
         """Whether this rank follows a writer."""
         rank, world = self._options.shard
@@ -655,7 +664,7 @@ class FollowPass:
         )
         if self._reader is None and not self._begin():
             raise DataNotFound("the state is of a data set that is not there", uri=self._storage.uri)
-        if found.trimmed.get(writer, 0) > first:
+        if found.trimmed_below(writer) > first:
             # Which of the rows belong to steps that were served is not to be known any more.
             self._pending = None
             self._pass_trimmed(writer, until)

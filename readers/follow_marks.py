@@ -258,7 +258,11 @@ class MarkKeeper:
         """This follower's writers -> rows that they have stored; looked up once for each listing."""
         if self._listed is None or self._listed[0] is not listing:
             stored = {
-                writer: max((ref.name.end for ref in listing.shards.get(writer, ())), default=0)
+                writer: max(
+                    listing.trimmed.get(writer, 0),
+                    *(ref.name.end for ref in listing.shards.get(writer, ())),
+                    0,
+                )
                 for writer in sorted({*listing.writers, *listing.trimmed})
                 if self._owns(writer)
             }

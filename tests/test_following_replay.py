@@ -37,6 +37,7 @@ from rlio import (
 from rlio.readers.follow import FollowPass
 from rlio.replay.priorities import Prioritised
 from rlio.storage.filesystem import Storage
+from rlio.storage.progress import list_marks, newest
 
 ROWS = {A: 60, B: 35, C: 80}
 
@@ -243,6 +244,32 @@ def test_rows_that_were_trimmed_before_they_were_read_count_for_no_draw() -> Non
         replay.sample(9)
         with pytest.raises(WaitTimeout):
             replay.sample(1)
+
+
+@pytest.mark.parametrize("gone", ["trimmed", "trimmed and deleted", "damaged"])
+def test_a_writer_whose_last_rows_cannot_be_taken_is_not_made_to_wait_for_ever(gone: str) -> None:
+    root = fresh_root()
+    grow(root, A, 0, 60, limit=None)
+    if gone == "damaged":
+        flip(*shards(root), 100)
+    else:
+        trim(root, A, 60, delete=gone == "trimmed and deleted")
+    limits = SamplesPerInsert(min=1, error_buffer=20, min_size=10)
+    markers = Markers("learner", every_seconds=0.002)
+    with replay_of(root, ratio=limits, markers=markers, on_error="skip") as replay:
+        replay._feed.start()
+        until(lambda: ceilings(root) == {A: 60 + 30})
+        grow(root, A, 60, 30)
+        settle(replay, 30)
+        assert replay.state_dict()["position"]["writers"] == {A: [90, 60, 60]}
+
+
+def ceilings(root: str) -> dict[str, int]:
+    """Writer -> what its newest mark allows it."""
+    listed = list_marks(Storage.open(root))
+    return {
+        writer: found.ceiling for writer, marks in listed.items() for found in newest(marks.values()).values()
+    }
 
 
 # ---- what goes wrong ----
