@@ -98,9 +98,9 @@ def test_a_mixture_shuffled_batches_and_a_simulation_beside_them(tmp_path: Path)
     """Sources are told apart, though both have the episodes 0 to 199; a list of several evaluations."""
     one, other = root_of(tmp_path / "a", seed=1), root_of(tmp_path / "b", seed=2)
     policy = rlio.RandomPolicy()
-    options: dict[str, Any] = {"input_options": {"epochs": 1}, "rollout": {"shuffle_buffer_size": 3}}
-    mixture = [(one, 0.5), (other, 0.5)]
-    with worker_of(mixture, Chooses(0.6), evaluation=["wis", "is"], **options) as worker:
+    mixture = [(rlio.DatasetReader(root, epochs=1, batch_size=7), 0.5) for root in (one, other)]
+    rollout = {"shuffle_buffer_size": 3}
+    with worker_of(mixture, Chooses(0.6), evaluation=["wis", "is"], rollout=rollout) as worker:
         for _ in worker:
             pass
         assert summary_of(worker)["is"]["episodes"] == 400
@@ -155,9 +155,18 @@ def test_policies_are_judged_by_their_own_rows(tmp_path: Path) -> None:
     with worker_of(Joint(), policies, evaluation="wis") as worker:
         worker.sample()
         found = summary_of(worker)
-    assert (found["a"]["wis"]["episodes"], found["b"]["wis"]["episodes"]) == (50, 20)
-    expected = evaluate_offline(joint, policies["b"], gamma=CHAIN.gamma, policy_id="b", estimators=["wis"])
-    assert found["b"]["wis"]["v_target"] == expected["wis"].v_target.value
+        assert (found["a"]["wis"]["episodes"], found["b"]["wis"]["episodes"]) == (50, 20)
+        expected = evaluate_offline(
+            joint, policies["b"], gamma=CHAIN.gamma, policy_id="b", estimators=["wis"]
+        )
+        assert found["b"]["wis"]["v_target"] == expected["wis"].v_target.value
+        # Another policy of the same name is judged as itself.
+        worker.remove_policy("b")
+        worker.add_policy("b", policies["a"])
+        worker.sample()
+        same = {"gamma": CHAIN.gamma, "policy_id": "b", "estimators": ["wis"]}
+        expected = evaluate_offline(joint, policies["a"], **same)
+        assert summary_of(worker)["b"]["wis"]["v_target"] == expected["wis"].v_target.value
 
 
 def test_a_worker_that_goes_on_in_the_middle_of_an_episode_judges_the_whole_ones(tmp_path: Path) -> None:
