@@ -133,7 +133,7 @@ class Feed:
     def refill(self, rows: Iterator[Taken]) -> int:
         """Put rows into the ring that were put in before, and are not counted again; how many."""
         for taken in rows:
-            self.store.append(taken.batch)
+            self.store.append(taken.batch, writer=taken.writer)
             self.ring.add(taken.writer, taken.first, taken.batch.agent_steps())
             self.ring.keep(len(self.store))
         return len(self.ring)
@@ -246,7 +246,7 @@ class Feed:
                 return False
         taken = self._pending
         with self.changed:
-            self.store.append(taken.batch)
+            self.store.append(taken.batch, writer=taken.writer)
             rows = taken.batch.agent_steps()
             self.account.insert(rows)
             self.cursors.take(taken)

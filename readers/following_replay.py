@@ -115,7 +115,8 @@ class FollowingReplay(InputReader):
 
     Raises:
         OptionError: Options are illegal or contradict each other; at `sample`: the data set does not count
-            in rows (sequences, several agents).
+            in rows (sequences, several agents), or ``filter`` leaves nothing of all rows that ``ratio.min``
+            lets in.
         WaitTimeout: At `sample`: nothing may be drawn yet, after ``timeout`` seconds.
         CorruptData: At `sample`: rows are damaged. Calling it again tries again.
     """
@@ -303,6 +304,8 @@ class FollowingReplay(InputReader):
                     return batch
                 if feed.complete:
                     raise EndOfData(f"{self._storage.uri} was followed to its end, and {self._why()}")
+                if units and not feed.account.may_insert:
+                    raise self._standstill()
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0:
                     raise self._overdue() from feed.outage
@@ -336,6 +339,13 @@ class FollowingReplay(InputReader):
         return (
             f"{account.may_draw} rows may be drawn: {account.inserted} were put in and {account.drawn} drawn "
             f"so far, with {self.ratio}"
+        )
+
+    def _standstill(self) -> OptionError:
+        return OptionError(
+            f"none of the {len(self.store)} rows in the ring can be drawn (see filter), and {self.ratio} "
+            "lets no more in before one is drawn: a larger error_buffer or min_size does",
+            uri=self._storage.uri,
         )
 
     def _overdue(self) -> WaitTimeout:

@@ -264,12 +264,48 @@ def test_a_writer_whose_last_rows_cannot_be_taken_is_not_made_to_wait_for_ever(g
         assert replay.state_dict()["position"]["writers"] == {A: [90, 60, 60]}
 
 
+def test_a_ring_of_which_nothing_can_be_drawn_is_an_error_where_limits_let_no_more_in() -> None:
+    root = fresh_root()
+    grow(root, A, 0, 60)
+
+    def picky(error_buffer: int) -> FollowingReplay:
+        ratio = SamplesPerInsert(min=1, error_buffer=error_buffer)
+        return replay_of(root, ratio=ratio, markers=Markers("learner"), filter="t > 40")
+
+    with picky(20) as replay:
+        for _ in range(2):
+            with pytest.raises(OptionError, match=r"none of the 21 rows .* error_buffer or min_size"):
+                replay.sample()
+    with picky(50) as replay:
+        assert len(replay.sample()) == 10
+
+
 def ceilings(root: str) -> dict[str, int]:
     """Writer -> what its newest mark allows it."""
     listed = list_marks(Storage.open(root))
     return {
         writer: found.ceiling for writer, marks in listed.items() for found in newest(marks.values()).values()
     }
+
+
+@pytest.mark.parametrize("reload", [False, True])
+@pytest.mark.parametrize("columns", [{}, {"eps_id": np.full(8, 1)}])
+def test_rows_of_two_writers_are_in_no_sequence_together(columns: Any, reload: bool) -> None:
+    root = fresh_root()
+    with replay_of(root, sequence_length=12) as replay:
+        for first in range(0, 32, 8):
+            for label, writer in enumerate((A, B)):
+                t = np.arange(first, first + 8)
+                publish(root, writer, first, encode(SampleBatch(t=t, label=0 * t + label, **columns)))
+                settle(replay, 2 * first + 8 * (label + 1))
+                if reload:
+                    replay.load_state_dict(replay.state_dict())
+        for _ in range(10):
+            batch = replay.sample()
+            for label, t in zip(batch["label"].reshape(-1, 12), batch["t"].reshape(-1, 12), strict=True):
+                real = t > 0
+                assert len(set(label[real].tolist())) < 2
+                assert (np.diff(t[real]) == 1).all()
 
 
 # ---- what goes wrong ----

@@ -366,11 +366,15 @@ class ReplayStore:
 
     # ---- rows ----
 
-    def append(self, batch: Batch) -> None:
+    def append(self, batch: Batch, *, writer: str = "") -> None:
         """Add rows to a live store; the oldest ones make room. Thread-safe; ``batch`` stays the caller's.
 
         Rows of one ``eps_id`` (and ``agent_index``, ``env_id``) follow each other by ``t``, in any number of
         batches; without ``eps_id``, until a row that ends an episode.
+
+        Args:
+            batch: The rows.
+            writer: Whose they are: rows of one never follow those of another, whatever their ``eps_id``.
 
         Raises:
             OptionError: It is the store of a data set.
@@ -391,7 +395,7 @@ class ReplayStore:
                     ring=True,
                     frames=self._frames,
                 )
-            self._rows.add(batch)
+            self._rows.add(batch, writer=writer)
             self.version += 1
 
     def __len__(self) -> int:
@@ -455,6 +459,7 @@ class ReplayStore:
         seed: int | None = None,
         shard: tuple[int, int] = (0, 1),
         drop_last: bool = False,
+        prefetch: bool = False,
         **draw: Unpack[DrawKeywords],
     ) -> EpochReader:
         """A reader that gives every unit once an epoch, of a data set.
@@ -469,6 +474,8 @@ class ReplayStore:
             seed: Of the order; None: one from the OS, logged and kept in the state.
             shard: (rank, world).
             drop_last: Drop the last batch if it is shorter.
+            prefetch: Whether a background thread gathers the next batches, or every other one where the
+                learner is as quick as it. It ends with `close`.
             draw: See `draw_of`.
 
         Raises:
@@ -484,7 +491,7 @@ class ReplayStore:
             shard=shard,
             drop_last=drop_last,
         )
-        return EpochReader(self, draw_of(draw), options)
+        return EpochReader(self, draw_of(draw), options, prefetch=prefetch)
 
     def prioritised(
         self,
