@@ -118,7 +118,7 @@ class Dataset:
         if self._at is None:
             return self._listing.cover(writer)
         wanted = self._at[writer]
-        gone = range(wanted.start, min(self._listing.trimmed.get(writer, 0), wanted.stop))
+        gone = range(wanted.start, min(self._listing.trimmed_below(writer), wanted.stop))
         if gone:
             self.trimmed_since[writer] = gone
         return self._listing.cover(writer, start=wanted.start, end=wanted.stop)

@@ -188,6 +188,18 @@ def test_a_snapshot_stays_with_the_attempt_that_it_names(root: str) -> None:
     assert values_of(root, at=snapshot) == [100, 101, 102, 103, 104]
 
 
+def test_a_snapshot_tells_what_was_trimmed_of_its_attempt_also_once_another_is_taken(root: str) -> None:
+    attempt(root, SECOND, range(100, 105))
+    snapshot = rlio.open_dataset(root).snapshot()
+    rlio.trim(root, before={SECOND: 3})
+    attempt(root, FIRST, range(5))
+    with pytest.raises(HoleError, match="trimmed since"):
+        rlio.open_dataset(root, at=snapshot)
+    left = rlio.open_dataset(root, at=snapshot, on_error="skip")
+    assert left.trimmed_since == {SECOND: range(3)}
+    assert values_of(root, at=snapshot, on_error="skip") == [103, 104]
+
+
 def test_a_follower_stays_with_the_attempt_that_it_began_with(root: str) -> None:
     attempt(root, SECOND, range(100, 105))
     with rlio.DatasetReader(root, follow=True, idle_timeout=0, batch_size=2) as reader:
@@ -214,6 +226,18 @@ def test_a_follower_waits_for_a_part_that_was_begun_and_for_no_attempt_that_is_n
         assert reader.sample()["t"].tolist() == [20, 21]
         with pytest.raises(EndOfData):
             reader.sample()
+
+
+def test_a_file_in_an_attempt_s_folder_is_no_attempt(root: str) -> None:
+    """A file browser leaves notes in folders; nobody waits for rows of them, and gc removes only ours."""
+    attempt(root, "w0", range(2))
+    attempt(root, FIRST, range(10, 15), sealed=False)
+    (Path(root) / writer_dir(FIRST) / ".DS_Store").write_bytes(b"?")
+    rlio.gc(root, grace=0)
+    assert list_shards(Storage.open(root)).passed_over == {}
+    with rlio.DatasetReader(root, follow=True, idle_timeout=60, poll_seconds=0.01) as reader:
+        assert reader.sample()["t"].tolist() == [0, 1]
+        assert reader._pass._is_complete()  # type: ignore[attr-defined]  # Else it would wait.
 
 
 def test_all_attempts_at_a_part_are_one_rank_s(root: str) -> None:

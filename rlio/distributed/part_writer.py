@@ -30,7 +30,7 @@ from rlio.interfaces import Batch
 from rlio.schemas.parquet import Compression
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import cover_rows, listing_of
-from rlio.storage.names import DATA_DIR, make_attempt_id, parse_sealed, writer_dir
+from rlio.storage.names import DATA_DIR, make_attempt_id, parse_sealed, part_of, writer_dir
 from rlio.storage.shard_log import ShardLog
 from rlio.writers.roll import Roll
 from rlio.writers.row_collector import RowCollector
@@ -76,7 +76,8 @@ def sealed_attempt(storage: Storage, part: str) -> tuple[Sealed | None, int]:
 
     One listing of the folders in ``data/``, and one of each attempt.
     """
-    attempts = storage.folders(DATA_DIR, f"{part}~")
+    # Not what a copying tool may have named like them.
+    attempts = [name for name in storage.folders(DATA_DIR, f"{part}~") if part_of(name) == part]
     found: Sealed | None = None
     for writer in attempts:
         seals = [parse_sealed(entry.path.rpartition("/")[2]) for entry in storage.list(writer_dir(writer))]

@@ -180,6 +180,11 @@ class Listing:
             trim, sealed = passed.trimmed, passed.sealed
         return cover_rows(refs, trim=max(start, trim or 0), sealed=sealed, end=end)
 
+    def trimmed_below(self, writer: str) -> int:
+        """The row below which rows of ``writer``, also of an attempt not taken, are gone on purpose."""
+        passed = self.passed_over.get(writer)
+        return (self.trimmed.get(writer) if passed is None else passed.trimmed) or 0
+
     def torn(self) -> dict[str, list[tuple[Rejected, ShardName]]]:
         """Writer id -> the objects that are named like its shards but have another size."""
         found: dict[str, list[tuple[Rejected, ShardName]]] = {}
@@ -238,7 +243,9 @@ class Listing:
         torn: dict[str, list[Rejected]] = {}
         for rejected in self.rejected:
             torn.setdefault(_writer_of(rejected.path.rpartition("/")[0]) or "", []).append(rejected)
-        known = self.shards.keys() | self.sealed.keys() | self.trimmed.keys() | torn.keys()
+        # What else lies in a folder (a file browser's notes) is no sign of an attempt.
+        begun = {writer for writer, found in torn.items() if any(map(_is_shard, found))}
+        known = self.shards.keys() | self.sealed.keys() | self.trimmed.keys() | begun
         attempts: dict[str, list[str]] = {}
         for writer in sorted(writer for writer in known if "~" in writer):
             attempts.setdefault(part_of(writer) or "", []).append(writer)
@@ -325,6 +332,10 @@ def listing_of(entries: Iterable[tuple[str, int | None]], *, known: Listing | No
             known.trimmed | listing.trimmed,
         )
     return listing._chosen()
+
+
+def _is_shard(rejected: Rejected) -> bool:
+    return ShardName.parse(rejected.path.rpartition("/")[2]) is not None
 
 
 def _writer_of(folder: str) -> str | None:
