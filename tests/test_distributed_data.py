@@ -190,8 +190,11 @@ def test_nothing_is_a_data_set_without_rows(root: str) -> None:
 
 
 def test_errors_of_tasks_are_ours(root: str, tmp_path: Path) -> None:
-    with pytest.raises(SchemaError, match="rows have no value"):
+    with pytest.raises(SchemaError, match=r"^1 of 2 rows have no value") as caught:
         write_dataset(ray.data.from_items([{"a": 1}, {"a": None}], override_num_blocks=1), root)
+    assert type(caught.value) is SchemaError
+    assert caught.value.column == "a"
+    assert "give job=" in caught.value.__notes__[-1]
     store(numbered(3), root=root, spool=None)
     with pytest.raises(rlio.SchemaConflict):
         write_dataset(ray.data.from_items([{"t": 1.5}], override_num_blocks=1), root)

@@ -28,6 +28,7 @@ from rlio.replay.filters import RowFilter
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import list_shards
 from rlio.storage.names import part_id, part_of, writer_dir
+from rlio.storage.publish import put_header
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'rlio[ray]'")
 
@@ -129,6 +130,35 @@ def test_columns_come_as_arrays_of_their_shape_and_dtype() -> None:
     assert np.array_equal(found["new_obs"], batch["new_obs"])
     assert found["actions/aim/0"].shape == (24, 1)
     assert np.array_equal(found["actions/aim/1"], batch["actions"]["aim"][1])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.array(["NaT", "2026-11-22"], "datetime64[D]"),
+        np.array([["NaT", "2026-11-22"]], "datetime64[D]"),
+        np.array(["NaT", "2026-11-22T01:02"], "datetime64[us]"),
+        np.array([[1, 2], [3, 4]], "timedelta64[s]"),
+        np.array(["NaT", 3], "timedelta64[ms]"),
+        np.array(["a\0b", "c\0", "\0"], object),
+        np.array(["a\0b", "c"]),
+    ],
+    ids=lambda values: f"{values.dtype}-{values.ndim}",
+)
+def test_no_value_is_cut_or_lost(values: np.ndarray) -> None:
+    root = store(rlio.SampleBatch(x=values))
+    found = batch_of(tables_of(root))["x"]
+    assert found.dtype == load(root)["x"].dtype
+    np.testing.assert_array_equal(found, load(root)["x"])
+
+
+def test_a_time_that_does_not_fit_the_type_in_the_metadata_stays_as_it_is() -> None:
+    (table,) = tables_of(store(rlio.SampleBatch(x=np.array([["2026-11-22"]], "datetime64[D]"))))
+    from ray.data.extensions import ArrowTensorArray
+
+    hours = ArrowTensorArray.from_numpy(np.array([["2026-11-22T05"]], "datetime64[s]"))
+    other = table.set_column(0, table.schema.field(0), hours)
+    assert batch_of([other])["x"] == np.datetime64("2026-11-22T05", "s")
 
 
 def test_texts_are_objects_and_objects_are_json() -> None:
@@ -388,6 +418,12 @@ def test_without_rows_there_are_columns() -> None:
     assert table.schema.equals(other.schema, check_metadata=True)
 
 
+def test_a_filter_is_for_whatever_columns_will_come(tmp_path: Path) -> None:
+    """A data set that nobody has written to yet has no columns, and no rows to choose among."""
+    put_header(Storage.open(tmp_path))
+    assert reader_of(tmp_path, filter="t > 5") == []
+
+
 # ---- attempts at writing a part ----
 
 
@@ -430,6 +466,15 @@ def test_an_attempt_after_one_that_was_killed_is_a_later_one(tmp_path: Path) -> 
     sealed = later.finish()
     assert str(killed.writer_id) < str(sealed.writer)
     assert load(str(tmp_path))["t"].tolist() == list(range(50, 55))
+
+
+@pytest.mark.parametrize("name", [f"{PART}~copy", f"{PART}~", f"{PART}~9999-00000000 copy"])
+def test_other_folders_that_are_named_like_attempts_do_not_matter(name: str, tmp_path: Path) -> None:
+    (tmp_path / "data" / name).mkdir(parents=True)
+    sealed = write_part(Storage.open(tmp_path), numbered(5)).finish()
+    assert str(sealed.writer).startswith(f"{PART}~0000-")
+    assert write_part(Storage.open(tmp_path)).taken == sealed
+    assert len(rlio.open_dataset(tmp_path)) == 5
 
 
 def test_an_attempt_that_was_overtaken_is_dropped_with_all_it_stored(tmp_path: Path) -> None:

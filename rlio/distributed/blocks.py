@@ -278,7 +278,8 @@ def _to_arrow(values: NDArray[Any], column: BlockColumn) -> pa.Array:
         # Most infos are one and the same, and as text they compare as their bytes.
         return pa.array([dump_value(value) for value in values], pa.string())
     if values.dtype.kind in "OU":
-        return pa.array(values, pa.string())
+        # Not the array itself: of NumPy's own texts, Arrow cuts each at a NUL.
+        return pa.array(values.tolist(), pa.string())
     if values.dtype.kind == "S":
         return pa.array(values.tolist(), pa.binary())
     native = values.astype(values.dtype.newbyteorder("="), copy=False)
@@ -419,6 +420,9 @@ def _from_block(values: NDArray[Any], column: BlockColumn) -> NDArray[Any]:
         wanted = np.dtype(column.dtype)
         if wanted.newbyteorder("=") == values.dtype:  # Arrow has this machine's byte order only.
             return values.astype(wanted)
+        if wanted.kind == values.dtype.kind == "M":  # Days, as a tensor, come in seconds.
+            given = values.astype(wanted)
+            return given if np.array_equal(given.astype(values.dtype), values, equal_nan=True) else values
     return values
 
 
@@ -434,7 +438,7 @@ def block_arrays(block: Any, like: Layout | None) -> tuple[dict[str, NDArray[Any
     table = accessor.to_arrow()
     for name in table.column_names:
         nulls = table.column(name).null_count
-        if nulls:
+        if nulls and not _has_nat(table.schema.field(name).type):
             raise SchemaError(
                 f"{nulls} of {table.num_rows} rows have no value: fill them, or leave the column out",
                 column=name,
@@ -444,6 +448,12 @@ def block_arrays(block: Any, like: Layout | None) -> tuple[dict[str, NDArray[Any
     found: Any = BlockAccessor.for_block(table).to_numpy()
     arrays = {name: _dense(values, name, table.schema.field(name)) for name, values in found.items()}
     return arrays, Layout.of_fields(table.schema, like=like)
+
+
+def _has_nat(kind: pa.DataType) -> bool:
+    """Whether a missing value is NumPy's own NaT."""
+    types = pa.types
+    return bool(types.is_timestamp(kind) or types.is_duration(kind) or types.is_date(kind))
 
 
 def _dense(values: NDArray[Any], name: str, of: pa.Field) -> NDArray[Any]:

@@ -140,7 +140,7 @@ def write_dataset(
     layout = None if known is None else _layout_of(known)
     sink = DatasetSink(storage, name, options, like=layout, before=before)
     remote_args = None if ray_remote_args is None else dict(ray_remote_args)
-    with _ordered(ds, job is not None), _our_errors():
+    with _ordered(ds, job is not None), _our_errors(job):
         ds.write_datasink(sink, ray_remote_args=remote_args, concurrency=concurrency)
     parts = tuple(WrittenPart(done.sealed.writer, done.sealed.rows, done.written) for done in sink.done)
     return WriteReport(storage.uri, name, parts)
@@ -195,16 +195,28 @@ def _ordered(ds: ray.data.Dataset, wanted: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _our_errors() -> Iterator[None]:
-    """Raise what a task of ours raised as it was raised there, and not as Ray wraps it."""
+def _our_errors(job: str | None) -> Iterator[None]:
+    """Raise what a task of ours raised as it was raised there, and not as Ray wraps it.
+
+    A note says what becomes of the parts that other tasks have sealed.
+    """
     from ray.exceptions import RayError
 
     try:
         yield
     except RayError as error:
         found: BaseException | None = error
-        while found is not None and not isinstance(found, RlioError):
+        # What Ray raises is of the cause's class, too; its text is a traceback.
+        while isinstance(found, RayError) or not isinstance(found, RlioError | None):
             found = getattr(found, "cause", None) or found.__cause__
+        (found or error).add_note(
+            "Parts that were sealed before stay in the data set: "
+            + (
+                "give job=, and a write that failed can be run again without writing them twice"
+                if job is None
+                else f"run job={job!r} again with the same rows, and they are not written twice"
+            )
+        )
         if found is None:
             raise
         raise found from error

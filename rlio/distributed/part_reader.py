@@ -134,6 +134,8 @@ def plan_of(
     chosen = group_options(dataset, replace(options, columns=wanted), missing)
     counting = counting_of(dataset, chosen.columns)
     row_filter = None if filter is None else RowFilter.of(filter)
+    if not dataset.schemas:  # Nobody has written a row yet: there is none to choose.
+        row_filter = None
     if row_filter is not None and (counting.unit == "sequences" or (joint and policy is None)):
         what = "sequences (seq_lens)" if counting.unit == "sequences" else "joint steps of several agents"
         hint = "leave it out" if counting.unit == "sequences" else "name one policy="
