@@ -459,7 +459,6 @@ class ReplayStore:
         seed: int | None = None,
         shard: tuple[int, int] = (0, 1),
         drop_last: bool = False,
-        prefetch: bool = False,
         **draw: Unpack[DrawKeywords],
     ) -> EpochReader:
         """A reader that gives every unit once an epoch, of a data set.
@@ -474,8 +473,6 @@ class ReplayStore:
             seed: Of the order; None: one from the OS, logged and kept in the state.
             shard: (rank, world).
             drop_last: Drop the last batch if it is shorter.
-            prefetch: Whether a background thread gathers the next batches, or every other one where the
-                learner is as quick as it. It ends with `close`.
             draw: See `draw_of`.
 
         Raises:
@@ -491,7 +488,7 @@ class ReplayStore:
             shard=shard,
             drop_last=drop_last,
         )
-        return EpochReader(self, draw_of(draw), options, prefetch=prefetch)
+        return EpochReader(self, draw_of(draw), options)
 
     def prioritised(
         self,
