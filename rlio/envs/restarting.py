@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from rlio.envs.served_envs import ProcessDied
 from rlio.errors import EnvError, OptionError, excerpt
 
 __all__ = ["RestartPolicy", "Restarts"]
@@ -115,7 +116,7 @@ class Restarts:
             EnvError: It is not to be made anew: nobody said so, it failed too often, or it is no legal
             environment.
         """
-        if isinstance(error, EnvError):
+        if isinstance(error, EnvError) and not isinstance(error, ProcessDied):
             # It works, and does what it should not, as its check says: no restart changes that.
             raise EnvError(str(error), env_index=env, episode=episode, seed=seed) from error
         self.count += 1
