@@ -78,6 +78,7 @@ class Plan:
         schemas: Of all writers, by hash.
         writers: Whether a column says whose each row is.
         row_bytes: What a row takes in memory; texts are guessed.
+        shown: Columns of the tables, where the layout has others that are only needed to make them.
     """
 
     options: GroupOptions
@@ -88,9 +89,21 @@ class Plan:
     schemas: Mapping[str, Schema]
     writers: bool
     row_bytes: int
+    shown: tuple[str, ...] | None = None
+
+    def shows(self, table: pa.Table) -> pa.Table:
+        """What is asked for of a table that has all columns of the layout."""
+        return table if self.shown is None else table.select(list(self.shown))
 
     def only(self, names: Sequence[str]) -> Plan:
-        """The same rows with some of the columns."""
+        """The same rows with some of the columns.
+
+        Raises:
+            MissingColumn: There is no such column.
+        """
+        for name in names:
+            if name not in self.layout.names:
+                raise MissingColumn(f"the blocks have only {', '.join(self.layout.names)}", column=name)
         layout = self.layout.only(names)
         # A table without columns would have no rows either: Ray counts them by one, and drops it.
         if not layout.columns:
@@ -101,7 +114,9 @@ class Plan:
             known = self.layout.logical
             needed += [name for name in (Columns.EPS_ID, Columns.T) if name in known and name not in needed]
         columns = [name for name in needed if name != WRITER or not self.writers]
-        return replace(self, layout=layout, options=replace(self.options, columns=columns or None))
+        shown = tuple(name for name in layout.names if name in names) or None
+        options = replace(self.options, columns=columns or None)
+        return replace(self, layout=layout, options=options, shown=shown)
 
 
 def plan_of(
@@ -302,9 +317,9 @@ class PartReader:
         empty = True
         for batch in self.batches():
             empty = False
-            yield to_table(batch, self.plan.layout)
+            yield self.plan.shows(to_table(batch, self.plan.layout))
         if empty:
-            yield self.plan.layout.empty()
+            yield self.plan.shows(self.plan.layout.empty())
 
     def batches(self) -> Iterator[Batch]:
         """The rows in batches of at most 32 MiB, if a row has not more.

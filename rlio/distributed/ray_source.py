@@ -77,7 +77,7 @@ class DatasetSource(Datasource):
                 ReadTask(
                     _Read(PartReader(self._storage, plan, part)),
                     metadata,
-                    schema=plan.layout.empty().schema,
+                    schema=plan.shows(plan.layout.empty()).schema,
                     per_task_row_limit=per_task_row_limit,
                 )
             )
