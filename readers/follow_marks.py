@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field
 
-from rlio.errors import OptionError, PublishError, RlioError, excerpt
+from rlio.errors import OptionError, PublishError, RlioError, UnsafeData, excerpt
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import Listing
 from rlio.storage.names import MAX_ROW
@@ -186,13 +186,23 @@ class MarkKeeper:
         return {writer: told.mark.row for writer, told in self._known().items() if told.mark is not None}
 
     def _known(self) -> dict[str, _Told]:
-        """What stands; marks of an earlier follower of this name are gone on from."""
+        """What stands; marks of an earlier follower of this name are gone on from.
+
+        Raises:
+            UnsafeData: One has the largest number that there may be: not one of ours.
+        """
         if self._told is None:
             told = {}
             for writer, marks in list_marks(self._storage).items():
                 own = {path: mark for path, mark in marks.items() if mark.follower == self.markers.name}
                 if own and self._owns(writer):
                     (mark,) = newest(own.values()).values()
+                    if mark.number >= MAX_ROW:
+                        raise UnsafeData(
+                            f"no mark of follower {self.markers.name} could count after this one: remove "
+                            "it, or take another name",
+                            uri=self._storage.uri_of(mark_path(writer, mark)),
+                        )
                     now = self._clock()
                     told[writer] = _Told(mark, mark.number + 1, now, [*own], since=now)
             self._told = told

@@ -66,7 +66,7 @@ class FollowingReplay(InputReader):
     Rows are taken in the background, of every writer in order, and exactly once: what is not committed is
     not seen. A draw takes rows of the ring, uniformly and with replacement (or by priority), and waits where
     it would be one too many for the rows put in so far. What counts as drawn are rows: of n-step transitions
-    one each, of sequences ``sequence_length`` each.
+    one each, of sequences ``sequence_length`` each (without ``burn_in``).
 
     The data ends once every writer is closed (sealed), all rows were put in, and ``ratio.max`` allows not one
     more draw; without ``max`` it never ends. A writer that was killed is closed by recovery, when the next
@@ -119,6 +119,7 @@ class FollowingReplay(InputReader):
             lets in.
         WaitTimeout: At `sample`: nothing may be drawn yet, after ``timeout`` seconds.
         CorruptData: At `sample`: rows are damaged. Calling it again tries again.
+        OSError: When it is opened, or loads a state: the store did not answer. Load the state again.
     """
 
     replayable = False

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from stored_batches import fresh_root
 
 import rlio
-from rlio import Markers, OptionError, SampleBatch
+from rlio import Markers, OptionError, SampleBatch, UnsafeData
 from rlio.readers.follow_marks import Growing, MarkKeeper, share_out
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import list_shards
@@ -244,6 +244,14 @@ def test_a_new_follower_of_a_name_goes_on_with_its_numbers_and_grants() -> None:
     keeper.tell({}, list_shards(storage), 100)
     # The row went back, so that the mark is put anew; 80 of the 100 rows are given away already.
     assert told(root) == {A: ["learner_8_0_80", "other_60_9_20"], B: ["learner_0_0_20"]}
+
+
+def test_a_mark_that_no_other_could_follow_is_refused_by_its_path() -> None:
+    storage = Storage.open(fresh_root())
+    path = put_mark(storage, A, Mark(follower="learner", number=MAX_ROW, row=0, ceiling=0))
+    keeper = MarkKeeper(storage, Markers("learner"), lambda _: True)
+    with pytest.raises(UnsafeData, match=f"remove it.*{path}"):
+        keeper.found()
 
 
 def test_without_a_limit_writers_are_told_that_there_is_none() -> None:
