@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,12 @@ from rlio.distributed.blocks import POLICY_ID, Assembler, Layout, block_arrays, 
 from rlio.distributed.part_reader import PartReader, plan_of, split
 from rlio.distributed.part_writer import PartOptions, PartWriter
 from rlio.distributed.row_digest import RowDigest
-from rlio.errors import HoleError, MissingColumn, OptionError, SchemaConflict, SchemaError
+from rlio.errors import HoleError, MissingColumn, OptionError, PublishError, SchemaConflict, SchemaError
 from rlio.interfaces import ReadOptions
 from rlio.replay.filters import RowFilter
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import list_shards
+from rlio.storage.markers import seal
 from rlio.storage.names import part_id, part_of, writer_dir
 from rlio.storage.publish import put_header
 
@@ -418,6 +420,22 @@ def test_without_rows_there_are_columns() -> None:
     assert table.schema.equals(other.schema, check_metadata=True)
 
 
+def test_a_column_that_is_chosen_is_one_that_blocks_have() -> None:
+    (reader,) = reader_of(store(numbered(3)))
+    assert reader.plan.only(["t"]).layout.names == ["t"]
+    assert reader.plan.only([]).layout.names == ["t"]  # For what only counts rows.
+    with pytest.raises(MissingColumn, match=r"only t, obs .*column nope"):
+        reader.plan.only(["t", "nope"])
+
+
+@pytest.mark.parametrize("names", [["obs"], ["policy_id"], ["t", "policy_id"]])
+def test_of_joint_steps_no_other_column_comes_than_those_that_are_chosen(names: list[str]) -> None:
+    (reader,) = reader_of(store(alike()))
+    (whole,), (found,) = reader.tables(), replace(reader, plan=reader.plan.only(names)).tables()
+    assert sorted(found.column_names) == sorted(names)
+    assert found.equals(whole.select(found.column_names))
+
+
 def test_a_filter_is_for_whatever_columns_will_come(tmp_path: Path) -> None:
     """A data set that nobody has written to yet has no columns, and no rows to choose among."""
     put_header(Storage.open(tmp_path))
@@ -513,6 +531,23 @@ def test_an_attempt_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
     writer.abandon()
     writer.abandon()
     assert storage.list("data") == []
+
+
+def test_an_attempt_that_may_be_sealed_is_not_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The seal is stored, and the store's answer is lost."""
+    writer = write_part(Storage.open(tmp_path), numbered(5))
+
+    def lost(storage: Storage, writer_id: str, rows: int) -> None:
+        seal(storage, writer_id, rows)
+        raise PublishError("no answer")
+
+    monkeypatch.setattr("rlio.storage.shard_log.seal", lost)
+    with pytest.raises(PublishError):
+        writer.finish()
+    writer.abandon()
+    assert load(str(tmp_path))["t"].tolist() == list(range(5))
 
 
 def test_a_part_without_rows_is_nothing(tmp_path: Path) -> None:

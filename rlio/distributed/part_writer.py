@@ -181,8 +181,8 @@ class PartWriter:
             self._drop(log)
             self.taken = other
             return other
+        self._log = None  # Also if the next line raises, it may be sealed: nothing for `abandon`.
         log.close(seal_at=log.received)
-        self._log = None
         self.taken = Sealed(log.writer_id, log.received)
         return self.taken
 
