@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from linear_policy import LinearPolicy
 import rlio
 from rlio.connectors.mean_std import MeanStdFilter, RunningStat
 from rlio.distributed import Fragment, WorkerGroup
-from rlio.errors import EndOfData, EnvError, OptionError, StateError, WorkerError
+from rlio.errors import EndOfData, EnvError, OptionError, StateError, WorkerError, WorkerLost
 from rlio.policies.policy_spec import PolicySpec
 from rlio.rollout.config import RolloutConfig
 from rlio.worker import RolloutWorker
@@ -218,6 +219,51 @@ def test_a_function_is_called_in_each_worker_and_its_errors_are_raised_or_return
     group.sample()
 
 
+def test_what_several_rounds_had_sampled_stays_where_one_fails(pair: Pair) -> None:
+    group = pair.group
+    group.sample(STEPS // 2)  # The rest is left over.
+    newest = max(fragment.order for fragment in group.sample_fragments())
+    for sample in (group.sample_fragments, group.sample):
+        group.submit()
+        group.foreach_worker(lambda worker: None)  # The fragments of the first round are there.
+        pair.order("raise-1")
+        with pytest.raises(WorkerError, match="worker 1 was told to"):
+            sample(num_steps=8 * STEPS)
+    assert len(group.sample()) == 2 * STEPS - STEPS // 2
+    found = group.sample_fragments(num_steps=8 * STEPS)
+    while any(status.in_flight or status.waiting for status in group.status()):
+        found += group.ready()
+    assert sorted(fragment.order for fragment in found) == [newest + 1 + k for k in range(len(found))]
+
+
+class Unmade(Exception):
+    """Cannot be made from what an exception keeps."""
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(f"{first} and {second} do not fit")
+
+
+class Unread:
+    """Travels, and cannot be unpacked."""
+
+    def __reduce__(self) -> Any:
+        return Unmade, (1,)
+
+
+def unmade(worker: RolloutWorker) -> None:
+    raise Unmade(1, 2)
+
+
+def test_an_error_or_answer_that_cannot_be_made_here_is_told_and_no_death(pair: Pair) -> None:
+    group = pair.group
+    pids = [status.pid for status in group.status()]
+    with pytest.raises(WorkerError, match=r"worker 1 raised RuntimeError: .*Unmade: 1 and 2 do not fit"):
+        group.foreach_worker(unmade)
+    for answer in group.foreach_worker(lambda worker: Unread(), errors="return"):
+        assert "cannot be read here" in str(answer)
+    assert [status.pid for status in group.probe()] == pids
+
+
 def weight_of(worker: RolloutWorker) -> float:
     return float(worker.get_weights()["w"][0])
 
@@ -236,7 +282,12 @@ def test_weights_reach_all_workers_before_their_next_fragment_and_older_ones_non
     group.set_weights({"w": np.array([4.0])}, weights_seq_no=newest + 5)
     assert set(group.foreach_worker(weight_of)) == {4.0}
     group.local_worker.learn_on_batch(group.sample())
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match="serialize"):
+        group.foreach_worker(lambda worker: lock)  # Weights do not get lost with what cannot be sent.
     assert group.sync_weights() == newest + 6
+    with pytest.raises(TypeError, match="serialize"):
+        group.foreach_worker(lambda worker: lock)
     assert set(group.foreach_worker(weight_of, local_worker=True)) == {weight_of(group.local_worker)}
 
 
@@ -296,6 +347,11 @@ def test_it_is_a_live_reader_for_mixtures_and_recordings(pair: Pair, tmp_path: P
     assert len(rlio.open_dataset(tmp_path / "copy")) == rows == 58
 
 
+def batches_learned(worker: RolloutWorker) -> int:
+    assert isinstance(worker.policy, Weighed)
+    return len(worker.policy.seen)
+
+
 def test_a_state_goes_on_with_other_episodes_in_the_processes_that_are_there(pair: Pair) -> None:
     group = pair.group
     before = rlio.concat_samples([group.sample() for _ in range(3)])
@@ -303,6 +359,8 @@ def test_a_state_goes_on_with_other_episodes_in_the_processes_that_are_there(pai
     group.set_weights({"w": np.array([2.0])})
     state = json.loads(json.dumps(group.state_dict()))
     lifetime = group.get_metrics().lifetime.env_steps
+    assert group.local_worker is not None
+    group.local_worker.learn_on_batch(before)
     pids = [status.pid for status in group.status()]
     writers = {status.writer_id for status in group.status()}
     incarnations = [status.incarnation for status in group.status()]
@@ -316,6 +374,8 @@ def test_a_state_goes_on_with_other_episodes_in_the_processes_that_are_there(pai
     assert [status.incarnation for status in group.status()] == [n + 1 for n in incarnations]
     assert group.get_metrics().lifetime.env_steps == lifetime + len(after)
     assert set(after["w_then"]) == {2.0}
+    # They are made of the policy as it was given, not of the local worker's: nor do they draw its numbers.
+    assert group.foreach_worker(batches_learned) == [0, 0]
     with pytest.raises(StateError):
         group.load_state_dict({**state, "position": {}})
 
@@ -406,6 +466,19 @@ def test_workers_share_stored_rows_and_end_with_them(
         with pytest.raises(EndOfData):
             group.sample()
         assert list(group.sample_async()) == []
+        # The last rows are served, whatever number of them was asked for.
+        group.load_state_dict(group.state_dict())
+        whole = [group.sample(num_steps=10 * len(logged))]
+        with pytest.raises(EndOfData):
+            group.sample(num_steps=1)
+        group.load_state_dict(group.state_dict())
+        parts = [group.sample(7), group.sample(num_steps=10 * len(logged))]
+        with monkeypatch.context() as without:
+            without.setattr("ray.is_initialized", lambda: False)
+            with pytest.raises(WorkerLost, match="Ray was shut down"):
+                group.sample()  # It would start another Ray.
+        assert [status.alive for status in group.status()] == [False, False]
+    assert len(rlio.concat_samples(whole)) == len(rlio.concat_samples(parts)) == len(logged)
     found = rlio.concat_samples(served)
     assert sorted(zip(found["eps_id"], found["t"], strict=True)) == sorted(
         zip(logged["eps_id"], logged["t"], strict=True)

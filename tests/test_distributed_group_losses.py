@@ -15,9 +15,10 @@ from linear_policy import LinearPolicy
 
 import rlio
 from rlio.connectors.mean_std import MeanStdFilter
-from rlio.distributed import FaultTolerance, WorkerGroup
+from rlio.distributed import FaultTolerance, WorkerGroup, recovering
 from rlio.distributed import worker_group as module
 from rlio.distributed.recipe import Recipe, Seat
+from rlio.distributed.recovering import recover_elsewhere
 from rlio.errors import ClosedError, WorkerLost
 from rlio.rollout.config import RolloutConfig
 from rlio.worker import RolloutWorker
@@ -249,9 +250,21 @@ def test_a_group_that_nobody_closed_is_closed_at_exit_and_waiters_can_be_let_go(
     assert len(rows["obs"]) >= 10 * STEPS
 
 
+class ElsewhereRay:
+    """Ray, for a process on a machine of its own."""
+
+    @classmethod
+    def get_runtime_context(cls) -> type[ElsewhereRay]:
+        return cls
+
+    @staticmethod
+    def get_node_id() -> str:
+        return "elsewhere"
+
+
 @pytest.mark.parametrize("lost_workers", ["raise", "drop"])
 def test_a_worker_that_always_dies_is_given_up_and_what_it_had_written_is_stored(
-    tmp_path: Path, lost_workers: Any
+    tmp_path: Path, lost_workers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root, drops = str(tmp_path / "rows"), lost_workers == "drop"
     with WorkerGroup(
@@ -277,6 +290,14 @@ def test_a_worker_that_always_dies_is_given_up_and_what_it_had_written_is_stored
         assert [status.alive for status in workers.status()] == [False, True]
         assert [loss.restarted for loss in workers.losses] == ([True, False] if drops else [False])
         assert workers.foreach_worker(lambda worker: worker.creation_args["worker_index"]) == [2]
+        if not drops:
+            # Were this process on another machine, the worker that is left would publish what the dead left.
+            (loss,) = workers.losses
+            with monkeypatch.context() as elsewhere:
+                elsewhere.setattr(recovering, "require_ray", lambda: ElsewhereRay)
+                recover_elsewhere(workers._crew, workers._arguments)
+            assert loss.writer_id is not None
+            assert len(by_writer(root)[loss.writer_id]["obs"]) >= loss.rows == STEPS
     # Nobody has opened a writer here since the last one died.
     rows = columns_of(list(rlio.DatasetReader(root, epochs=1, batch_size=1000)))
     check_nothing_missing(rows)

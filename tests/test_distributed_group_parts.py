@@ -262,6 +262,17 @@ def test_weights_that_others_replace_are_let_go() -> None:
     # It has no version of its own: workers keep the one before, and so does what is compared with.
     assert not held.add("late", frozenset("ab"), seq_no=3)
     assert held.newest == 3
+    # Whoever comes later gets the version that the forced weights stand for, too.
+    assert held.since(0) == ["both again", "forced"]
+    assert held.add("forced again", frozenset("ab"), seq_no=0)
+    assert held.since(0) == ["both again", "forced again"]
+
+
+def test_weights_that_come_late_do_not_replace_newer_ones_of_a_part_of_the_policies() -> None:
+    held = Broadcasts()
+    held.add("a, fifth", frozenset("a"), seq_no=5)
+    assert held.add("both, third", frozenset("ab"), seq_no=3)  # b has none that are newer.
+    assert held.since(0) == ["a, fifth", "both, third"]
 
 
 def test_sums_do_not_grow_with_what_nobody_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ class _Held(NamedTuple):
     number: int
     reference: Any
     policies: frozenset[str]
+    seq_no: int
     #: Of workers that have it: where it has none itself, they keep the one before.
     version: int
 
@@ -53,7 +54,7 @@ class Broadcasts:
             return self.newest
 
     def add(self, reference: Any, policies: frozenset[str], *, seq_no: int) -> bool:
-        """Hold ``reference``, in place of those whose policies it has all of.
+        """Hold ``reference``, in place of those no newer whose policies it has all of.
 
         Args:
             reference: To a `Broadcast`.
@@ -69,9 +70,10 @@ class Broadcasts:
                 return False
             self.count += 1
             self.newest = max(self.newest, seq_no)
-            kept = [each for each in self._held if not each.policies <= policies]
+            # Those with a higher number say whose version counts, also of weights that are set in any case.
+            kept = [each for each in self._held if not each.policies <= policies or each.seq_no > seq_no]
             version = max([seq_no, *(each.version for each in covered)])
-            self._held = [*kept, _Held(self.count, reference, policies, version)]
+            self._held = [*kept, _Held(self.count, reference, policies, seq_no, version)]
             return True
 
     def since(self, number: int) -> list[Any]:

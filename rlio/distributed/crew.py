@@ -10,6 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from rlio.distributed.actors import Opened, Sampled, WorkerActor
@@ -35,6 +36,7 @@ _SALVAGE_S = 5.0
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 # Of a message of somebody else's.
 _SHOWN = 500
+_SHUT_DOWN = "Ray was shut down before the group was closed"
 # The group starts workers anew itself, as others: Ray would start the same ones.
 _OURS = ("max_restarts", "max_task_retries", "max_concurrency", "concurrency_groups")
 
@@ -94,11 +96,25 @@ class Crew:
         )
         self._errors: list[WorkerError] = []
         self._fragments = 0
-        self.use(recipe)
-
-    def use(self, recipe: Recipe) -> None:
-        """Make workers of ``recipe`` from now on."""
+        errors = self._ray.exceptions
+        # The second, of later versions, is for those whose class cannot be made anew from what travels.
+        self._raised = (errors.RayTaskError, getattr(errors, "UnserializableException", errors.RayTaskError))
         self._recipe = self._ray.put(recipe)
+        self._session = self._present_session()
+
+    def reseed(self, seed: int) -> None:
+        """Make workers with seeds of ``seed`` from now on."""
+        # Ray's copy, not the caller's objects: a policy among them may have begun to act in this process.
+        self._recipe = self._ray.put(replace(self._ray.get(self._recipe), seed=seed))
+
+    def _present_session(self) -> tuple[str, str]:
+        context = self._ray.get_runtime_context()
+        return context.get_job_id(), context.get_node_id()
+
+    @property
+    def connected(self) -> bool:
+        """Whether Ray is still the one that has the workers."""
+        return self._ray.is_initialized() and self._present_session() == self._session
 
     @property
     def alive(self) -> list[RemoteWorker]:
@@ -143,8 +159,12 @@ class Crew:
 
     def ask(self, worker: RemoteWorker, method: str, *arguments: Any) -> Any:
         """Ask for something; the worker gets the newest weights first. Returns Ray's reference."""
-        worker.told, references = self.broadcasts.snapshot(worker.told)
-        return getattr(worker.actor, method).remote(*arguments, *references)
+        told, references = self.broadcasts.snapshot(worker.told)
+        reference = getattr(worker.actor, method).remote(*arguments, *references)
+        worker.told = (
+            told  # Not before: what cannot be sent, as it cannot be pickled, takes no weights along.
+        )
+        return reference
 
     def request(self, worker: RemoteWorker) -> None:
         """Ask for a batch, which `wait` puts where it belongs once it is there."""
@@ -185,9 +205,13 @@ class Crew:
                 "first; give it longer",
                 **where,
             )
-        except errors.RayTaskError as error:
+        except self._raised as error:
             worker.told = min(worker.told, told)
             return _raised_there(worker, incarnation, error)
+        except errors.RaySystemError as error:
+            return WorkerError(
+                f"what worker {worker.index} answered cannot be read here: {_reason(error)}", **where
+            )
         except errors.RayError as error:
             reason = _reason(error)
             if worker.incarnation == incarnation:
@@ -229,12 +253,11 @@ class Crew:
         return self._look_for_hanging() or bool(there)
 
     def _take(self, worker: RemoteWorker, reference: Any) -> None:
-        errors = self._ray.exceptions
         try:
             answer = self._ray.get(reference)
-        except errors.RayTaskError as error:
+        except self._raised as error:
             self._failed(worker, reference, error)
-        except errors.RayError as error:
+        except self._ray.exceptions.RayError as error:
             self.lose(worker, _reason(error))
         else:
             self._answered(worker, reference, answer)
@@ -264,10 +287,10 @@ class Crew:
             self._errors.append(told)
         elif worker.incarnation == 0:
             worker.opening = None
-            self._let_go(worker, f"it could not be made: {_line(str(error.cause))}")
+            self._let_go(worker, f"it could not be made: {_line(str(told.__cause__))}")
             self._errors.append(told)
         else:
-            self.lose(worker, f"it could not be made anew: {_line(str(error.cause))}", cause=told)
+            self.lose(worker, f"it could not be made anew: {_line(str(told.__cause__))}", cause=told)
 
     def _look_for_hanging(self) -> bool:
         """Lose those that have not answered for too long; gives whether there were any."""
@@ -302,6 +325,23 @@ class Crew:
         for other in others:
             first.add_note(str(other))
         raise first
+
+    def check_connected(self) -> None:
+        """Raise where Ray no longer has the workers: to ask anything would start it anew, without them.
+
+        Raises:
+            WorkerLost: Ray was shut down.
+        """
+        if self.connected:
+            return
+        self._shut_down()
+        first = self.workers[0]
+        raise WorkerLost(
+            f"{_SHUT_DOWN}, and all workers ended with it: close the group; what they had written is in "
+            "their data set, or will be",
+            worker_index=first.index,
+            incarnation=first.incarnation,
+        )
 
     def check_whole(self) -> None:
         """Raise where places are empty that should not be.
@@ -378,7 +418,7 @@ class Crew:
         for reference in requests:
             try:
                 answer = self._ray.get(reference, timeout=0)
-            except self._ray.exceptions.RayTaskError as error:
+            except self._raised as error:
                 self._failed(worker, reference, error)
             except self._ray.exceptions.RayError:
                 lost += 1
@@ -409,7 +449,7 @@ class Crew:
             WorkerError: One could not store everything.
             WorkerLost: One died meanwhile, or was not done in time.
         """
-        if not self._ray.is_initialized():  # To ask anything would start it anew.
+        if not self.connected:
             self._shut_down()
         asked = [(worker, worker.actor.close.remote()) for worker in self.alive]
         if asked:
@@ -423,12 +463,13 @@ class Crew:
 
     def _shut_down(self) -> None:
         """Take note that Ray, and with it all workers, ended before the group."""
-        reason = "Ray was shut down before the group was closed"
-        for worker in self.alive:
-            worker.gone = reason
-            self._write_off(worker, reason, requests=len(worker.requests), restarted=False)
+        alive = self.alive
+        for worker in alive:
+            worker.gone = _SHUT_DOWN
+            self._write_off(worker, _SHUT_DOWN, requests=len(worker.requests), restarted=False)
             worker.requests.clear()
-        logger.error("%s: what workers had written is in their logs, see `rlio recover`", reason)
+        if alive:
+            logger.error("%s: what workers had written is in their logs, see `rlio recover`", _SHUT_DOWN)
 
     def _closed(self, worker: RemoteWorker, reference: Any, timeout_s: float) -> WorkerError | None:
         """End a worker that was asked to close; gives what went wrong."""
@@ -436,7 +477,7 @@ class Crew:
         failed, reason = None, "the group was closed"
         try:
             self._ray.get(reference, timeout=0)
-        except errors.RayTaskError as error:
+        except self._raised as error:
             failed = _raised_there(worker, worker.incarnation, error)
         except errors.GetTimeoutError:
             reason = f"it was not closed in {timeout_s:g} s"
@@ -470,7 +511,9 @@ def _line(text: str) -> str:
 
 def _raised_there(worker: RemoteWorker, incarnation: int, error: Any) -> WorkerError:
     """What a worker raised, to be raised here."""
-    cause = error.cause
+    cause = getattr(error, "cause", None)
+    if cause is None:  # It cannot be made here; its traceback ends with what it was.
+        cause = RuntimeError(str(error).rstrip().rpartition("\n")[2])
     told = WorkerError(
         f"worker {worker.index} raised {type(cause).__name__}: {_line(str(cause))}",
         worker_index=worker.index,

@@ -35,13 +35,13 @@ def recover_here(crew: Crew, arguments: Mapping[str, Any]) -> None:
 
 def recover_elsewhere(crew: Crew, arguments: Mapping[str, Any]) -> None:
     """On each other machine where workers died, let one that lives there publish what they left."""
-    recovery, ray = _Recovery.of(arguments), require_ray()
-    if recovery is None or not crew.losses or not ray.is_initialized():
+    recovery = _Recovery.of(arguments)
+    if recovery is None or not crew.losses or not crew.connected:
         return
-    here = ray.get_runtime_context().get_node_id()
+    here = require_ray().get_runtime_context().get_node_id()
     for node in {loss.node_id for loss in crew.losses} - {None, here}:
         there = [each for each in crew.alive if each.opened is not None and each.opened.node_id == node]
-        answers = crew.call(there[:1], "apply", recovery)
+        answers = crew.call(there[:1], "apply", recovery, timeout_s=crew.tolerance.close_timeout_s)
         if not there or isinstance(answers[0], WorkerError):
             logger.warning(
                 "a worker died on machine %s, where none lives that could publish what is in its log: "

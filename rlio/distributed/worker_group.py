@@ -24,10 +24,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal, Protocol, TypeVar, Unpack
 
-from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
+from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples, copy_into
 from rlio.columns import DEFAULT_POLICY_ID
 from rlio.connectors.mean_std import MeanStdFilter
 from rlio.distributed.actors import Broadcast
@@ -71,14 +72,14 @@ class WorkerGroup(InputReader):
     group's; so has each that takes the place of a lost one: no two record the same episodes.
 
     A worker that dies or hangs is replaced, as ``fault_tolerance`` allows; the others go on. What it had
-    written
-    stays: batches that came are served and counted, and what it left in its log is published by the writer
-        that
-    opens next on its machine, or when the group is closed. Batches that it was asked for and that never came
-    are told in `losses`. An exception in its environment or policy is raised in `sample`, and is no death.
+    written stays: batches that came are served and counted, and what it left in its log is published by the
+    writer that opens next on its machine, or when the group is closed. Batches that it was asked for and that
+    never came are told in `losses`. An exception in its environment or policy is raised in `sample`, and is
+    no death.
 
-    Ray is used as it is: call ``ray.init()`` before, or Ray starts itself on this machine. What workers
-    import must be importable in their processes; functions and classes of a script travel along.
+    Ray is used as it is: call ``ray.init()`` before, or Ray starts itself on this machine, and listens to the
+    network: see docs/distributed.md. What workers import must be importable in their processes; functions and
+    classes of a script travel along.
 
     Args:
         env: As for `RolloutWorker`: an id, or a function that makes environments. No environment itself.
@@ -135,8 +136,8 @@ class WorkerGroup(InputReader):
         self._filters = JointFilters()
         self._earlier_incarnations: dict[str, int] = {}
         self._wanted: tuple[int | None, float | None] = (None, None)
-        self._recipe = Recipe(env, policy, self._arguments, num_workers, self.seed)
-        self._crew = Crew(self._recipe, tolerance=self.fault_tolerance, actor_options=actor_options)
+        recipe = Recipe(env, policy, self._arguments, num_workers, self.seed)
+        self._crew = Crew(recipe, tolerance=self.fault_tolerance, actor_options=actor_options)
         try:
             self._crew.start()
             opened = self._crew.alive[0].opened
@@ -155,6 +156,10 @@ class WorkerGroup(InputReader):
             raise
         _open_groups.add(self)
         _close_at_exit()
+
+    def _check_open(self) -> None:
+        super()._check_open()
+        self._crew.check_connected()
 
     # ---- making ----
 
@@ -238,7 +243,8 @@ class WorkerGroup(InputReader):
         _check(num_steps, timeout_s)
         with self._lock:
             if num_steps is not None and self._rests:
-                return self._with_rests(num_steps, timeout_s)
+                batch = self._with_rests(num_steps, timeout_s)
+                return batch if out is None else copy_into(out, batch)
             self._wanted = (num_steps, timeout_s)
             try:
                 return super().sample(n, out=out)
@@ -247,10 +253,18 @@ class WorkerGroup(InputReader):
 
     def _with_rests(self, num_steps: int, timeout_s: float | None) -> Batch:
         """What ``sample(n)`` left over, and what lacks to ``num_steps``."""
-        parts: list[Batch] = [super().sample()]
-        lacking = num_steps - parts[0].count
-        if lacking > 0:
-            parts.append(self.sample(num_steps=lacking, timeout_s=timeout_s))
+        self._check_open()
+        lacking = num_steps - sum(rest.batch.count for rest in self._rests or ())
+        fragments: list[Fragment] = []
+        if lacking > 0:  # First of all: should it fail, what was left over stays.
+            with suppress(EndOfData):
+                fragments = self.sample_fragments(num_steps=lacking, timeout_s=timeout_s)
+        parts: list[Batch] = []
+        while self._rests and sum(part.count for part in parts) < num_steps:
+            parts.append(super().sample())
+        for fragment in fragments:
+            self._give(fragment.batch.agent_steps())
+            parts.append(fragment.batch)
         return concat_samples(parts)
 
     def _next(self) -> Batch:
@@ -279,7 +293,16 @@ class WorkerGroup(InputReader):
         with self._lock:
             self._check_open()
             while True:
-                found += self._round(deadline)
+                try:
+                    found += self._round(deadline)
+                except EndOfData:
+                    if not found:
+                        raise
+                    return found
+                except BaseException:
+                    for fragment in reversed(found):  # They are the next call's.
+                        self._crew.workers[fragment.worker_index - 1].ready.appendleft(fragment)
+                    raise
                 steps = sum(fragment.batch.count for fragment in found)
                 if num_steps is None or steps >= num_steps or _is_past(deadline):
                     return found
@@ -613,8 +636,7 @@ class WorkerGroup(InputReader):
             self._filters.load_state_dict(saved, self._filters_of_a_worker() if saved else {})
             self.dropped += waiting + self._drain()
             crew.metrics, self.seed = metrics, seed
-            self._recipe = replace(self._recipe, seed=self.seed)
-            crew.use(self._recipe)
+            crew.reseed(seed)
             crew.broadcasts.newest = max(crew.broadcasts.newest, newest)
             crew.filters = self._ray.put(self._filters.filters) if self._filters.filters else None
             for worker in crew.workers:
