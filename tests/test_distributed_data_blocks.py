@@ -228,6 +228,13 @@ def test_rows_that_are_no_array_are_refused(table: pa.Table, match: str) -> None
         batch_of([table])
 
 
+def test_blocks_have_the_same_columns_in_any_order() -> None:
+    blocks = [pa.table({"a": [1], "b": [2]}), pa.table({"b": [4], "a": [3]})]
+    assert_identical(batch_of(blocks), rlio.SampleBatch(a=[1, 3], b=[2, 4]))
+    with pytest.raises(SchemaError, match="give all rows the same columns"):
+        batch_of([*blocks, pa.table({"a": [5]})])
+
+
 def test_lists_and_data_frames_of_others_are_taken() -> None:
     table = pa.table({"obs": [[1.0, 2.0], [3.0, 4.0]], "t": [0, 1]})
     for block in (table, table.to_pandas()):

@@ -335,7 +335,7 @@ class Assembler:
             arrays, layout = block_arrays(table, self.like)
             if not len(next(iter(arrays.values()), ())):
                 continue
-            if self._layout is not None and layout.names != self._layout.names:
+            if self._layout is not None and set(layout.names) != set(self._layout.names):
                 raise SchemaError(
                     f"a block with the columns {excerpt(layout.names)} after blocks with "
                     f"{excerpt(self._layout.names)}: give all rows the same columns"
