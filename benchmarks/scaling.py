@@ -126,6 +126,7 @@ def once(call: Callable[[], Any]) -> tuple[Measured, Any]:
 
 def _peak_of(call: Callable[[], Any]) -> int | None:
     """Bytes by which this process's memory grew at most during a call; None where nobody says."""
+    machine.resident()  # Gives back what was freed.
     try:
         Path("/proc/self/clear_refs").write_text("5")  # Linux: begin the high-water mark anew.
         before = _status("VmRSS")
@@ -241,8 +242,12 @@ def _read(root: str) -> dict[str, Measured]:
     found["resume"] = Measured(
         measured.seconds, measured.cpu, measured.peak, {"bytes": len(json.dumps(state))}
     )
-    with rlio.DatasetReader(root, batch_size=256, cache="none", epochs=1) as ordered:
-        found["first batch, in order"], _ = once(ordered.sample)
+
+    def first_in_order() -> None:
+        with rlio.DatasetReader(root, batch_size=256, cache="none", epochs=1) as ordered:
+            ordered.sample()
+
+    found["first batch, in order"], _ = once(first_in_order)
     return found
 
 
@@ -547,6 +552,8 @@ def _constants(run: dict[str, Any]) -> str:
     if (indexed := values.get("open, index")) is not None:
         rows.append(("in an index", f"{indexed['facts']['bytes'] / n:.1f} bytes"))
         rows.append(("opening it, by index", f"{1e6 * indexed['cpu'] / n:.1f} us of processor"))
+    if (on_s3 := _of_s3(run)) is not None:
+        rows.append(("opening it, by listing S3", f"{1e6 * on_s3:.0f} us of processor"))
     reads = max(run["read"], key=lambda each: each["shards"])["shards"]
     rows.append(
         ("before a shuffled epoch", f"{1e6 * shuffled['first batch']['cpu'] / reads:.0f} us of processor")
@@ -556,11 +563,20 @@ def _constants(run: dict[str, Any]) -> str:
     return table(("of one shard", "measured"), rows, "lr")
 
 
+def _of_s3(run: dict[str, Any]) -> float | None:
+    """Seconds of processor for a shard of a listing of S3; None where that was not measured."""
+    found = [each for each in run["stored"] if _NOTHING not in each["values"]]
+    if not found:
+        return None
+    largest = max(found, key=lambda each: (each["shards"], -each["writers"]))
+    return float(largest["values"]["open"]["cpu"] / largest["shards"])
+
+
 def _petabyte(run: dict[str, Any]) -> str:
     """What roots of shards of 64 MiB would cost, by arithmetic with what one shard costs."""
     largest = max(run["listed"], key=lambda each: (each["shards"], -each["writers"]))
     n, values = largest["shards"], largest["values"]
-    indexed = values.get("open, index")
+    indexed, on_s3 = values.get("open, index"), _of_s3(run)
     rows = []
     for name, shards in (("6.7 TB", 10**5), ("67 TB", 10**6), ("1 PB", 15 * 10**6)):
         requests = -(-shards // PAGE)
@@ -570,6 +586,7 @@ def _petabyte(run: dict[str, Any]) -> str:
                 f"{shards:,}",
                 f"{requests:,}",
                 f"{requests * REQUEST:,.0f} s",
+                "" if on_s3 is None else f"{shards * on_s3:,.0f} s",
                 f"{shards * values['open']['cpu'] / n:,.0f} s",
                 f"{shards * (values['open']['peak'] or 0) / n / 1e6:,.0f} MB",
                 "" if indexed is None else f"{shards * indexed['facts']['bytes'] / n / 1e6:,.1f} MB",
@@ -581,10 +598,11 @@ def _petabyte(run: dict[str, Any]) -> str:
         "shards",
         "requests",
         "waiting",
-        "processor",
+        "listing S3",
+        "opening",
         "memory",
         "index",
-        "processor, by index",
+        "opening, by index",
     )
     return table(headings, rows, "l" + "r" * (len(headings) - 1))
 

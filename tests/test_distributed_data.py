@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 from collections.abc import Callable
@@ -94,7 +95,9 @@ def totals(columns: dict[str, np.ndarray]) -> dict[str, Any]:
 def _sum(values: np.ndarray) -> Any:
     if values.dtype.kind == "M":
         return values.astype("i8").sum()
-    return float(np.nansum(values.astype("f8"))) if values.dtype.kind == "f" else int(values.sum())
+    if values.dtype.kind == "f":  # Exact, as blocks may come in any order.
+        return math.fsum(values[~np.isnan(values)].tolist())
+    return int(values.sum())
 
 
 def gathered(ds: Any) -> dict[str, np.ndarray]:

@@ -186,12 +186,14 @@ def test_killed_writers_and_followers_go_on_with_each_row_once(tmp_path: Path, s
 
     learner = fork(learn, root, tmp_path)
     try:
-        for label in range(3):
-            start(label, 400)
+        for label, rows in enumerate((100_000, 100_000, 400)):  # However slow this is, two are there to kill.
+            start(label, rows)
         for label in (0, 1):
             until(lambda label=label: tallies[label].acked > order.randint(20, 250))
             kill(alive.pop(label))
             start(label + 10, 150)
+            # It has recovered the one, and not the next; else the learner may find every writer closed.
+            until(lambda label=label: tallies[label + 10].attempted > 0)
             until((tmp_path / "state").exists)
             time.sleep(order.uniform(0, 0.1))
             kill(learner)

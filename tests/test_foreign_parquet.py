@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -216,6 +217,19 @@ class Tensor(pa.ExtensionType):
         raise AssertionError("the hook of an extension type ran")
 
 
+@pytest.fixture
+def nobody_registered() -> Iterator[None]:
+    """Tests of Ray Data, which registers its tensor types, may have run in this process before."""
+    known: list[pa.ExtensionType] = pa.lib._python_extension_types_registry
+    found = [kind for kind in known if kind.extension_name.startswith("ray.")]
+    known[:] = [kind for kind in known if kind not in found]  # pyarrow does not: it only forgets the types.
+    for kind in found:
+        pa.unregister_extension_type(kind.extension_name)
+    yield
+    for kind in found:
+        pa.register_extension_type(kind)
+
+
 def tensor_file(path: Path, name: str, storage: Any) -> np.ndarray:
     images = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     values = pa.array([image.ravel().tolist() for image in images], storage)
@@ -231,6 +245,7 @@ def tensor_file(path: Path, name: str, storage: Any) -> np.ndarray:
         ("ray.data.arrow_tensor_v2", pa.large_list(pa.float32())),
     ],
 )
+@pytest.mark.usefixtures("nobody_registered")
 def test_an_unregistered_tensor_type_reads_as_its_storage_in_its_shape(
     name: str, storage: Any, tmp_path: Path
 ) -> None:
@@ -302,6 +317,7 @@ def test_parquets_own_logical_types_do_not_become_extension_types(tmp_path: Path
     assert batch["id"].tolist() == [b"0123456789abcdef", b"fedcba9876543210"]
 
 
+@pytest.mark.usefixtures("nobody_registered")
 def test_a_tensor_whose_shape_does_not_fit_its_rows_is_refused(tmp_path: Path) -> None:
     storage = pa.list_(pa.float32())
     column = pa.ExtensionArray.from_storage(

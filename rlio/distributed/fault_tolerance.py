@@ -38,7 +38,8 @@ class FaultTolerance:
         start_timeout_s: Seconds for a worker to start: its process, the imports, the environment, and
             whatever Ray waits for until it has room.
         request_timeout_s: Seconds for a batch, after which a worker hangs: it is ended, and another takes its
-            place. None: environments may take as long as they like.
+            place. None: environments may take as long as they like, and outputs too: a `PacedWriter` waits
+            for those who follow it.
         probe_timeout_s: Seconds for an idle worker to answer `WorkerGroup.probe`.
         close_timeout_s: Seconds for all workers to store what they have, when the group is closed.
 

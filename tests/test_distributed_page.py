@@ -1,0 +1,61 @@
+"""The code of docs/distributed.md runs: in folders of this machine, for a few rounds, with two workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from group_envs import make_known
+from linear_policy import LinearPolicy
+from test_readme import blocks
+
+import rlio
+from rlio.distributed.recipe import Recipe, Seat
+from rlio.rollout.config import RolloutConfig
+
+
+def block_with(checkout: Path, words: str, folder: Path) -> str:
+    (code,) = [each for each in blocks(checkout / "docs" / "distributed.md", "python") if words in each]
+    assert '"s3://bucket' in code
+    return code.replace('"s3://bucket', f'"{folder.as_posix()}')
+
+
+@pytest.mark.xdist_group("ray")
+def test_a_group_samples_learns_and_records(
+    checkout: Path, tmp_path: Path, ray_cluster: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    import ray
+
+    monkeypatch.setattr(ray, "init", lambda: None)  # Ray runs.
+    code = block_with(checkout, "import FaultTolerance, WorkerGroup", tmp_path)
+    for many, few in (("range(1000)", "range(3)"), ("num_workers=4", "num_workers=2")):
+        assert many in code
+        code = code.replace(many, few)
+    exec(compile(code, "distributed.md", "exec"), {})
+    assert float(capsys.readouterr().out) > 0
+    # Fragments of 100 steps of 8 environments.
+    assert len(rlio.open_dataset(tmp_path / "cartpole")) == 3 * 2 * 800
+
+
+def test_an_output_that_is_a_function_passes_on_where_the_rows_come_from(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rlio.Pace, "__init__", lambda self: vars(self).update(NOBODY_FOLLOWS))
+    code = block_with(checkout, "def paced", tmp_path)
+    scope: dict[str, Any] = {"rlio": rlio}
+    exec(compile(code[: code.index("group = WorkerGroup")], "distributed.md", "exec"), scope)
+    keywords = {"output": scope["paced"], "rollout": RolloutConfig(rollout_fragment_length=10)}
+    recipe = Recipe(make_known, LinearPolicy, keywords, num_workers=4, seed=7)
+    with recipe.make(Seat(2)) as worker:
+        worker.sample()
+    dataset = rlio.open_dataset(tmp_path / "cartpole")
+    (segment,) = dataset.segments
+    made_by = dataset.open_shard(segment).provenance
+    assert made_by["seed"] == recipe.seed_of(Seat(2))
+    assert made_by["extra"]["worker_group"]["seed"] == 7
+    assert segment.ref.writer.startswith("w00002-")
+
+
+#: Fields of a `rlio.Pace` that waits for nobody.
+NOBODY_FOLLOWS = {"stale_seconds": 60.0, "poll_seconds": 0.5, "ahead": 1_000}
