@@ -160,7 +160,8 @@ def cross_fitted(
     """
     if folds > len(lengths):
         raise OptionError(f"folds={folds}, but there are {len(lengths)} episodes: at least one a fold")
-    fold_of = np.arange(len(lengths)) % folds
+    # Drawn: what alternates in the data, as the arms of a trial do, would put all of a kind into one fold.
+    fold_of = np.random.default_rng(0).permutation(len(lengths)) % folds
     rows_of = np.repeat(fold_of, lengths)
     last = np.cumsum(lengths) - 1
     found = ModelValues(np.zeros(len(transitions)), np.zeros(len(transitions)), np.zeros(len(lengths)))
