@@ -167,7 +167,7 @@ def unfold(parts: Sequence[Folded], empty: Empty = empty_array) -> SampleBatch |
     """The rows of some batches, one after the other, with their stacks.
 
     Of stacks along the last axis, the frames of a row lie one after the other in memory, not in C order:
-    `rlio.in_c_order` weaves them into each other, which takes several times as long.
+    `rlio.in_c_order` weaves them into each other.
 
     Args:
         parts: At least one.

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rlio import in_c_order
-from rlio.replay import weaving
 
 
 @given(
     st.integers(0, 40),
-    st.integers(1, 9),
+    st.sampled_from([1, 2, 3, 4, 9, 130]),
     st.sampled_from(["u1", "i1", "?", "<u2", ">u2", "<f2", "<f4", ">i4", "<f8", "S1"]),
     st.sampled_from([(3,), (4, 5), (2, 3, 4)]),
     st.sampled_from([1, 2]),
@@ -34,13 +35,25 @@ def test_any_stack_is_what_numpy_makes_of_it(
         assert found.tobytes() == stacks.tobytes()
 
 
-@pytest.mark.parametrize("threads", [False, True])
-def test_many_stacks_are_woven_block_by_block(threads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weaving, "_BESIDE_BYTES", 0 if threads else 1 << 40)
+@pytest.mark.parametrize("installed", [False, True])
+def test_stacks_are_woven_with_opencv_and_without(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    cv2 = pytest.importorskip("cv2")
+    called = []
+    merge = cv2.merge
+    monkeypatch.setattr(cv2, "merge", lambda *args: called.append(args) or merge(*args))
+    if not installed:
+        monkeypatch.setitem(sys.modules, "cv2", None)
     frames = np.random.default_rng(0).integers(0, 256, (25, 4, 84, 84), np.uint8)
     stacks = np.moveaxis(frames, 1, -1)
-    assert weaving._frames_of(stacks) is not None, "the quick way is taken"
     assert in_c_order(stacks).tobytes() == stacks.tobytes()
+    assert len(called) == installed
+
+
+def test_windows_that_overlap_and_rows_that_are_one_are_woven() -> None:
+    frames = np.random.default_rng(0).integers(0, 256, (12, 5, 7), np.uint8)
+    windows = np.lib.stride_tricks.sliding_window_view(frames, 4, axis=0)
+    for stacks in (windows, windows[::-1], np.broadcast_to(windows[3], (6, 5, 7, 4))):
+        assert in_c_order(stacks).tobytes() == stacks.tobytes()
 
 
 def test_what_is_in_c_order_comes_back_itself_and_is_written_to_by_nobody() -> None:
@@ -51,10 +64,3 @@ def test_what_is_in_c_order_comes_back_itself_and_is_written_to_by_nobody() -> N
     woven = in_c_order(np.moveaxis(frames, 1, -1))
     woven[:] = 1
     assert not frames.any()
-
-
-def test_where_words_are_stored_the_other_way_round_numpy_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weaving.sys, "byteorder", "big")
-    stacks = np.moveaxis(np.arange(64, dtype=np.uint8).reshape(1, 4, 4, 4), 1, -1)
-    assert weaving._frames_of(stacks) is None
-    assert in_c_order(stacks).tobytes() == stacks.tobytes()

@@ -38,6 +38,7 @@ from rlio.storage.listing import list_shards
 from rlio.storage.markers import disclaim, seal
 from rlio.storage.names import check_writer_id, schema_path
 from rlio.storage.publish import put_header, put_shard, read_header
+from rlio.storage.sealed_index import put_change
 from rlio.storage.shard_log import ShardLog, check_schema
 from rlio.storage.spool import AbandonedLog, LogFolder, Spool, Standing, find_logs, first_row, spool_of, sweep
 from rlio.storage.stray_logs import stray_logs
@@ -337,12 +338,14 @@ class _Recovery:
         """Publish the rows of the log, say that its writer is done, and remove it."""
         before = _coverage(self._storage, self._writer)
         put_header(self._storage)  # Where it was lost nobody could open what is stored now.
+        self._announce()
         self._publish_shards()
         stored = _end_of(_coverage(self._storage, self._writer))
         end = self._publish_frames(stored)
         end = max(end, self._last_spilled)
         self._move_aside()
         if end:
+            self._announce()  # Again: storing may have taken hours.
             seal(self._storage, self._writer, end)
         disclaim(self._storage, self._writer)
         for _, path in self._folder.shards():
@@ -356,6 +359,11 @@ class _Recovery:
             set_aside=tuple(self._set_aside),
             error="; ".join(self._errors) or None,
         )
+
+    def _announce(self) -> None:
+        """Where the writer was sealed before (its log is a better copy), an index may say that this is all."""
+        if self._writer in list_shards(self._storage).sealed:
+            put_change(self._storage, [self._writer])
 
     def _publish_shards(self) -> None:
         """Store the encoded shards that wait in the log, and before them their schemas."""

@@ -36,7 +36,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 from rlio.errors import CorruptData, DataNotFound, OptionError, excerpt
-from rlio.maintenance.indexing import LEAST_AGE, refresh_index
+from rlio.maintenance.indexing import LEAST_AGE, Changes, refresh_index
 from rlio.maintenance.merging import open_whole
 from rlio.maintenance.progress import Progress, silent
 from rlio.storage.filesystem import Storage
@@ -207,12 +207,15 @@ class _Collection:
         ]
         self.ages.look_up([path for one in candidates for path in (one.path, *one.since)])
         doomed = [candidate for candidate in candidates if self._may_go(candidate)]
+        changes = self._announce(doomed, listing)
         with progress("gc", len(doomed)) as advance:
             paths = [] if self.dry_run else [candidate.path for candidate in doomed]
             for _ in each(self.storage, self._remove, paths):
                 advance(1)
         self.removed += [Collected(self.storage.uri_of(one.path), one.kind, one.bytes) for one in doomed]
         self._collect_log_folders()
+        if changes.nonces:
+            refresh_index(self.storage, finished=changes.nonces)
         self._collect_changes()
         return GcReport(
             uri=self.storage.uri,
@@ -284,6 +287,15 @@ class _Collection:
 
     # ---- the index of sealed writers: see docs/design/sealed-index.md ----
 
+    def _announce(self, doomed: list[_Candidate], listing: Listing) -> Changes:
+        """Say that sealed attempts lose their shards: an index may be from when one of them was taken."""
+        sealed = {writer for writer, passed in listing.passed_over.items() if passed.sealed is not None}
+        writers = {one.path.split("/")[1] for one in doomed if one.kind == "attempt"} & sealed
+        changes = Changes(self.storage, writers, listing)
+        if writers and not self.dry_run:
+            changes.announce()
+        return changes
+
     def _settle_changes(self) -> None:
         """Make an index that knows what became of changes whose makers are dead by now."""
         folder = list_index(self.storage)
@@ -302,8 +314,11 @@ class _Collection:
         for index in folder.indexes[1:]:
             newest = folder.indexes[0].object.path
             yield _Candidate(index.object.path, "index", index.object.size, (newest,))
+        # A torn announcement stays until it is settled, like any other.
+        changes = {change.path for change in folder.changes.values()}
         for path in folder.torn:
-            yield _Candidate(path, "index", 0)
+            if path not in changes:
+                yield _Candidate(path, "index", 0)
 
     def _collect_changes(self) -> None:
         """Remove announcements of changes that every index knows of, and that no late one can miss."""

@@ -41,6 +41,13 @@ logger = logging.getLogger("rlio")
 #: what was listed before it: several times `_FRESH`, and what a put takes at most.
 LEAST_AGE: Final = 3600.0
 _FRESH: Final = 600.0
+_MAX_GENERATION: Final = 10**8 - 1
+
+
+def _seconds() -> float:
+    """Seconds, also those in which this machine slept: others did not."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)  # Linux; elsewhere, what there is.
+    return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
 class Changes:
@@ -49,7 +56,7 @@ class Changes:
     Args:
         storage: The data set's root.
         writers: All that may be changed.
-        listing: What the changes follow from. Where it has few shards, nothing is announced as long as there
+        listing: What the changes follow from. Where it has few names, nothing is announced as long as there
             is no index: nobody makes one of so few.
         clock: Seconds, of which only differences count.
     """
@@ -60,11 +67,12 @@ class Changes:
         writers: Iterable[str],
         listing: Listing,
         *,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = _seconds,
     ) -> None:
         self._storage = storage
         self._writers = sorted(writers)
-        self._is_small = sum(map(len, listing.shards.values())) < PAGE // 2
+        names = sum(map(len, listing.shards.values())) + len(listing.sealed) + len(listing.trimmed)
+        self._is_small = names < PAGE // 2
         self._clock = clock
         self._announced: float | None = None
         #: Of the announcements so far.
@@ -89,7 +97,7 @@ def refresh_index(
     *,
     finished: Collection[str] = (),
     begin: bool = False,
-    clock: Callable[[], float] = time.monotonic,
+    clock: Callable[[], float] = _seconds,
 ) -> str | None:
     """Store an index of all that is sealed now.
 
@@ -120,6 +128,13 @@ def refresh_index(
         logger.warning("no index of %s: listing it took too long for it to be true still", storage.uri)
         return None
     generation = 1 + max((index.generation for index in folder.indexes), default=0)
+    if generation > _MAX_GENERATION:
+        logger.warning(
+            "no index of %s: no number is left after that of %s, which is not ours; remove it",
+            storage.uri,
+            folder.indexes[0].object.path,
+        )
+        return None
     stored, data = encode_index(writers, settled=settled, generation=generation, place=place)
     if newest is not None and newest.object[1:] == stored.object[1:]:  # Size and CRC: it says the same.
         return None

@@ -21,7 +21,7 @@ from rlio.interfaces import Batch, ReadOptions, Unit
 from rlio.schemas.filling import Filling
 from rlio.schemas.folded import Folded, unfold
 from rlio.storage.listing import Segment
-from rlio.storage.names import SCHEMA_DIR
+from rlio.storage.names import SCHEMA_DIR, writer_dir
 from rlio.storage.sealed_index import distrust_index
 from rlio.storage.shards import OpenShard
 
@@ -97,9 +97,9 @@ class Span(NamedTuple):
 
 
 class ShardGone(Exception):
-    """A shard that was listed is not there: covered by a larger one and collected, or lost. List again."""
+    """A shard that was listed is not there: covered by a larger one and collected, lost, or torn. List again."""
 
-    def __init__(self, segment: Segment, error: DataNotFound) -> None:
+    def __init__(self, segment: Segment, error: DataNotFound | CorruptData) -> None:
         super().__init__(segment.ref.path)
         self.segment = segment
         self.error = error
@@ -154,7 +154,10 @@ class SegmentReader:
         try:
             shard = self.dataset.open_shard(segment)
         except CorruptData as error:
-            self._lose((path, -1), self._weigh(segment, None), error)
+            if self._is_torn(segment):
+                self._miss(segment, -1, self._weigh(segment, None), error)
+            else:
+                self._lose((path, -1), self._weigh(segment, None), error)
             return None
         except DataNotFound as error:
             self._miss(segment, -1, self._weigh(segment, None), error)
@@ -275,7 +278,13 @@ class SegmentReader:
         found = [column for column in columns if column in has]
         return found or [column for column in has if not is_per_sequence(column)][:1]
 
-    def _miss(self, segment: Segment, group: int, rows: int, error: DataNotFound) -> None:
+    def _is_torn(self, segment: Segment) -> bool:
+        """Whether a listing would not name the shard: by an index nobody knows how many bytes are there."""
+        entries = self.dataset.storage.list(writer_dir(segment.ref.writer))
+        size = next((size for path, size in entries if path == segment.ref.path), None)
+        return size is not None and size != segment.ref.name.size
+
+    def _miss(self, segment: Segment, group: int, rows: int, error: DataNotFound | CorruptData) -> None:
         """Ask for another listing, unless that was tried."""
         if segment.ref.path not in self._given_up:
             distrust_index(self.dataset.storage)

@@ -38,7 +38,7 @@ from rlio.schemas.zstd_frames import inflate
 from rlio.storage.endpoint import endpoint_of
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import Listing, Patience, list_settled, listing_of
-from rlio.storage.names import DATA_DIR, is_writer_id
+from rlio.storage.names import DATA_DIR, HEADER, is_writer_id
 from rlio.storage.parallel import each
 
 __all__ = [
@@ -108,7 +108,7 @@ class IndexFolder:
 
     Attributes:
         indexes: Indexes, the newest first.
-        changes: Nonce -> what was announced.
+        changes: Nonce -> what was announced; torn ones too, since what they announced may have been done.
         torn: Paths of objects whose size is not that of their name.
     """
 
@@ -134,6 +134,10 @@ class SealedIndex:
     settled: frozenset[str]
 
 
+class _Unreadable(OSError):
+    """An object under `INDEX_DIR` is there, and the store does not give it."""
+
+
 @dataclass
 class _Memory:
     """What is known of a root, so that followers need not read again what does not change."""
@@ -142,6 +146,8 @@ class _Memory:
     index: tuple[str, SealedIndex] | None = None
     changes: dict[str, frozenset[str]] = field(default_factory=dict)
     distrusted: set[str] = field(default_factory=set)
+    # What was listed came from another process, and a shard of it is gone: by which index is not known.
+    is_wary: bool = False
     # Whether all that is there fits one page.
     is_small: bool = False
 
@@ -182,7 +188,7 @@ def list_indexed(storage: Storage) -> Listing | None:
     except DataNotFound as error:
         logger.info("listing everything, since an index was replaced meanwhile: %s", error)
         return None
-    except CorruptData as error:
+    except (CorruptData, _Unreadable) as error:
         logger.warning("listing everything, since an index cannot be used: %s", error)
         return None
     # A whole listing refuses too many names.
@@ -195,7 +201,9 @@ def distrust_index(storage: Storage) -> None:
     It may be gone for the best of reasons; listing everything tells.
     """
     memory = _memory_of(storage)
-    if memory.index is not None:
+    if memory.index is None:
+        memory.is_wary = True
+    else:
         memory.distrusted.add(memory.index[0])
 
 
@@ -208,6 +216,9 @@ def _from_index(storage: Storage, memory: _Memory) -> Listing | None:
     if not folder.indexes or (place := _place(storage, memory)) is None:
         return None
     newest = folder.newest(place)
+    if newest is not None and memory.is_wary:
+        memory.is_wary = False
+        memory.distrusted.add(newest.object.path)
     if newest is None or newest.object.path in memory.distrusted:
         return None
     index = _remembered_index(storage, newest, memory)
@@ -224,9 +235,11 @@ def _from_index(storage: Storage, memory: _Memory) -> Listing | None:
 
 
 def _remembered_index(storage: Storage, stored: StoredIndex, memory: _Memory) -> SealedIndex:
-    if memory.index is None or memory.index[0] != stored.object.path:
-        memory.index = (stored.object.path, load_index(storage, stored.object))
-    return memory.index[1]
+    # Kept in one piece: another thread may look at the same root, and have seen another index.
+    known = memory.index
+    if known is None or known[0] != stored.object.path:
+        known = memory.index = (stored.object.path, load_index(storage, stored.object))
+    return known[1]
 
 
 def _changed(
@@ -234,13 +247,14 @@ def _changed(
 ) -> frozenset[str] | None:
     """Writers of which the index does not know what became of them; None: too many to tell."""
     open_changes = {nonce: each for nonce, each in folder.changes.items() if nonce not in index.settled}
-    if len(open_changes) > _MAX_CHANGES or any("change-" in path for path in folder.torn):
+    if len(open_changes) > _MAX_CHANGES:
         return None
-    for nonce, stored in open_changes.items():
-        if nonce not in memory.changes:
-            memory.changes[nonce] = load_change(storage, stored)
-    memory.changes = {nonce: memory.changes[nonce] for nonce in open_changes}
-    return frozenset().union(*memory.changes.values())
+    known = memory.changes
+    memory.changes = found = {
+        nonce: known[nonce] if nonce in known else load_change(storage, stored)
+        for nonce, stored in open_changes.items()
+    }
+    return frozenset().union(*found.values())
 
 
 def _of_writers(listing: Listing, writers: set[str]) -> Listing:
@@ -277,12 +291,13 @@ def list_index(storage: Storage) -> IndexFolder:
         if parsed is None:
             continue
         stored = parsed.object if isinstance(parsed, StoredIndex) else parsed[1]
-        if size is not None and size != stored.size:
+        is_torn = size is not None and size != stored.size
+        if is_torn:
             folder.torn.append(path)
-        elif isinstance(parsed, StoredIndex):
-            folder.indexes.append(parsed)
-        else:
+        if not isinstance(parsed, StoredIndex):
             folder.changes[parsed[0]] = stored
+        elif not is_torn:
+            folder.indexes.append(parsed)
     folder.indexes.sort(reverse=True)
     return folder
 
@@ -303,18 +318,26 @@ def place_of(storage: Storage) -> str | None:
     """16 hex digits that name where a data set is: those of a copy differ. None: there is none.
 
     Objects are copied one by one, so that an index in a copy may be older, or newer, than what it tells of.
-    On a local disk the folder's own number tells a copy that took the place of the original.
+    A copy that took the place of the original is told by when its header was stored, which is put once. On a
+    local disk that is the time of change of its inode: no copy keeps it, while a number is soon given again.
     """
     if storage.is_local:
         try:
-            number = os.stat(os.path.join(storage.root, DATA_DIR)).st_ino
+            folder = os.stat(os.path.join(storage.root, DATA_DIR))
+            header = os.stat(os.path.join(storage.root, HEADER))
         except OSError:
             return None
-        parts = [os.path.realpath(storage.root), str(number)]
+        parts = [os.path.realpath(storage.root), f"{folder.st_ino} {header.st_ino} {header.st_ctime_ns}"]
     else:
+        try:
+            stored = storage.modified(HEADER)
+        except DataNotFound:
+            return None
         protocol = storage.fs.protocol
         name = protocol if isinstance(protocol, str) else protocol[0]
-        parts = [f"{name}://{storage.root}", *endpoint_of(storage)]
+        # Whole seconds: some clients give no more.
+        time = "" if stored is None else str(int(stored))
+        parts = [f"{name}://{storage.root}", time, *endpoint_of(storage)]
     return hashlib.blake2b("\0".join(parts).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
 
 
@@ -399,7 +422,12 @@ def _decode(storage: Storage, stored: StoredObject) -> dict[str, Any]:
     most = _NAME_BYTES * limits.listed_names
     if stored.size > most:
         raise CorruptData(f"it has {stored.size} bytes, and at most {most} are read", uri=uri)
-    data = storage.read_range(stored.path, 0, stored.size + 1)
+    try:
+        data = storage.read_range(stored.path, 0, stored.size + 1)
+    except DataNotFound:
+        raise
+    except OSError as error:  # Whoever may list need not have the right to read.
+        raise _Unreadable(f"{uri} cannot be read: {error!r}") from error
     if len(data) != stored.size or zlib.crc32(data) != stored.crc32:
         raise CorruptData("its bytes are not those that its name says", uri=uri)
     text = inflate(data, most=most, limits=limits)
