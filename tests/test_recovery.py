@@ -19,6 +19,8 @@ from typer.testing import CliRunner
 
 from rlio import DatasetReader, JsonWriter, MultiAgentBatch, ParquetWriter, Roll, SampleBatch
 from rlio.cli.main import app
+from rlio.maintenance import indexing
+from rlio.storage.filesystem import Storage
 from rlio.storage.spool import Spool
 from rlio.writers import recovery
 from rlio.writers.recovery import recover
@@ -76,6 +78,22 @@ def test_a_log_is_recovered_whole(log: Path, tmp_path: Path) -> None:
     assert rows_of(root) == list(range(45))
     assert len(shard_names(root)) == 3
     assert list((root / "data" / "w").glob("_sealed-45"))
+
+
+def test_rows_that_a_better_copy_of_a_log_has_are_served_although_an_index_was_made(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `rlio verify` says to do where recovery set a damaged segment aside."""
+    monkeypatch.setattr(indexing, "PAGE", 1)
+    root = _copy(log, tmp_path / "copy")
+    kept = _copy(root / "_wal" / "w", tmp_path / "kept")
+    _segments(root)[2].write_bytes(b"")
+    _recover_copy(root)
+    assert indexing.refresh_index(Storage.open(root), begin=True) is not None
+    assert rows_of(root) == list(range(30))
+    shutil.copytree(kept, root / "_wal" / "w")
+    _recover_copy(root)
+    assert rows_of(root) == list(range(45))
 
 
 @pytest.mark.parametrize("lost", [0, 1])

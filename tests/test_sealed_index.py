@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import pickle
 import random
 import shutil
 import threading
+import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -346,6 +349,44 @@ def test_a_first_attempt_that_is_sealed_late_is_taken() -> None:
     assert values(root) == [*range(8), *range(200, 208)]
 
 
+def test_an_attempt_that_gives_way_and_is_collected_is_listed() -> None:
+    """An index from when it was taken would promise its rows to whoever began with it."""
+    root = fresh_root()
+    late, early = "xjob-000000~0000-00000000", "xjob-000000~0001-00000001"
+    store(numbered(8, 100), root=root, writer_id=early, roll=FOUR, spool=None)
+    store(numbered(8), root=root, writer_id=SEALED[0], roll=FOUR, spool=None)
+    assert refresh_index(Storage.open(root), begin=True) is not None
+    begun = rlio.open_dataset(root).snapshot()
+    store(numbered(8, 200), root=root, writer_id=late, roll=FOUR, spool=None)
+    assert len(rlio.open_dataset(root, at=begun)) == 16
+    rlio.gc(root, grace=0)
+    assert rlio.verify(root).ok
+    assert check_told_the_same(root)
+    with pytest.raises(HoleError, match=early):
+        rlio.open_dataset(root, at=begun)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"shuffle": True, "seed": 0}, {"follow": True, "idle_timeout": 0}, {"on_error": "skip"}],
+)
+def test_a_shard_that_is_torn_since_is_served_from_those_that_it_covers(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A listing passes it over by its size, which no index knows."""
+    monkeypatch.setattr("rlio.storage.listing.PATIENCE", Patience(seconds=0))
+    root = recorded()
+    rlio.compact(root)
+    path = list_shards(Storage.open(root)).cover(SEALED[0]).segments[0].ref.path
+    put(f"{root}/{path}", Storage.open(root).read(path)[:-5])
+    assert list_indexed(Storage.open(root)) is not None
+    if "follow" not in options:
+        options = {**options, "epochs": 1}
+    with DatasetReader(root, **options) as reader:
+        rows = sorted(t for batch in reader for t in times(batch))
+    assert rows == [100 * number + t for number in range(4) for t in range(12)]
+
+
 # ---- which writers it tells of ----
 
 
@@ -529,6 +570,62 @@ def test_a_long_call_announces_its_changes_again() -> None:
     assert len(changes.nonces) == 2
 
 
+def test_markers_count_where_an_index_is_worth_announcing_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many writers that were trimmed away there are few shards, and names enough for a first index."""
+    monkeypatch.setattr(indexing, "PAGE", 40)
+    root = recorded()
+    storage = Storage.open(root)
+    for number in range(20):
+        put(f"{root}/data/gone{number}/_sealed-4", b"x")
+        put(f"{root}/data/gone{number}/_trim-4", b"x")
+    listed: list[bool] = []
+
+    def listing(storage: Storage) -> Listing:
+        found = list_shards(storage)
+        if not listed:
+            listed.append(True)
+            rlio.trim(root, before={SEALED[0]: 4})
+        return found
+
+    monkeypatch.setattr(indexing, "list_shards", listing)
+    assert refresh_index(storage, begin=True) is not None
+    assert check_told_the_same(root)
+
+
+def test_threads_that_look_at_one_root_do_not_take_each_others_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that looked a while ago, and reads an old index as the other reads the new one."""
+    root = indexed()
+    storage = Storage.open(root)
+    (old,) = list_index(storage).indexes
+    rlio.trim(root, before={SEALED[0]: 4})
+    rlio.gc(root, grace=0)
+    memory = sealed_index._memory_of(storage)
+
+    class Racing(sealed_index._Memory):
+        """Of which another thread changes the index once this one has set it."""
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            if name == "index" and value is not None:
+                super().__setattr__(name, (old.object.path, sealed_index.SealedIndex(listing, frozenset())))
+
+    listing = Listing({SEALED[0]: []}, sealed={SEALED[0]: 0})
+    memory.__class__ = Racing
+    found = list_indexed(storage)
+    assert found is not None
+    assert shown(found) == shown(list_shards(storage))
+
+
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="no other clock is known to go on")
+def test_an_index_is_not_stored_if_the_machine_slept_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock that others measure time by in Python stands still then."""
+    root = recorded()
+    seconds = iter([0.0, LEAST_AGE])
+    monkeypatch.setattr(time, "clock_gettime", lambda clock: next(seconds))
+    assert refresh_index(Storage.open(root), begin=True) is None
+    assert not indexes(root)
+
+
 # ---- gc ----
 
 
@@ -612,6 +709,26 @@ def test_gc_without_a_grace_leaves_one_index_and_a_dry_run_everything() -> None:
     assert check_told_the_same(root)
 
 
+def test_gc_keeps_a_torn_announcement_until_an_index_knows_of_its_change(clock: list[float]) -> None:
+    root = indexed()
+    put_change(Storage.open(root), [SEALED[0]])
+    put_trim(Storage.open(root), SEALED[0], 4)
+    (path,) = (path for path in files(root, INDEX_DIR) if "change" in path)
+    put(path, files(root, INDEX_DIR)[path][:-2])
+    assert list_indexed(Storage.open(root)) is None
+    clock[0] = LEAST_AGE - 1
+    rlio.gc(root, grace=1)
+    assert list_indexed(Storage.open(root)) is None
+    clock[0] = LEAST_AGE
+    rlio.gc(root, grace=1)
+    assert check_told_the_same(root)
+    clock[0] *= 2
+    rlio.gc(root, grace=1)
+    assert (len(indexes(root)), changes(root)) == (1, set())
+    assert check_told_the_same(root)
+    assert len(rlio.open_dataset(root)) == 44
+
+
 # ---- copies, damage, strangers ----
 
 
@@ -627,6 +744,78 @@ def test_a_copy_does_not_use_the_index_of_the_original(tmp_path: Path) -> None:
     assert list_indexed(Storage.open(root)) is None
     assert refresh_index(Storage.open(root)) is not None
     assert check_told_the_same(root)
+
+
+@pytest.mark.parametrize("where", ["disk", "memory"])
+def test_a_backup_that_took_the_place_of_the_original_does_not_use_its_index(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index was copied before a trim, the data after it. Folders get the numbers of those removed."""
+    root = indexed(str(tmp_path / "root") if where == "disk" else None)
+    storage = Storage.open(root)
+    backup = {path: storage.read(path) for path, _ in storage.list(INDEX_DIR)}
+    monkeypatch.setattr("rlio.maintenance.trim._remove", lambda *_: None)
+    rlio.trim(root, before={SEALED[0]: 8})
+    backup |= {
+        path: storage.read(path) for path, _ in storage.list() if not path.startswith((INDEX_DIR, "_tmp"))
+    }
+    for path, _ in storage.list():
+        storage.remove(path)
+    if where == "disk":
+        number = os.stat(tmp_path / "root" / "data").st_ino
+        real = os.stat
+        monkeypatch.setattr(os, "stat", lambda path, **options: _Numbered(real(path, **options), number))
+    else:
+        real_modified = Storage.modified
+        monkeypatch.setattr(Storage, "modified", lambda *a: (real_modified(*a) or 0) + 60)
+    for path, data in backup.items():
+        Storage.open(root).put(path, data)
+    assert list_indexed(Storage.open(root)) is None
+    assert len(rlio.open_dataset(root)) == 40
+
+
+class _Numbered:
+    """What `os.stat` gave, with another inode number."""
+
+    def __init__(self, found: os.stat_result, number: int) -> None:
+        self._found, self.st_ino = found, number
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._found, name)
+
+
+@pytest.mark.parametrize("error", [PermissionError("not yours"), OSError(5, "I/O error")])
+def test_an_index_that_cannot_be_read_is_passed_over_and_told_of_once(
+    error: OSError, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = indexed()
+    real = Storage.read_range
+
+    def reading(storage: Storage, path: str, start: int, stop: int) -> bytes:
+        if path.startswith(INDEX_DIR):
+            raise error
+        return real(storage, path, start, stop)
+
+    monkeypatch.setattr(Storage, "read_range", reading)
+    data = rlio.open_dataset(root)
+    assert len(data) == len(data.refresh()) == 48
+    (record,) = caplog.records
+    assert "listing everything" in record.message
+    assert str(error.args[-1]) in record.message
+
+
+def test_a_strangers_index_of_the_last_generation_does_not_fill_the_folder(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    root = recorded()
+    forge(root, b"x", 10**8 - 1)
+    assert rlio.compact(root).index is None
+    assert [path for path in files(root, INDEX_DIR) if "change-" not in path] == [
+        f"{root}/{indexes(root)[0]}".removeprefix("memory:/")
+    ]
+    assert "remove it" in caplog.text
+    remove(f"{root}/{indexes(root)[0]}")
+    assert rlio.compact(root).index is not None
 
 
 def test_a_damaged_index_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
@@ -734,6 +923,16 @@ def test_distrust_lasts_until_there_is_another_index() -> None:
     assert list_indexed(storage) is None
     rlio.trim(root, before={SEALED[0]: 4})
     assert list_indexed(storage) is not None
+
+
+def test_distrust_reaches_a_process_that_was_sent_what_another_listed() -> None:
+    """It has read no index yet, and would read the very one that named the shard that is gone."""
+    root = indexed()
+    sent = pickle.loads(pickle.dumps(rlio.open_dataset(root)))
+    distrust_index(sent.storage)
+    assert list_indexed(sent.storage) is None
+    rlio.trim(root, before={SEALED[0]: 4})
+    assert list_indexed(sent.storage) is not None
 
 
 # ---- verify and repair ----

@@ -97,7 +97,7 @@ class Span(NamedTuple):
 
 
 class ShardGone(Exception):
-    """A shard that was listed is not there: covered by a larger one and collected, lost, or torn. List again."""
+    """A shard that was listed is not there: covered and collected, lost, or torn since. List again."""
 
     def __init__(self, segment: Segment, error: DataNotFound | CorruptData) -> None:
         super().__init__(segment.ref.path)

@@ -221,8 +221,12 @@ def _from_index(storage: Storage, memory: _Memory) -> Listing | None:
         memory.distrusted.add(newest.object.path)
     if newest is None or newest.object.path in memory.distrusted:
         return None
-    index = _remembered_index(storage, newest, memory)
-    changed = _changed(storage, folder, index, memory)
+    try:
+        index = _remembered_index(storage, newest, memory)
+        changed = _changed(storage, folder, index, memory)
+    except (CorruptData, _Unreadable):
+        memory.distrusted.add(newest.object.path)  # A follower would read it, and say so, at every look.
+        raise
     if changed is None:
         return None
     folders = storage.folders(DATA_DIR)
