@@ -24,7 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.schemas.arrow import empty_array
-from rlio.schemas.beside import beside
 from rlio.schemas.column import FrameStack
 from rlio.schemas.observations import SplitStack, as_unsigned, as_words
 
@@ -34,9 +33,7 @@ Rows: TypeAlias = "NDArray[np.int64]"
 Places: TypeAlias = "NDArray[np.int32]"
 
 # Rows are compared a block at a time, so that what is read once from memory is then in the cache.
-_BLOCK_BYTES: Final = 512 << 10
-# Fewer bytes of obs take less time than starting a thread for half of them.
-_BESIDE_BYTES: Final = 2 << 20
+_BLOCK_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -177,20 +174,12 @@ def _compare(
     own, linked = np.zeros(rows, bool), following >= 0
     split = _split_woven if woven else _split_lying
     block = max(1, _BLOCK_BYTES // max(a[:1].nbytes, 1))
-
-    def compare(start: int, stop: int) -> None:
-        for first in range(start, stop, block):
-            part = slice(first, min(first + block, stop))
-            own[part] = split(a[part], b[part], stack.depth, newest[part])
-            here = np.flatnonzero(linked[part]) + first
-            linked[here] = _are_linked(*whole, here, following[here])
-
-    # Bound by reading the caller's memory, of which two threads get more than one.
-    half = rows // 2 if a.nbytes > _BESIDE_BYTES else rows
-    other = beside(lambda: compare(half, rows)) if half < rows else None
-    compare(0, half)
-    if other is not None:
-        other()
+    # In one thread: a second one gets no more out of memory, and keeps the encoder from its processor.
+    for first in range(0, rows, block):
+        part = slice(first, min(first + block, rows))
+        own[part] = split(a[part], b[part], stack.depth, newest[part])
+        here = np.flatnonzero(linked[part]) + first
+        linked[here] = _are_linked(*whole, here, following[here])
     return own, linked
 
 
