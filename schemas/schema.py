@@ -142,6 +142,9 @@ class PolicySchema:
             try:
                 value = batch[column]
             except KeyError:
+                if column == Columns.NEXT_OBS_VALID and Columns.NEXT_OBS in batch:
+                    arrays[column] = np.ones(len(batch), np.bool_)  # What it means that it is absent.
+                    continue
                 raise MissingColumn(
                     f"policy {policy!r} was written with column {column!r} before, but this batch has only "
                     f"{sorted(batch.keys())}: give every batch of one writer the same columns",
@@ -153,8 +156,8 @@ class PolicySchema:
                     arrays[name] = value
                     continue
             self._flatten_column(column, value, wanted, arrays)
-        if len(names) != len(batch.keys()):
-            extra = sorted(set(batch.keys()) - set(names))
+        extra = sorted(set(batch.keys()) - set(names)) if len(names) != len(batch.keys()) else []
+        if extra:
             raise SchemaError(
                 f"column {extra[0]!r} is new: policy {policy!r} was written with {sorted(names)} before; "
                 "give every batch of one writer the same columns, or open another writer",
@@ -226,14 +229,27 @@ class Schema:
     ) -> Schema:
         """This schema with the policies of ``batch`` that it lacks; itself if it lacks none.
 
+        ``new_obs_valid`` may come later, too: batches have it only where a final observation is missing.
+
         Raises:
             SchemaError: A column, or the columns together, cannot be stored.
         """
         parts = batch.policy_batches if isinstance(batch, MultiAgentBatch) else {DEFAULT_POLICY_ID: batch}
         fresh = {pid: part for pid, part in parts.items() if pid not in self.policies and part.keys()}
-        if not fresh:
+        tells = [
+            pid
+            for pid, part in parts.items()
+            if Columns.NEXT_OBS_VALID in part
+            and pid in self.policies
+            and Columns.NEXT_OBS_VALID not in self.policies[pid].columns
+            and Columns.NEXT_OBS in self.policies[pid].columns
+        ]
+        if not fresh and not tells:
             return self
         found = {pid: policy.leaves for pid, policy in self.policies.items()}
+        for pid in tells:
+            valid = SampleBatch({Columns.NEXT_OBS_VALID: parts[pid][Columns.NEXT_OBS_VALID]})
+            found[pid] += _leaves_of(valid)
         # Stacks are split only where every row has the column: several policies may share one.
         found |= {
             pid: _leaves_of(part) if self.multi_agent else _with_stacks(_leaves_of(part), part)

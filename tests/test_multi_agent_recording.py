@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from counter_agents import AgentCounter, Chosen, by_agent, check_stream, map_agent
+from crash_child import fork, wait_for
+from gymnasium.spaces import Box, Discrete
 
 import rlio
 from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
@@ -66,6 +70,78 @@ def test_what_is_read_is_what_was_sampled(tmp_path: Path, kind: str, mode: Any) 
     acted = step_numbers(expected)[1]
     assert found.env_steps() == (acted if kind == "parquet" else expected.env_steps())
     assert rlio.verify(root).ok
+
+
+def fragments(root: str, kind: str, *, closes: bool = True) -> list[MultiAgentBatch]:
+    """What a worker sampled and wrote in fragments so short that not each lacks a final observation."""
+    worker = rlio.RolloutWorker(
+        AgentCounter,
+        {"even": Chosen(), "odd": Chosen()},
+        policy_mapping_fn=map_agent,
+        rollout=RolloutConfig(rollout_fragment_length=12),
+        output=lambda context: open_writer(kind, root),
+        seed=1,
+    )
+    batches = [ma(worker.sample()) for _ in range(40)]
+    if closes:
+        worker.close()
+    return batches
+
+
+@pytest.mark.parametrize(("kind", "size"), [("parquet", None), ("parquet", 17), ("json", None)])
+def test_whether_final_observations_are_missing_may_differ_from_batch_to_batch(
+    tmp_path: Path, kind: str, size: int | None
+) -> None:
+    root = str(tmp_path / "data")
+    batches = fragments(root, kind)
+    told = {tuple(sorted(pid for pid, rows in b.items() if "new_obs_valid" in rows)) for b in batches}
+    assert {(), ("even",), ("odd",), ("even", "odd")} <= told
+    with rlio.DatasetReader(root, epochs=1, batch_size=size) as reader:
+        found = [ma(batch) for batch in reader]
+    assert check_stream(found) == check_stream(batches)
+    rlio.compact(root)
+    rlio.gc(root, grace=0)
+    with rlio.DatasetReader(root, epochs=1) as reader:
+        assert check_stream([ma(batch) for batch in reader]) == check_stream(batches)
+    assert rlio.verify(root).ok
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.parametrize("kind", ["parquet", "json"])
+def test_a_killed_writer_leaves_them_in_its_log(tmp_path: Path, kind: str) -> None:
+    root = str(tmp_path / "data")
+
+    def write_and_die() -> None:
+        fragments(root, kind, closes=False)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert wait_for(fork(write_and_die)) == -signal.SIGKILL
+    rlio.recover(root)
+    with rlio.DatasetReader(root, epochs=1) as reader:
+        found = [ma(batch) for batch in reader]
+    assert check_stream(found) == check_stream(fragments(str(tmp_path / "other"), kind))
+
+
+def test_a_loop_outside_may_know_the_final_observation_or_not(tmp_path: Path) -> None:
+    class Loop(rlio.ExternalEnv):
+        def run(self) -> None:
+            for number in range(6):
+                episode = self.start_episode()
+                for t in range(4):
+                    self.get_action(episode, np.full(1, t, np.float32))
+                    self.log_returns(episode, 1.0)
+                self.end_episode(episode, None if number % 3 else np.full(1, 4, np.float32))
+
+    loop = Loop(Box(0.0, 9.0, (1,), np.float32), Discrete(2))
+    config = RolloutConfig(rollout_fragment_length=4)
+    with rlio.RolloutWorker(loop, rlio.RandomPolicy(), output=tmp_path, rollout=config) as worker:
+        served = [worker.sample() for _ in range(6)]
+    assert ["new_obs_valid" in batch for batch in served] == [False, True, True] * 2
+    with rlio.DatasetReader(tmp_path, epochs=1) as reader:
+        found = concat_samples(list(reader))
+    assert isinstance(found, SampleBatch)
+    assert found["new_obs_valid"].reshape(6, 4)[:, -1].tolist() == [True, False, False] * 2
+    assert found["new_obs_valid"].sum() == 20
 
 
 def test_episodes_are_found_again_in_batches_of_another_size(tmp_path: Path) -> None:

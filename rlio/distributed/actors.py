@@ -32,6 +32,7 @@ from rlio.nested import map_structure
 from rlio.policies.policy_spec import Spaces
 from rlio.policies.weights import GlobalVars
 from rlio.rollout.metrics import RolloutMetrics
+from rlio.rollout.multi_agent_runner import MultiAgentEnvRunner
 from rlio.worker import RolloutWorker
 
 __all__ = ["Broadcast", "Filters", "Opened", "Sampled", "WorkerActor"]
@@ -65,6 +66,7 @@ class Opened:
         writer_id: Under which its rows lie; None where its output has no such id.
         unit: What its batches are counted in.
         spaces: See `RolloutWorker.get_spaces`.
+        several_agents: Whether its batches are `MultiAgentBatch`es.
     """
 
     pid: int
@@ -72,6 +74,7 @@ class Opened:
     writer_id: str | None
     unit: Unit
     spaces: dict[str, Spaces]
+    several_agents: bool
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,8 @@ class WorkerActor:
             writer_id=writer_id if isinstance(writer_id, str) else None,
             unit=worker.unit,
             spaces=worker.get_spaces(),
+            # One policy may act for several agents; of stored rows, several policies tell.
+            several_agents=isinstance(worker.runner, MultiAgentEnvRunner) or not worker.group.is_single,
         )
 
     def _taken(self, broadcasts: Sequence[Broadcast]) -> RolloutWorker:

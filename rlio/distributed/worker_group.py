@@ -143,8 +143,7 @@ class WorkerGroup(InputReader):
             opened = self._crew.alive[0].opened
             assert opened is not None
             self.unit = opened.unit
-            several = opened.spaces.keys() - {"__env__", DEFAULT_POLICY_ID}
-            self._nothing: Batch = MultiAgentBatch({}, 0) if several else SampleBatch()
+            self._nothing: Batch = MultiAgentBatch({}, 0) if opened.several_agents else SampleBatch()
             if local_worker:
                 self.local_worker = self._make_local_worker(policy, opened.spaces)
             self._begin_alike()
