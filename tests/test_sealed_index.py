@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -838,6 +839,23 @@ def test_a_damaged_index_is_passed_over(caplog: pytest.LogCaptureFixture) -> Non
     assert "listing everything" in caplog.text
 
 
+def test_behind_a_torn_index_an_older_one_is_not_used() -> None:
+    """It may have been put back by hand, and what it does not settle be collected."""
+    root = indexed()
+    ((old, data),) = files(root, INDEX_DIR).items()
+    rlio.trim(root, before={SEALED[0]: 4})
+    rlio.gc(root, grace=0)
+    put(old, data)
+    assert check_told_the_same(root)
+    newest = f"{root}/{indexes(root)[0]}"
+    put(newest, files(root, INDEX_DIR)[newest.removeprefix("memory:/")][:-1])
+    assert list_indexed(Storage.open(root)) is None
+    assert len(rlio.open_dataset(root)) == 44
+    rlio.compact(root)
+    assert check_told_the_same(root)
+    assert list_indexed(Storage.open(root)) is not None
+
+
 def test_a_damaged_announcement_has_everything_listed() -> None:
     root = indexed()
     put_change(Storage.open(root), [SEALED[0]])
@@ -975,3 +993,143 @@ def test_a_repair_is_seen_at_once_and_makes_another_index() -> None:
     assert check_told_the_same(root)
     assert "index-differs" not in {f.code for f in rlio.verify(root).findings}
     assert len(indexes(root)) == 2
+
+
+# ---- anything, in any order ----
+
+
+class Anything:
+    """Does what may happen to a data set, as a seed says, and checks each time what openers are told."""
+
+    def __init__(self, root: str, options: dict[str, Any] | None, seed: int) -> None:
+        self.root, self.options, self.random = root, options, random.Random(seed)
+        self.storage, self.follower = self.opened(), self.opened()
+        #: How often an index was believed.
+        self.told = 0
+        #: Path -> bytes of every shard and index that there ever was.
+        self.history: dict[str, bytes] = {}
+        self.snapshots: list[Any] = []
+        for _ in range(3):
+            self.write()
+
+    def opened(self) -> Storage:
+        return Storage.open(self.root, storage_options=self.options, sync=False)
+
+    def run(self, steps: int) -> None:
+        acts = [getattr(self, name) for name in dir(type(self)) if name.startswith("do_")]
+        for _ in range(steps):
+            for path, _ in self.storage.list():
+                if path.startswith((INDEX_DIR, "data")) and path not in self.history:
+                    self.history[path] = self.storage.read(path)
+            self.random.choice(acts)()
+            self.check()
+
+    def check(self) -> None:
+        whole = list_shards(self.storage)
+        for storage in (self.opened(), self.follower):
+            found = list_indexed(storage)
+            if found is None:
+                continue
+            self.told += 1
+            assert shown(found) == shown(whole)
+            for at in self.snapshots:
+                for writer, rows in at.items():
+                    first, stop = rows if isinstance(rows, list) else (0, rows)
+                    assert found.trimmed_below(writer) == whole.trimmed_below(writer)
+                    assert found.cover(writer, start=first, end=stop) == whole.cover(
+                        writer, start=first, end=stop
+                    )
+        self.snapshots.append(rlio.open_dataset(self.root, storage_options=self.options).snapshot())
+
+    def write(self, writer: str | None = None, *, is_sealed: bool = True) -> None:
+        number = len(list_shards(self.storage).writers)
+        rows = self.random.choice([4, 8, 12])
+        writer = writer or f"w{number}-{self.random.getrandbits(32):08x}"
+        with rlio.ParquetWriter(
+            self.root, writer_id=writer, roll=FOUR, spool=None, storage_options=self.options
+        ) as output:
+            output.write(numbered(rows, 100 * number))
+        if not is_sealed:
+            self.storage.remove(f"data/{writer}/_sealed-{rows}")
+
+    def maintain(self, call: Callable[[], object]) -> None:
+        """Call it; of three calls, one is killed before one of its puts."""
+        puts, real = self.random.randrange(12), Storage.put
+
+        def putting(storage: Storage, path: str, data: Any) -> None:
+            nonlocal puts
+            puts -= 1
+            if puts < 0:
+                _raise()
+            real(storage, path, data)
+
+        with pytest.MonkeyPatch.context() as patch:
+            if puts < 4:
+                patch.setattr(Storage, "put", putting)
+            with contextlib.suppress(PublishError):
+                call()
+
+    def do_write(self) -> None:
+        self.write(is_sealed=self.random.random() < 0.8)
+
+    def do_attempt(self) -> None:
+        part, attempt = self.random.randrange(2), self.random.randrange(4)
+        name = f"xjob-{part:06d}~{attempt:04d}-{self.random.getrandbits(32):08x}"
+        self.write(name, is_sealed=self.random.random() < 0.7)
+
+    def do_compact(self) -> None:
+        size = self.random.choice([6000, 64 << 20])
+        self.maintain(lambda: rlio.compact(self.root, max_bytes=size, storage_options=self.options))
+
+    def do_trim(self) -> None:
+        shards = list_shards(self.storage).shards
+        writer = self.random.choice(sorted(shards))
+        row = self.random.randrange(1, 1 + max(ref.name.end for ref in shards[writer]))
+        self.maintain(lambda: rlio.trim(self.root, before={writer: row}, storage_options=self.options))
+
+    def do_gc(self) -> None:
+        rlio.gc(self.root, grace=0, storage_options=self.options)
+
+    def do_remove_all_of_the_index(self) -> None:
+        for path, _ in sorted(self.storage.list(INDEX_DIR)):  # Announcements last.
+            self.storage.remove(path)
+
+    def do_put_back(self) -> None:
+        """Late retries: of shards, announcements, and indexes that were replaced by now."""
+        newest = list_index(self.storage).newest(place_of(self.storage) or "")
+        most = "" if newest is None else newest.object.path
+        old = [
+            path
+            for path in self.history
+            if path.endswith(".parquet") or "change-" in path or (INDEX_DIR in path and path < most)
+        ]
+        path = self.random.choice(sorted(old))
+        self.storage.put(path, self.history[path])
+
+    def do_damage(self) -> None:
+        """A bit of the index, or the end of it."""
+        if not (paths := [path for path, _ in self.storage.list(INDEX_DIR)]):
+            return
+        path = self.random.choice(paths)
+        if data := bytearray(self.storage.read(path)):
+            at = self.random.randrange(len(data))
+            if self.random.random() < 0.5:
+                del data[at:]
+            else:
+                data[at] ^= 1 << self.random.randrange(8)
+            self.storage.put(path, bytes(data))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_whatever_happens_openers_are_told_what_is_stored(where: str, seed: int, tmp_path: Path) -> None:
+    anything = Anything(fresh_root() if where == "memory" else str(tmp_path / "root"), None, seed)
+    anything.run(40)
+    assert anything.told > 5, "the index was never used: nothing was tested"
+
+
+def test_whatever_happens_on_s3_openers_are_told_what_is_stored(serve: Callable[[str], Server]) -> None:
+    server = serve("s3")
+    anything = Anything(server.fresh_root(), server.options, 0)
+    anything.run(15)
+    assert anything.told > 0

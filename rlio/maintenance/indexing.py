@@ -127,12 +127,13 @@ def refresh_index(
     if clock() - begun > _FRESH:
         logger.warning("no index of %s: listing it took too long for it to be true still", storage.uri)
         return None
-    generation = 1 + max((index.generation for index in folder.indexes), default=0)
-    if generation > _MAX_GENERATION:
+    latest = folder.latest()
+    generation = 1 + (0 if latest is None else latest.generation)
+    if latest is not None and generation > _MAX_GENERATION:
         logger.warning(
             "no index of %s: no number is left after that of %s, which is not ours; remove it",
             storage.uri,
-            folder.indexes[0].object.path,
+            latest.object.path,
         )
         return None
     stored, data = encode_index(writers, settled=settled, generation=generation, place=place)

@@ -117,8 +117,17 @@ class IndexFolder:
     torn: list[str] = field(default_factory=list)
 
     def newest(self, place: str) -> StoredIndex | None:
-        """The index to use at a place."""
-        return next((index for index in self.indexes if index.place == place), None)
+        """The index to use at a place; None also where a later one is torn, like one that is damaged."""
+        found = max((index for index in self._with_torn() if index.place == place), default=None)
+        return None if found is None or found.object.path in self.torn else found
+
+    def latest(self) -> StoredIndex | None:
+        """The index of the largest generation, of any place, torn or whole."""
+        return max(self._with_torn(), default=None)
+
+    def _with_torn(self) -> list[StoredIndex]:
+        torn = map(parse_index_name, self.torn)
+        return [*self.indexes, *(index for index in torn if isinstance(index, StoredIndex))]
 
 
 @dataclass(frozen=True)
