@@ -953,6 +953,15 @@ def test_distrust_reaches_a_process_that_was_sent_what_another_listed() -> None:
     assert list_indexed(sent.storage) is not None
 
 
+def test_without_an_index_a_shard_that_is_gone_is_no_word_against_the_first_one() -> None:
+    root = recorded()
+    storage = Storage.open(root)
+    distrust_index(storage)
+    assert list_indexed(storage) is None
+    assert refresh_index(storage, begin=True) is not None
+    assert list_indexed(storage) is not None
+
+
 # ---- verify and repair ----
 
 

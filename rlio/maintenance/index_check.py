@@ -37,7 +37,11 @@ def check_index(storage: Storage, before: IndexFolder, listing: Listing, finding
     for stored in before.indexes:
         uri = storage.uri_of(stored.object.path)
         if stored.place != place:
-            findings.add("index-elsewhere", "it was made at another place: nobody uses it here", uri=uri)
+            findings.add(
+                "index-elsewhere",
+                "it was made at another place, or for another header: nobody uses it here",
+                uri=uri,
+            )
             continue
         try:
             index = load_index(storage, stored.object)

@@ -362,6 +362,7 @@ class _Rewrite:
         self, data: bytes | memoryview, rows: int, *, footer_crc32: int = 0, crc32: int | None = None
     ) -> None:
         """Store a shard of the next ``rows`` rows."""
+        self.repair.changes.announce()
         made = publish_shard(
             self.storage,
             self.ref.writer,

@@ -217,6 +217,7 @@ def distrust_index(storage: Storage) -> None:
 
 
 def _from_index(storage: Storage, memory: _Memory) -> Listing | None:
+    is_wary, memory.is_wary = memory.is_wary, False  # Of what is there now, not of a later one.
     try:
         folder = list_index(storage)
     except PermissionError as error:
@@ -225,8 +226,7 @@ def _from_index(storage: Storage, memory: _Memory) -> Listing | None:
     if not folder.indexes or (place := _place(storage, memory)) is None:
         return None
     newest = folder.newest(place)
-    if newest is not None and memory.is_wary:
-        memory.is_wary = False
+    if newest is not None and is_wary:
         memory.distrusted.add(newest.object.path)
     if newest is None or newest.object.path in memory.distrusted:
         return None
