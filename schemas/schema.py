@@ -268,6 +268,17 @@ class Schema:
         made._check_storable()
         return made
 
+    def with_validity(self) -> Schema:
+        """This schema with ``new_obs_valid`` for each policy that has ``new_obs``."""
+        leaf = Leaf(Columns.NEXT_OBS_VALID, (), Columns.NEXT_OBS_VALID, ColumnSpec("|b1", (), "scalar"))
+        policies = {
+            pid: replace(policy, leaves=(*policy.leaves, leaf))
+            if Columns.NEXT_OBS in policy.columns and Columns.NEXT_OBS_VALID not in policy.columns
+            else policy
+            for pid, policy in self.policies.items()
+        }
+        return replace(self, policies=policies)
+
     def _check_storable(self) -> None:
         """Refuse what could be written and not be read: readers have limits, for strangers' schemas."""
         if len(self.columns) > _MAX_COLUMNS or len(self.policies) > _MAX_POLICIES:

@@ -233,6 +233,33 @@ def test_compacted_and_collected_shards_are_no_matter() -> None:
             assert in_ring(replay) == Counter((0, t) for t in range(200))
 
 
+def test_a_final_observation_that_is_missing_later_is_told_from_then_on() -> None:
+    """Batches have `new_obs_valid` only where one is missing: so does what is drawn, in a ring too."""
+
+    def rows(first: int, missing: int | None = None) -> SampleBatch:
+        t = np.arange(first, first + 10)
+        batch = SampleBatch(t=t, label=0 * t, obs=1.0 * t, new_obs=t + 1.0, eps_id=t // 10)
+        if missing is not None:
+            batch["new_obs"][missing] = 0.0
+            batch["new_obs_valid"] = np.arange(10) != missing
+        return batch
+
+    root = fresh_root()
+    with ParquetWriter(root, roll=Roll(max_seconds=None)) as writer, replay_of(root) as replay:
+        writer.write(rows(0))
+        writer.flush()
+        settle(replay, 10)
+        assert "new_obs_valid" not in replay.sample()
+        writer.write(rows(10, missing=9))
+        writer.write(rows(20))
+        writer.flush()
+        settle(replay, 30)
+        batch = replay.sample(200)
+        np.testing.assert_array_equal(batch["new_obs_valid"], batch["t"] != 19)
+        assert not batch["new_obs_valid"].all()
+        np.testing.assert_array_equal(batch["new_obs"], np.where(batch["t"] == 19, 0, batch["t"] + 1))
+
+
 def test_rows_that_were_trimmed_before_they_were_read_count_for_no_draw() -> None:
     root = fresh_root()
     grow(root, A, 0, 30)

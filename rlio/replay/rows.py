@@ -23,7 +23,7 @@ import numpy.typing as npt
 from numpy.typing import NDArray
 
 from rlio.batch import MultiAgentBatch, SampleBatch
-from rlio.columns import DEFAULT_POLICY_ID, is_per_sequence
+from rlio.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
 from rlio.errors import OptionError, SchemaError, excerpt
 from rlio.interfaces import Batch
 from rlio.multi_agent import step_numbers
@@ -33,7 +33,7 @@ from rlio.replay.layout import RowLayout
 from rlio.replay.memory import Arrays, RamArrays
 from rlio.replay.table import Extent, RowTable
 from rlio.replay.texts import TextExtent
-from rlio.schemas.schema import Schema
+from rlio.schemas.schema import PolicySchema, Schema
 
 __all__ = ["Filled", "Piece", "StoreRows"]
 
@@ -146,6 +146,10 @@ class StoreRows:
             )
             self._ingests[pid] = Ingest(self.tables[pid], policy, name=pid)
         self.joint = schema.multi_agent
+        # Policies whose rows do not say that a final observation is missing: of live ones, until one does.
+        self._whole = set(schema.policies) if ring else set()
+        #: How often that changed: units that were opened before do not know.
+        self.changes = 0
         self._steps = _StepLog(arrays, there.steps)
 
     @property
@@ -181,9 +185,10 @@ class StoreRows:
                 batch = batch.as_multi_agent()
             else:
                 (table,) = self.tables.values()
-                (ingest,) = self._ingests.values()
+                ((pid, ingest),) = self._ingests.items()
                 first = table.head
                 ingest.add(batch, writer=writer)
+                self._look_for_missing(pid, batch)
                 return Piece({DEFAULT_POLICY_ID: (first, table.head - first)})
         return self._add_joint(batch, writer)
 
@@ -203,12 +208,18 @@ class StoreRows:
             part = batch.get(pid)
             if part is not None and len(part):
                 self._ingests[pid].add(part, writer=writer)
+                self._look_for_missing(pid, part)
             number = numbers.get(pid, np.empty(0, np.int64))
             rows[pid] = first, table.head - first
             order[pid] = np.argsort(number, kind="stable") + first
             sizes[pid] = np.bincount(number, minlength=count)
         start = self._steps.add(order, sizes, count)
         return Piece(rows, (start, count))
+
+    def _look_for_missing(self, pid: str, batch: SampleBatch) -> None:
+        if pid in self._whole and not np.all(batch.get(Columns.NEXT_OBS_VALID, True)):
+            self._whole.remove(pid)
+            self.changes += 1
 
     def save_steps(self) -> None:
         """Write the joint steps that were added into arrays, for others to read."""
@@ -241,6 +252,8 @@ class StoreRows:
     def _held(self, pid: str, pieces: Sequence[Piece] | None) -> Held:
         table = self.tables[pid]
         policy = self.schema.policies[pid]
+        if pid in self._whole:
+            policy = PolicySchema(tuple(x for x in policy.leaves if x.column != Columns.NEXT_OBS_VALID))
         if pieces is None:
             return Held(pid, policy, table)
         spans = [piece.rows[pid] for piece in pieces if piece.rows.get(pid, (0, 0))[1]]

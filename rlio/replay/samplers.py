@@ -100,13 +100,15 @@ class _Sampler(InputReader):
         self._draw = draw
         self._units: Units | None = None
         self._version = -1
+        self._changes = 0
 
     def _seen(self) -> Units:
         """The units that there are now. Under the store's lock."""
         self.store.check_open()
         if self._units is None or self._version != self.store.version:
-            if self._units is None or not self._units.keeps_up:
+            if self._units is None or not self._units.keeps_up or self._changes != self.store.changes:
                 self._units = self.store.units(self._draw)
+                self._changes = self.store.changes
             self._version = self.store.version
             self._changed()
         if not self._units.count:

@@ -389,7 +389,7 @@ class ReplayStore:
         with self.lock:
             if self._rows is None:
                 self._rows = StoreRows(
-                    Schema.of(batch),
+                    Schema.of(batch).with_validity(),  # Which may come with a later batch.
                     capacity=self._capacity,
                     arrays=self._scratch or RamArrays(),
                     ring=True,
@@ -417,6 +417,11 @@ class ReplayStore:
         """Bytes of a packed row, 0 where there are none."""
         self.wait()
         return 0 if self._rows is None else self._rows.row_bytes
+
+    @property
+    def changes(self) -> int:
+        """How often the columns changed that draws give: units that were opened before are those of then."""
+        return 0 if self._rows is None else self._rows.changes
 
     def units(self, draw: Draw) -> Units:
         """The units of a draw, over the rows that are there now: what samplers are made of.
