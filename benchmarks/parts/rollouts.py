@@ -66,7 +66,11 @@ def run(setup: Setup) -> Section:
     section.compare(work, case="rollouts", ours="rlio", beside="RLlib", at_least=25)
     section.compare(work, case="rollouts", ours="rlio", beside="RLlib, SingleAgentEnvRunner")
     section.compare(
-        f"{work}, native vector env", case="rollouts", ours="rlio, native vector env", beside="RLlib"
+        f"{work}, native vector env",
+        case="rollouts",
+        ours="rlio, native vector env",
+        beside="RLlib",
+        at_least=25,
     )
     section.compare(
         f"{work}, recorded", case="rollouts", ours="rlio, recorded to Parquet", beside="rlio", at_least=0.9

@@ -17,12 +17,15 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from rlio.envs.leaves import Leaf, leaf_of, leaves_of
 from rlio.errors import OptionError, excerpt
 from rlio.nested import map_structure
+from rlio.policies.array_layers import through_arrays
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -36,6 +39,7 @@ __all__ = [
     "gru",
     "linear",
     "mlp",
+    "outputs_in_numpy",
 ]
 
 
@@ -44,6 +48,7 @@ class Flatten(nn.Module):
 
     Attributes:
         size: Numbers of a row.
+        is_flat: Whether observations are rows of numbers already.
 
     Raises:
         OptionError: A space has no numbers of a fixed count (Text, Sequence, Graph, OneOf).
@@ -53,12 +58,11 @@ class Flatten(nn.Module):
         super().__init__()
         self._leaves = [(leaf.path, _choices(leaf)) for leaf in leaves_of(space)]
         self.size = _flat_size(space)
-        #: Whether observations are rows of numbers already.
-        self._is_flat = len(self._leaves) == 1 and self._leaves[0] == ((), None)
+        self.is_flat = len(self._leaves) == 1 and self._leaves[0] == ((), None)
 
     def forward(self, obs: Any) -> torch.Tensor:
         """``obs``: tensors of (N, *shape), nested as the space. Returns (N, size) float32."""
-        if self._is_flat and obs.dim() == 2 and obs.dtype == torch.float32:
+        if self.is_flat and obs.dim() == 2 and obs.dtype == torch.float32:
             return obs  # type: ignore[no-any-return] # the usual case: a tensor, with nothing to do at each step
         parts = [_flat(leaf_of(obs, path), choices) for path, choices in self._leaves]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
@@ -139,6 +143,32 @@ class Perceptron(nn.Sequential):
             else:
                 values = layer(values)
         return values  # type: ignore[no-any-return] # modules are not typed
+
+
+def outputs_in_numpy(module: nn.Module, obs: Any) -> NDArray[np.float32] | None:
+    """What the networks of this module return for a few observations, in NumPy; see `through_arrays`.
+
+    Args:
+        module: Any module.
+        obs: An array of (N, size), or what the module takes else.
+
+    Returns:
+        (N, outputs), fresh; None where the module has to be called.
+    """
+    if module._forward_hooks or module._forward_pre_hooks:
+        return None
+    if type(module) is ActorCriticNetwork:
+        parts = [outputs_in_numpy(part, obs) for part in (module.actor, module.critic)]
+        found = [part for part in parts if part is not None]
+        return np.concatenate(found, axis=1) if len(found) == len(parts) else None
+    if type(module) is not Perceptron or type(obs) is not np.ndarray:
+        return None
+    flatten, *layers = module
+    if type(flatten) is not Flatten or flatten._forward_hooks or flatten._forward_pre_hooks:
+        return None
+    if not flatten.is_flat or obs.dtype != np.float32 or obs.ndim != 2:
+        return None
+    return through_arrays(module, layers, obs)
 
 
 def mlp(
