@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from rlio.distributed import FaultTolerance, WorkerGroup, recovering
 from rlio.distributed import worker_group as module
 from rlio.distributed.recipe import Recipe, Seat
 from rlio.distributed.recovering import recover_elsewhere
-from rlio.errors import ClosedError, WorkerLost
+from rlio.errors import ClosedError, WorkerError, WorkerLost
 from rlio.rollout.config import RolloutConfig
 from rlio.worker import RolloutWorker
 
@@ -214,6 +215,35 @@ def test_a_probe_finds_idle_workers_that_died(group: tuple[WorkerGroup, Path]) -
     assert len(workers.sample()) == 2 * STEPS
 
 
+def test_a_probe_replaces_idle_workers_that_hang_and_tells_of_those_that_cannot_sample(
+    group: tuple[WorkerGroup, Path],
+) -> None:
+    workers, _ = group
+    before = [status.incarnation for status in workers.probe()]
+    late = workers.foreach_worker(hang_in_second, timeout_s=0.5, errors="return")[1]
+    assert "not answered in time" in str(late)
+    after = workers.probe(timeout_s=1.0)
+    assert [s.incarnation for s in after] == [before[0], before[1] + 1]
+    assert "not answered in 1 s" in workers.losses[-1].reason
+    workers.foreach_worker(stop_second)
+    with pytest.raises(WorkerError, match="worker 2 raised ClosedError"):
+        workers.probe()
+    kill(workers, 2)
+    assert [s.incarnation for s in workers.probe()] == [before[0], before[1] + 2]
+    assert len(workers.sample()) == 2 * STEPS
+
+
+def hang_in_second(worker: RolloutWorker) -> None:
+    if worker.creation_args["worker_index"] == 2:
+        time.sleep(600)
+
+
+def stop_second(worker: RolloutWorker) -> None:
+    if worker.creation_args["worker_index"] == 2:
+        assert worker.runner is not None
+        worker.runner.stop()
+
+
 def test_a_call_that_a_worker_dies_in_is_an_error_and_another_takes_its_place(
     group: tuple[WorkerGroup, Path],
 ) -> None:
@@ -264,7 +294,7 @@ class ElsewhereRay:
 
 @pytest.mark.parametrize("lost_workers", ["raise", "drop"])
 def test_a_worker_that_always_dies_is_given_up_and_what_it_had_written_is_stored(
-    tmp_path: Path, lost_workers: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, lost_workers: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     root, drops = str(tmp_path / "rows"), lost_workers == "drop"
     with WorkerGroup(
@@ -298,6 +328,12 @@ def test_a_worker_that_always_dies_is_given_up_and_what_it_had_written_is_stored
                 recover_elsewhere(workers._crew, workers._arguments)
             assert loss.writer_id is not None
             assert len(by_writer(root)[loss.writer_id]["obs"]) >= loss.rows == STEPS
+            # Where nobody lives any more who could, the command that does it is told.
+            with monkeypatch.context() as elsewhere:
+                elsewhere.setattr(recovering, "require_ray", lambda: ElsewhereRay)
+                elsewhere.setattr(type(workers._crew), "alive", [])
+                recover_elsewhere(workers._crew, workers._arguments)
+            assert f"`rlio recover {root}` there does" in caplog.text
     # Nobody has opened a writer here since the last one died.
     rows = columns_of(list(rlio.DatasetReader(root, epochs=1, batch_size=1000)))
     check_nothing_missing(rows)
