@@ -248,11 +248,36 @@ def test_a_call_that_a_worker_dies_in_is_an_error_and_another_takes_its_place(
     group: tuple[WorkerGroup, Path],
 ) -> None:
     workers, _ = group
+    while any(status.in_flight for status in workers.status()):
+        workers.ready()
+    before = workers.status()[1].incarnation
+    workers.get_metrics()
+    workers.submit()
     answers = workers.foreach_worker(die_in_second, errors="return")
     assert answers[0] == 1
     assert isinstance(answers[1], WorkerLost)
     assert answers[1].worker_index == 2
+    # What it had sampled before it died had come, though nobody had looked.
+    assert workers.losses[-1].requests == 0
+    found = workers.ready()
+    while len(found) < 2:
+        found += workers.ready()
+    assert {(each.worker_index, each.incarnation) for each in found} >= {(2, before)}
+    assert workers.get_metrics().counts.env_steps == 2 * STEPS
     assert len(workers.sample()) == 2 * STEPS
+
+
+def test_fragments_that_nobody_asks_for_any_more_are_stored_and_counted_when_it_is_closed(
+    tmp_path: Path,
+) -> None:
+    root = str(tmp_path / "rows")
+    with WorkerGroup(
+        make_known, LinearPolicy, num_workers=1, seed=0, rollout=config_of(tmp_path), output=root
+    ) as workers:
+        workers.sample()
+        workers.submit(3)
+    assert len(rlio.open_dataset(root)) == workers.get_metrics().counts.env_steps == 4 * STEPS
+    assert workers.status()[0].rows == 4 * STEPS
 
 
 def die_in_second(worker: RolloutWorker) -> int:
