@@ -361,7 +361,7 @@ class _Recovery:
         )
 
     def _announce(self) -> None:
-        """Where the writer was sealed before, and its log is a better copy: an index may say that this is all."""
+        """Where the writer was sealed before, an index may say that this is all; its log is a better copy."""
         if self._writer in list_shards(self._storage).sealed:
             put_change(self._storage, [self._writer])
 
