@@ -104,20 +104,3 @@ def test_a_learner_follows_what_a_group_writes_within_limits_and_across_a_kill(t
     assert sum(waited for waited, _ in felt) > 0, "the limits were felt"
     assert [unheeded for _, unheeded in felt] == [0, 0]
     assert rlio.verify(root).ok
-
-
-def best_rate(num_workers: int) -> float:
-    """Steps a second of the quickest of some rounds: others use the processors too."""
-    config = RolloutConfig(rollout_fragment_length=STEPS, env_config={"sleep": 0.01})
-    with WorkerGroup(make_known, LinearPolicy, num_workers=num_workers, seed=0, rollout=config) as group:
-        group.sample()
-        rates = []
-        for _ in range(8):
-            begun = time.perf_counter()
-            steps = len(group.sample())
-            rates.append(steps / (time.perf_counter() - begun))
-        return max(rates)
-
-
-def test_two_workers_whose_environments_wait_are_1_8_times_as_fast_as_one() -> None:
-    assert best_rate(2) >= 1.8 * best_rate(1)
