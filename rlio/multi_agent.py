@@ -254,9 +254,9 @@ class MultiAgentBatch:
 def step_numbers(batch: MultiAgentBatch) -> tuple[dict[str, np.ndarray], int]:
     """Number the environment steps, the distinct (eps_id, t), of ``batch`` from 0.
 
-    The order is that of a policy that takes part in every step, if there is one; else episodes follow one
-    another as they first appear, policy by policy, and their steps by ``t``. It does not depend on the values
-    of the ids. Where only one policy has rows, and it lacks ``eps_id`` or ``t``, each row is a step.
+    The order is that of a policy that takes part in every step, as far as ``t`` only grows in each episode
+    there: rows may also come agent by agent. Without one, episodes follow one another as they first appear,
+    policy by policy, and their steps by ``t``. It does not depend on the values of the ids. Where only one policy has rows, and it lacks ``eps_id`` or ``t``, each row is a step.
 
     Returns:
         For each policy, the step number of each row, (rows,) int64; and how many steps there are.
@@ -276,11 +276,13 @@ def step_numbers(batch: MultiAgentBatch) -> tuple[dict[str, np.ndarray], int]:
     episodes = _codes(_joined(filled, Columns.EPS_ID))
     times = _codes(_joined(filled, Columns.T), by_value=True)
     # One integer a (episode, time); each factor is at most the number of rows.
-    unique, number = np.unique(episodes * (int(times.max()) + 1) + times, return_inverse=True)
+    span = int(times.max()) + 1
+    unique, number = np.unique(episodes * span + times, return_inverse=True)
+    same_episode = np.diff(unique // span) == 0
     bounds = np.cumsum([rows.count for rows in filled.values()])[:-1]
     for part in np.split(number, bounds):
         present, first = np.unique(part, return_index=True)
-        if len(present) == len(unique):
+        if len(present) == len(unique) and (np.diff(first)[same_episode] > 0).all():
             number = _ranks(first)[number]
             break
     return numbers | dict(zip(filled, np.split(number, bounds), strict=True)), len(unique)

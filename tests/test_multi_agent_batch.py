@@ -91,6 +91,12 @@ class TestTimeslices:
         batch = MultiAgentBatch({"b": rows([(2, 1)]), "a": rows(pairs)}, 4)
         assert [keys(part) for part in batch.timeslices(1)] == [{pair} for pair in pairs]
 
+    def test_rows_that_come_agent_by_agent_are_cut_by_time(self) -> None:
+        # The second agent of "a" acted before the first one, and in a step of its own.
+        pairs = [(1, 2), (1, 3), (1, 4), (1, 1)]
+        batch = MultiAgentBatch({"a": rows(pairs), "b": rows([(1, 3)])}, 4)
+        assert [keys(part) for part in batch.timeslices(1)] == [{(1, t)} for t in (1, 2, 3, 4)]
+
     def test_no_policy_has_all_steps(self) -> None:
         batch = MultiAgentBatch({"a": rows([(1, 0), (1, 2)]), "b": rows([(1, 1), (1, 3)])}, 4)
         assert [keys(part) for part in batch.timeslices(2)] == [{(1, 0), (1, 1)}, {(1, 2), (1, 3)}]
