@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from rlio.batch import SampleBatch
 from rlio.errors import CorruptData, DataNotFound, OptionError, StateError
+from rlio.policies.checkpoint import save_state
 from rlio.policies.dqn import DQN
 from rlio.policies.networks import gru
 from rlio.policies.policy import Policy
@@ -23,6 +24,7 @@ from rlio.policies.postprocessing import GAE
 from rlio.policies.random_policy import RandomPolicy
 from rlio.policies.torch_policy import TorchPolicy
 from rlio.policies.weights import GlobalVars, accepts_weights, update_weights
+from rlio.worker import RolloutWorker
 
 OBS = Box(-1.0, 1.0, (3,), np.float32)
 
@@ -260,6 +262,21 @@ def test_checkpoints_are_stored_and_loaded_by_components(tmp_path: Path) -> None
     random_policy = bound(RandomPolicy())
     random_policy.save(tmp_path / "random")
     bound(RandomPolicy()).load(tmp_path / "random")
+
+
+def test_a_checkpoint_of_something_else_does_not_load_as_one_without_any_part(tmp_path: Path) -> None:
+    policy = bound(DQN())
+    save_state(tmp_path / "learner", {"policy": policy.get_state(), "reader": {"position": 3}})
+    with RolloutWorker("CartPole-v1", DQN(), seed=0) as worker:
+        worker.save(tmp_path / "worker")
+    for name, parts in (("learner", "'policy', 'reader'"), ("worker", "'components', 'version'")):
+        with pytest.raises(StateError, match=f"no state of a DQN: it has .{parts}.*worker.*{name}"):
+            policy.load(tmp_path / name)
+    policy.save(tmp_path / "dqn")
+    other = bound(TorchPolicy(hidden=(64, 64)))
+    with pytest.raises(StateError, match=r"no state of a TorchPolicy: it has .'target'"):
+        other.load(tmp_path / "dqn")
+    policy.load(tmp_path / "dqn", not_components=["optimizer"])
 
 
 def test_weights_are_exported_and_imported_as_arrays(tmp_path: Path) -> None:

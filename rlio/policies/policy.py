@@ -429,13 +429,22 @@ class Policy(ABC):
         Raises:
             DataNotFound: Nothing is stored there.
             OptionError: What is stored has no such part.
-            StateError: It is the state of another kind of policy.
+            StateError: It is the state of another kind of policy, or of something else.
         """
         from rlio.policies.checkpoint import load_state, select_components
 
         self._bound()
         stored = load_state(folder, storage_options=storage_options)
-        self.set_state(self.get_state() | select_components(stored, components, not_components))
+        parts, own = select_components(stored, components, not_components), self.get_state()
+        # Without this, a worker's or a learner's checkpoint would load as one without any part: in silence.
+        if unknown := parts.keys() - own.keys():
+            raise StateError(
+                f"this is no state of a {type(self).__name__}: it has {excerpt(sorted(unknown))}, which are "
+                f"none of {excerpt(sorted(own))}. Give a folder that Policy.save or "
+                "export_policy_checkpoint of a worker stored, or name the components to load",
+                uri=os.fspath(folder),
+            )
+        self.set_state(own | parts)
 
     def export_model(
         self, path: str | os.PathLike[str], *, format: Literal["npz", "torchscript"] = "npz"
