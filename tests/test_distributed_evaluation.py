@@ -119,7 +119,7 @@ def test_what_is_refused_in_a_task_is_refused_here(root: Path, tmp_path: Path) -
         evaluate_on_ray(tmp_path / "bare", CHAIN.target, **OPTIONS)
     with rlio.ParquetWriter(tmp_path / "cut") as writer:
         writer.write(CHAIN.simulate(20, seed=1)[:-1])
-    with pytest.raises(SchemaError, match="1 episodes are incomplete: episode 19 has"):
+    with pytest.raises(SchemaError, match="1 episode is incomplete: episode 19 has"):
         evaluate_on_ray(tmp_path / "cut", CHAIN.target, **OPTIONS)
     with pytest.raises(OptionError, match="tasks=0"):
         evaluate_on_ray(root, CHAIN.target, tasks=0, **OPTIONS)

@@ -202,6 +202,8 @@ def test_policies_that_are_no_policies_are_refused() -> None:
             evaluate_offline(logged(), function, gamma=1.0)
     with pytest.raises(OptionError, match="no spaces yet"):
         Target(TorchPolicy())
+    with pytest.raises(OptionError, match=r"TorchPolicy is a class: .*bind"):
+        Target(TorchPolicy)  # type: ignore[arg-type] # it can be called, as a function can
     with pytest.raises(OptionError, match="Discrete"):
         Target(likelihoods(0.5), epsilon_greedy=0.1)
     two_actions = Target(likelihoods(0.5), action_space=Discrete(2))
@@ -551,7 +553,7 @@ def test_a_command_takes_rows_as_episodes_and_policies_without_exploration(recor
     assert "all weights are 0" in str(greedy.exception)
     cut = run_command("data", "--gamma", "1", "--policy", "ope_judged:leans")
     assert isinstance(cut.exception, SchemaError)
-    assert "1 episodes are incomplete" in str(cut.exception)
+    assert "1 episode is incomplete" in str(cut.exception)
     missing = run_command(*COMMAND, "ope_judged:leans", "--policy-id", "nobody")
     assert "policy_id='nobody'" in str(missing.exception)
 
@@ -565,14 +567,17 @@ def test_the_code_of_the_page_runs(
         "CartPole-v1",
         recorded,
         output="runs/cartpole",
-        rollout=rlio.RolloutConfig(batch_mode="complete_episodes"),
+        rollout=rlio.RolloutConfig(rollout_fragment_length=150),  # as README records: the last one is cut
     ) as worker:
         worker.sample()
     scope: dict[str, Any] = {"policy": recorded, "rlio": rlio}
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     for block in blocks:
         exec(compile(block, "evaluation.md", "exec"), scope)
+    assert rlio.evaluation.evaluate_offline("runs/cartpole", scope["leans"], gamma=0.99, incomplete="drop")
+    scope["worker"].sample()
+    assert scope["worker"].get_metrics().summarise()["episode_return_mean"] > 0  # of "simulation"
     scope["worker"].close()
 
 

@@ -121,8 +121,10 @@ class Estimation:
         left_out = evidence.incomplete
         if left_out and self.incomplete == "raise":
             raise SchemaError(
-                f"{left_out} episodes are incomplete: {evidence.why_incomplete()}. Add the rows that are "
-                "missing, or leave such episodes out with incomplete='drop' (which favours short episodes)",
+                f"{left_out} {'episode is' if left_out == 1 else 'episodes are'} incomplete: "
+                f"{evidence.why_incomplete()}. Add the rows that are "
+                "missing, or leave such episodes out, which favours short ones: incomplete='drop', or "
+                "--drop-incomplete of `rlio evaluate`",
                 column=Columns.T,
             )
         weights, episodes = evidence.joined()

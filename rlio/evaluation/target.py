@@ -77,6 +77,11 @@ class Target(_Options):
             spaces = self.policy.spaces
             object.__setattr__(self, "observation_space", spaces[0])
             object.__setattr__(self, "action_space", spaces[1])
+        elif isinstance(self.policy, type) and issubclass(self.policy, Policy):
+            raise OptionError(
+                f"policy={self.policy.__name__} is a class: make a policy, bind() it to its spaces, and "
+                "load or set its weights"
+            )
         elif not callable(self.policy):
             raise OptionError(
                 f"policy={excerpt(self.policy)}: expected a Policy, or a function (obs, actions) -> "
