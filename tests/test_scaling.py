@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,19 @@ from benchmarks import scaling
 from benchmarks.report import replace_blocks
 from benchmarks.scaling import TABLES, main
 
+pytestmark = pytest.mark.xdist_group("scaling")  # Measured once.
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a run gives, measured in this process."""
+    """What a run gives: measured in processes of their own, as this one may be large."""
     folder = tmp_path_factory.mktemp("scaling")
     scaling.make_names(folder / "names", 1200, 10)
     scaling.make_readable(folder / "shards", 20, 2)
     found = {
-        "listed": scaling._listed(str(folder / "names"), 1),
-        "in_memory": scaling._in_memory(1100, 5, 1),
-        "read": scaling._read(str(folder / "shards")),
+        "listed": scaling._child("_listed", root=str(folder / "names"), rounds=1),
+        "in_memory": scaling._child("_in_memory", shards=1100, writers=5, rounds=1),
+        "read": scaling._child("_read", root=str(folder / "shards")),
     }
     sizes = {"listed": (1200, 10), "in_memory": (1100, 5), "read": (20, 2)}
     return {
@@ -33,7 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
                 {
                     "shards": sizes[part][0],
                     "writers": sizes[part][1],
-                    "values": {name: asdict(value) for name, value in values.items()},
+                    "values": values,
                 }
             ]
             for part, values in found.items()
