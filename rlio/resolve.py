@@ -426,7 +426,7 @@ def _reader_of(values: list[str | os.PathLike[str]], storage_options: Mapping[st
     except DataNotFound as error:
         if len(values) == 1 and isinstance(values[0], str) and _may_be_name(values[0]):
             raise DataNotFound(
-                f"{error}; no input has that name either: there are {', '.join(_inputs.names())}"
+                f"{error}; no input has that name either: the names are {', '.join(_inputs.names())}"
             ) from error
         raise
     counts = {

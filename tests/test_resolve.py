@@ -204,7 +204,7 @@ def test_workers_get_disjoint_shards_and_their_seed(opened: list[tuple[str, Any,
 @pytest.mark.parametrize(
     ("files", "value", "error", "message"),
     [
-        ([], "nowhere", DataNotFound, r"no input has that name either: there are .*sampler"),
+        ([], "nowhere", DataNotFound, r"no input has that name either: the names are .*sampler"),
         ([], "./nowhere", DataNotFound, "nowhere"),
         ([], "no/*.json", DataNotFound, "no"),
         ([], "foo://bucket/x", UnknownName, "foo"),
