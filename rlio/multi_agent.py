@@ -256,7 +256,8 @@ def step_numbers(batch: MultiAgentBatch) -> tuple[dict[str, np.ndarray], int]:
 
     The order is that of a policy that takes part in every step, as far as ``t`` only grows in each episode
     there: rows may also come agent by agent. Without one, episodes follow one another as they first appear,
-    policy by policy, and their steps by ``t``. It does not depend on the values of the ids. Where only one policy has rows, and it lacks ``eps_id`` or ``t``, each row is a step.
+    policy by policy, and their steps by ``t``. It does not depend on the values of the ids. Where only one
+    policy has rows, and it lacks ``eps_id`` or ``t``, each row is a step.
 
     Returns:
         For each policy, the step number of each row, (rows,) int64; and how many steps there are.
