@@ -18,12 +18,13 @@ Example:
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Unpack
+from typing import Any, Final, Literal, Unpack
 
 import numpy as np
 
@@ -43,6 +44,11 @@ from rlio.replay.store import DrawKeywords, ReplayStore, draw_of
 from rlio.storage.filesystem import Storage
 
 __all__ = ["FollowCounters", "FollowingReplay"]
+
+logger = logging.getLogger("rlio")
+
+# Who waits for longer says so, each time.
+_SILENT_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True)
@@ -310,7 +316,8 @@ class FollowingReplay(InputReader):
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0:
                     raise self._overdue() from feed.outage
-                feed.changed.wait(left)
+                if not feed.changed.wait(_SILENT_SECONDS if left is None else min(left, _SILENT_SECONDS)):
+                    logger.info("a follower of %s waits, as %s", self._storage.uri, self._why())
 
     def _check_size(self, n: int) -> None:
         """Refuse a batch for which limits would never leave room."""

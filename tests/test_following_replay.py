@@ -62,6 +62,16 @@ def test_what_is_not_committed_is_not_seen() -> None:
         assert 30 < max(drawn) < 40
 
 
+def test_who_waits_for_long_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("rlio.readers.following_replay._SILENT_SECONDS", 0.01)
+    caplog.set_level("INFO", "rlio")
+    with replay_of(fresh_root(), timeout=0.1) as replay, pytest.raises(WaitTimeout):
+        replay.sample()
+    assert "waits, as 0 rows may be drawn: 0 were put in" in caplog.text
+
+
 def test_the_ring_keeps_the_newest_rows_and_draws_come_from_all_of_them() -> None:
     root = fresh_root()
     with replay_of(root, capacity=50) as replay:

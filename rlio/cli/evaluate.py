@@ -209,7 +209,7 @@ def _print(uri: str, found: Mapping[str, OffPolicyEstimate]) -> None:
     typer.echo(
         f"v_behavior {first.v_behavior}: {first.episodes} episodes, {first.steps} steps, "
         f"gamma {first.gamma:g}"
-        + (f"; {first.left_out} incomplete episodes left out" if first.left_out else "")
+        + (f"; incomplete episodes left out: {first.left_out}" if first.left_out else "")
     )
     overlap = next((estimate.overlap for estimate in found.values() if estimate.overlap is not None), None)
     if overlap is not None:

@@ -39,6 +39,7 @@ def evaluate_offline(
     data: str | os.PathLike[str] | Dataset | ray.data.Dataset,
     policy: Policy | LogProbabilities | Target,
     *,
+    gamma: float,
     tasks: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
     **options: Any,
@@ -55,9 +56,10 @@ def evaluate_offline(
         data: The root of a data set of ours, read in ranges of rows; or a Dataset of Ray Data with the
             columns of one policy, read block by block.
         policy: The one to judge; it is sent to the tasks.
+        gamma: What a reward a step later counts, 0 to 1.
         tasks: In how many parts a data set is read; None: four for each processor of the cluster.
         storage_options: For fsspec.
-        options: ``gamma`` and the other keywords of `OffPolicyEvaluator`; see there, also for what is raised.
+        options: The other keywords of `OffPolicyEvaluator`; see there, also for what is raised.
 
     Returns:
         Name of the estimator -> what it says.
@@ -68,7 +70,7 @@ def evaluate_offline(
         OptionError: ``tasks`` is below 1, or given for a Dataset of Ray Data.
     """
     require_ray()
-    evaluator = OffPolicyEvaluator(policy, **options)
+    evaluator = OffPolicyEvaluator(policy, gamma=gamma, **options)
     if isinstance(data, str | os.PathLike):
         data = open_dataset(data, storage_options=storage_options)
     elif storage_options is not None:

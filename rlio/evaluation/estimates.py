@@ -173,7 +173,7 @@ class OffPolicyEstimate:
         ratio = "" if self.v_gain_ratio is None else f", {self.v_gain_ratio:.4g} times as much"
         lines = [
             f"{self.estimator}: {self.episodes} episodes, {self.steps} steps"
-            + (f" ({self.left_out} incomplete episodes left out)" if self.left_out else "")
+            + (f" (incomplete episodes left out: {self.left_out})" if self.left_out else "")
             + f", gamma {self.gamma:g}, {self.confidence:.0%} intervals",
             f"  v_behavior  {self.v_behavior}",
             f"  v_target    {self.v_target}",

@@ -173,7 +173,7 @@ class OffPolicyEvaluator:
 
 
 def evaluate_offline(
-    data: Logged, policy: Policy | LogProbabilities | Target, **options: Any
+    data: Logged, policy: Policy | LogProbabilities | Target, *, gamma: float, **options: Any
 ) -> dict[str, OffPolicyEstimate]:
     """What a policy would earn, by rows that another one recorded.
 
@@ -181,12 +181,13 @@ def evaluate_offline(
         data: A root, path or glob, or whatever else `rlio.read` opens: read once, in order. Or a reader that
             comes to an end, which is closed by nobody but its owner; or a batch, or batches.
         policy: The one to judge.
-        options: ``gamma`` and the other keywords of `OffPolicyEvaluator`; see there, also for what is raised.
+        gamma: What a reward a step later counts, 0 to 1.
+        options: The other keywords of `OffPolicyEvaluator`; see there, also for what is raised.
 
     Returns:
         Name of the estimator -> what it says.
     """
-    evaluator = OffPolicyEvaluator(policy, **options)
+    evaluator = OffPolicyEvaluator(policy, gamma=gamma, **options)
     for source, batch in _sourced(data):
         evaluator.add(batch, source=source)
     return evaluator.estimate()

@@ -198,7 +198,8 @@ class StoreRows:
         unknown = sorted(set(batch) - set(self.tables))
         if unknown:
             raise SchemaError(
-                f"policy {excerpt(unknown[0])} is new: the store has {', '.join(sorted(self.tables))}"
+                f"policy {excerpt(unknown[0])} is new: the store has {', '.join(sorted(self.tables))}; "
+                "its policies are those of the first batch: begin with one in which all take part"
             )
         numbers, count = step_numbers(batch)
         rows: dict[str, tuple[int, int]] = {}
