@@ -503,3 +503,44 @@ def test_returns_of_whole_numbers_are_not_rounded(kind: Any) -> None:
     expected = np.array([1.75, 1.75, 1.75, 1.75, 1.5, 1.0])[found["t"]]
     np.testing.assert_array_equal(found["rewards"], expected)
     assert found["rewards"].dtype == (kind if np.dtype(kind).kind == "f" else np.float32)
+
+
+# ---- policies that come later ----
+
+
+def acted(steps: list[int], *, width: int) -> SampleBatch:
+    """Rows of one episode whose observations say the step."""
+    t = np.array(steps)
+    obs = np.repeat(t[:, None], width, axis=1).astype(np.float32)
+    flags = np.zeros(len(t), bool)
+    return SampleBatch(
+        obs=obs, new_obs=obs + 1, actions=t % 2, terminateds=flags, truncateds=flags, eps_id=t * 0, t=t
+    )
+
+
+def test_policies_may_come_with_a_later_batch_of_a_live_store(tmp_path: Path) -> None:
+    """In games of turns, and where agents join late, the first fragment has not all of them."""
+    widths = {"x": 3, "a": 5, "b": 3}
+    with ReplayStore(capacity=10) as store:
+        reader = store.uniform(batch_size=4, seed=0)
+        store.append(MultiAgentBatch({"x": acted([0, 1, 2], width=3)}, 3))
+        assert set(reader.sample()) == {"x"}
+        store.append(MultiAgentBatch({"x": acted([3], width=3), "a": acted([3, 4], width=5)}, 2))
+        store.append(MultiAgentBatch({"b": acted([5], width=3), "none": SampleBatch({})}, 1))
+        store.save(tmp_path / "saved")
+        with ReplayStore.load(tmp_path / "saved") as loaded:
+            for source in (reader, loaded.uniform(batch_size=4, seed=0)):
+                seen: dict[str, set[int]] = {}
+                for _ in range(60):
+                    batch = source.sample()
+                    assert batch.env_steps() == 4
+                    for pid, rows in batch.items():
+                        assert rows["obs"].shape[1] == widths[pid]
+                        np.testing.assert_array_equal(rows["obs"][:, 0], rows["t"])
+                        np.testing.assert_array_equal(rows["new_obs"], rows["obs"] + 1)
+                        seen.setdefault(pid, set()).update(rows["t"].tolist())
+                assert seen == {"x": {0, 1, 2, 3}, "a": {3, 4}, "b": {5}}
+        for t in range(6, 30):
+            store.append(MultiAgentBatch({"a": acted([t], width=5)}, 1))
+        assert {pid: len(table) for pid, table in store.tables.items()} == {"x": 4, "a": 10, "b": 1}
+        assert set(store.uniform(batch_size=50, seed=1, policy="a").sample()["t"]) <= set(range(20, 30))

@@ -93,6 +93,40 @@ class Filled:
         return cls(extents, [(rows, count) for rows, count in written["steps"]])
 
 
+@dataclass(frozen=True, kw_only=True)
+class _TableMaker:
+    """How the tables of a store are made; see `StoreRows`."""
+
+    capacity: int
+    arrays: Arrays
+    ring: bool
+    frames: int | None
+    columns: frozenset[str] | None
+    sealed: bool
+    starts: Mapping[str, int]
+
+    def make(self, pid: str, policy: PolicySchema, extent: Extent) -> RowTable:
+        """The table of a policy, of which ``extent`` is filled."""
+        if any(is_per_sequence(column) for column in policy.columns):
+            raise OptionError(
+                f"policy {pid!r} was recorded in sequences (seq_lens): a store cuts them anew from "
+                "single steps; read these with cache='none'"
+            )
+        wanted = None if self.columns is None else self.columns & set(policy.columns)
+        # Of a policy that has no rows, there are no files either.
+        is_empty = self.sealed and not extent.rows
+        return RowTable(
+            RowLayout.of(policy, columns=wanted),
+            capacity=max(extent.rows, 1) if self.sealed else self.capacity,
+            arrays=RamArrays() if is_empty else _Prefixed(self.arrays, f"{pid} "),
+            ring=self.ring,
+            frames=self.frames,
+            extent=extent,
+            sealed=self.sealed,
+            start=self.starts.get(pid, 0),
+        )
+
+
 class StoreRows:
     """Tables, one a policy, that batches are added to.
 
@@ -121,34 +155,28 @@ class StoreRows:
         sealed: bool = False,
         starts: Mapping[str, int] | None = None,
     ) -> None:
+        #: Of all policies; their tables may have other physical names, as those never change.
         self.schema = schema
         self.tables: dict[str, RowTable] = {}
         self._ingests: dict[str, Ingest] = {}
+        #: Policy id -> the columns of its table.
+        self._policies: dict[str, PolicySchema] = {}
+        self._maker = _TableMaker(
+            capacity=capacity,
+            arrays=arrays,
+            ring=ring,
+            frames=frames,
+            columns=columns,
+            sealed=sealed,
+            starts=starts or {},
+        )
         there = filled or Filled()
         for pid, policy in schema.policies.items():
-            if any(is_per_sequence(column) for column in policy.columns):
-                raise OptionError(
-                    f"policy {pid!r} was recorded in sequences (seq_lens): a store cuts them anew from "
-                    "single steps; read these with cache='none'"
-                )
-            wanted = None if columns is None else columns & set(policy.columns)
-            extent = there.extents.get(pid, Extent())
-            self.tables[pid] = RowTable(
-                RowLayout.of(policy, columns=wanted),
-                capacity=max(extent.rows, 1) if sealed else capacity,
-                # Of a policy that has no rows, there are no files either.
-                arrays=RamArrays() if sealed and not extent.rows else _Prefixed(arrays, f"{pid} "),
-                ring=ring,
-                frames=frames,
-                extent=extent,
-                sealed=sealed,
-                start=(starts or {}).get(pid, 0),
-            )
-            self._ingests[pid] = Ingest(self.tables[pid], policy, name=pid)
+            self._add_policy(pid, policy, there.extents.get(pid, Extent()))
         self.joint = schema.multi_agent
         # Policies whose rows do not say that a final observation is missing: of live ones, until one does.
         self._whole = set(schema.policies) if ring else set()
-        #: How often that changed: units that were opened before do not know.
+        #: How often that, or the policies, changed: units that were opened before do not know.
         self.changes = 0
         self._steps = _StepLog(arrays, there.steps)
 
@@ -196,11 +224,12 @@ class StoreRows:
         if not self.joint:
             raise SchemaError("a MultiAgentBatch in a store of SampleBatches: add the batch of one policy")
         unknown = sorted(set(batch) - set(self.tables))
-        if unknown:
+        if unknown and not self._maker.ring:
             raise SchemaError(
-                f"policy {excerpt(unknown[0])} is new: the store has {', '.join(sorted(self.tables))}; "
-                "its policies are those of the first batch: begin with one in which all take part"
+                f"policy {excerpt(unknown[0])} is new: the store has {', '.join(sorted(self.tables))}"
             )
+        if unknown:
+            self._take_in(unknown, batch)
         numbers, count = step_numbers(batch)
         rows: dict[str, tuple[int, int]] = {}
         order, sizes = {}, {}
@@ -216,6 +245,21 @@ class StoreRows:
             sizes[pid] = np.bincount(number, minlength=count)
         start = self._steps.add(order, sizes, count)
         return Piece(rows, (start, count))
+
+    def _add_policy(self, pid: str, policy: PolicySchema, extent: Extent) -> None:
+        self.tables[pid] = self._maker.make(pid, policy, extent)
+        self._ingests[pid] = Ingest(self.tables[pid], policy, name=pid)
+        self._policies[pid] = policy
+
+    def _take_in(self, fresh: Sequence[str], batch: MultiAgentBatch) -> None:
+        """Make tables for policies of a live store that had no part before."""
+        schema = self.schema.extended(batch).with_validity()
+        for pid in fresh:
+            if pid in schema.policies:  # Else it has no columns, and so no rows.
+                self._add_policy(pid, schema.policies[pid], Extent())
+                self._whole.add(pid)
+        self.schema = schema
+        self.changes += 1
 
     def _look_for_missing(self, pid: str, batch: SampleBatch) -> None:
         if pid in self._whole and not np.all(batch.get(Columns.NEXT_OBS_VALID, True)):
@@ -252,7 +296,7 @@ class StoreRows:
 
     def _held(self, pid: str, pieces: Sequence[Piece] | None) -> Held:
         table = self.tables[pid]
-        policy = self.schema.policies[pid]
+        policy = self._policies[pid]
         if pid in self._whole:
             policy = PolicySchema(tuple(x for x in policy.leaves if x.column != Columns.NEXT_OBS_VALID))
         if pieces is None:
@@ -324,9 +368,19 @@ class _StepLog:
             self._chunks.popleft()
         if not self._chunks:
             return Steps({}, {})
-        policies = list(self._chunks[0][0])
-        rows = {pid: np.concatenate([chunk[0][pid] for chunk in self._chunks]) for pid in policies}
-        sizes = {pid: np.concatenate([chunk[1][pid] for chunk in self._chunks]) for pid in policies}
+        policies = list(self._chunks[-1][0])  # The last one has all; the first ones may lack some.
+        counts = [len(next(iter(chunk[1].values()))) for chunk in self._chunks]
+        none = np.empty(0, np.int64)
+        rows = {pid: np.concatenate([own.get(pid, none) for own, _, _ in self._chunks]) for pid in policies}
+        sizes = {
+            pid: np.concatenate(
+                [
+                    own.get(pid, np.zeros(count, np.int64))
+                    for (_, own, _), count in zip(self._chunks, counts, strict=True)
+                ]
+            )
+            for pid in policies
+        }
         base = self._chunks[0][2]
         if spans is not None and spans != [(base, self._next - base)]:
             number = np.concatenate([np.arange(start - base, start - base + count) for start, count in spans])
