@@ -443,7 +443,7 @@ def test_recovery_after_any_shard_ends_the_next_ones_where_the_writer_would_have
     with open_at("whole") as writer:
         _steps(writer, _BATCHES[batches], 25)
     whole = files_of(tmp_path / "whole")
-    for stored in (1, 2, 3, 5):
+    for stored in (1, 5):
         name = f"crashed-{stored}"
         _abandon(lambda name=name: open_at(name), lambda writer, stored=stored: store_few(writer, stored))  # type: ignore[misc]
         assert len(shard_names(tmp_path / name)) == stored
