@@ -29,7 +29,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType, TracebackType
 from typing import (
     TYPE_CHECKING,
@@ -39,7 +39,6 @@ from typing import (
     Protocol,
     Self,
     TypeAlias,
-    TypedDict,
     runtime_checkable,
 )
 
@@ -47,7 +46,6 @@ from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples, copy_into, 
 from rlio.errors import (
     ClosedError,
     EndOfData,
-    LedgerError,
     OptionError,
     PublishError,
     RlioError,
@@ -55,6 +53,7 @@ from rlio.errors import (
     StateError,
     excerpt,
 )
+from rlio.read_options import ReadKeywords, ReadLedger, ReadOptions
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -678,134 +677,3 @@ class IOContext:
     @property
     def _is_remote(self) -> bool:
         return self.worker_index > 0 and self.num_workers > 0
-
-
-class ReadKeywords(TypedDict, total=False):
-    """The keyword options that every reader of stored data takes; see `ReadOptions`."""
-
-    batch_size: int | None
-    epochs: int | None
-    shuffle: bool
-    seed: int | None
-    shard: tuple[int, int]
-    columns: list[str] | None
-    on_error: Literal["raise", "skip"]
-    drop_last: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReadOptions:
-    """How stored data is read.
-
-    Attributes:
-        batch_size: Rows per `sample()`. None: the reader's own size.
-        epochs: Passes over the data; None: endless.
-        shuffle: Whether the order is a seeded permutation, another one each epoch; else as recorded.
-        seed: Seed of the order; None draws one from the OS, logs it and keeps it in the state.
-        shard: (rank, world): read the part of the data that is ``rank``'s out of ``world``.
-        columns: Columns to read; None: all.
-        on_error: What to do with a damaged record: ``"raise"``, or ``"skip"`` it, count it and log it.
-        drop_last: Drop the last batch if it is shorter than asked for.
-    """
-
-    batch_size: int | None = None
-    epochs: int | None = None
-    shuffle: bool = False
-    seed: int | None = None
-    shard: tuple[int, int] = (0, 1)
-    columns: list[str] | None = None
-    on_error: Literal["raise", "skip"] = "raise"
-    drop_last: bool = False
-
-    @classmethod
-    def of(cls, keywords: ReadKeywords, *, reader: str) -> ReadOptions:
-        """Check ``keywords`` of the class named ``reader`` and give the options."""
-        known = [f.name for f in fields(cls)]
-        for name in keywords:
-            if name not in known:
-                raise OptionError(f"{reader} has no option {name!r}; it takes {', '.join(known)}")
-        return cls(**keywords)
-
-    def __post_init__(self) -> None:
-        for name, least, what in (
-            ("batch_size", 1, "a number of rows, at least 1, or None"),
-            ("epochs", 1, "a whole number, at least 1, or None for endless"),
-            ("seed", 0, "a whole number, 0 or more, or None"),
-        ):
-            value = getattr(self, name)
-            if value is not None and not (_is_whole(value) and value >= least):
-                raise OptionError(f"{name}={excerpt(value)}: {what}")
-        for name in ("shuffle", "drop_last"):
-            if not isinstance(getattr(self, name), bool):
-                raise OptionError(f"{name}={excerpt(getattr(self, name))}: True or False")
-        match self.shard:
-            case (rank, world) if _is_whole(rank) and _is_whole(world) and 0 <= rank < world:
-                pass
-            case _:
-                raise OptionError(f"shard={excerpt(self.shard)}: (rank, world) with 0 <= rank < world")
-        names = self.columns
-        if names is not None and (isinstance(names, str) or not all(isinstance(x, str) for x in names)):
-            raise OptionError(f"columns={excerpt(names)}: a list of names, or None for all columns")
-        if self.on_error not in ("raise", "skip"):
-            raise OptionError(f"on_error={excerpt(self.on_error)}: 'raise' or 'skip'")
-        if self.drop_last and self.batch_size is None:
-            raise OptionError("drop_last=True needs batch_size: without one, no batch is short")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReadLedger:
-    """What became of the rows that a reader came across: ``expected = served + skipped + dropped``.
-
-    All are rows, of every policy, counted from where the reader began or was last restored. The ledgers of
-    several ranks add up to that of one reader.
-
-    Attributes:
-        expected: Rows that the shards' names and footers say there are; of files that do not say it, those of
-            the records that were read. What was read ahead is not among them yet.
-        served: Rows in the batches that were given.
-        skipped: Rows that are missing or damaged, with ``on_error="skip"``; in each epoch anew. A damaged
-            record of a file that does not say its rows is not among them: it is in the reader's `skipped`.
-        dropped: Rows of a last batch that ``drop_last`` dropped, or that an ``out`` or a writer did not take.
-        trimmed: Rows that were gone on purpose, and are not expected.
-    """
-
-    expected: int = 0
-    served: int = 0
-    skipped: int = 0
-    dropped: int = 0
-    trimmed: int = 0
-
-    def plus(self, **rows: int) -> ReadLedger:
-        """A ledger with more rows under the given names."""
-        return replace(self, **{name: getattr(self, name) + more for name, more in rows.items()})
-
-    def __add__(self, other: ReadLedger) -> ReadLedger:
-        """Rows of both, such as those of several ranks or sources."""
-        return self.plus(**{name: getattr(other, name) for name in _LEDGER_NAMES})
-
-    def over(self, child: ReadLedger) -> ReadLedger:
-        """This ledger, of a reader that wraps another, with what never came out of that one."""
-        lost = child.skipped + child.dropped
-        return self.plus(expected=lost, skipped=child.skipped, dropped=child.dropped, trimmed=child.trimmed)
-
-    def check(self, uri: str) -> None:
-        """Raise where rows are lost or doubled on the way.
-
-        Raises:
-            LedgerError: The numbers do not add up.
-        """
-        found = self.served + self.skipped + self.dropped
-        if found != self.expected:
-            raise LedgerError(
-                f"{self.expected} rows were expected, but {found} were accounted for ({self.served} served, "
-                f"{self.skipped} skipped, {self.dropped} dropped): this is a bug of rlio, please report it",
-                uri=uri,
-            )
-
-
-_LEDGER_NAMES = tuple(field.name for field in fields(ReadLedger))
-
-
-def _is_whole(value: object) -> bool:
-    """Whether ``value`` counts something: an integer, NumPy's included, and no bool."""
-    return hasattr(value, "__index__") and not isinstance(value, bool)

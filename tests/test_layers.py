@@ -30,6 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "rlio.tensors",
     ),
     ("rlio.actions",),
+    ("rlio.read_options",),
     ("rlio.interfaces",),
     ("rlio.schemas",),
     ("rlio.storage",),
