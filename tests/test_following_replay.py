@@ -525,7 +525,8 @@ def test_a_state_resumes_at_every_batch_with_each_row_once() -> None:
     states = []
     with replay_of(root, **options) as replay:
         for _ in replay:
-            states.append((json.dumps(replay.state_dict()), in_ring(replay), replay.counters))
+            with replay._feed.changed:  # All three of one moment: rows are put in meanwhile.
+                states.append((json.dumps(replay.state_dict()), in_ring(replay), replay.counters))
         end = replay.counters
         assert in_ring(replay) == every_row(ROWS)
     assert len(states) > 30
