@@ -196,7 +196,7 @@ def test_killed_writers_and_followers_go_on_with_each_row_once(tmp_path: Path, s
             until(lambda label=label: tallies[label + 10].attempted > 0)
             until((tmp_path / "state").exists)
             time.sleep(order.uniform(0, 0.1))
-            # Behind the second kill every writer may have closed by now: then the next learner ends once more.
+            # Behind the second kill every writer may have closed: then the next learner ends once more.
             kill(learner, may_have_ended=label == 1)
             learner = fork(learn, root, tmp_path)
         for pid in alive.values():
