@@ -34,7 +34,8 @@ def in_c_order(values: NDArray[Any]) -> NDArray[Any]:
     """The same values with the last axis densest in memory, as `numpy.ascontiguousarray` gives them.
 
     Where these are stacks whose frames lie one after the other, as readers give them, and OpenCV is installed
-    (`pip install 'rlio[atari]'`), it takes about a twentieth of NumPy's time.
+    (`pip install 'rlio[atari]'`), it takes a sixteenth of NumPy's time (256 stacks of 4 x 84 x 84
+    bytes).
 
     Args:
         values: Shape (rows, *frame, depth) for that; any array will do.
