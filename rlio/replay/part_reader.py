@@ -1,7 +1,7 @@
-"""One task's part of a data set, read a row group at a time; and how a data set is cut into parts.
+"""A part of a data set as Arrow tables, read a row group at a time; and how a data set is cut into parts.
 
 A part is a range of rows of each of some writers, so that it means the same rows whatever is compacted,
-collected or written meanwhile. Nothing here needs Ray.
+collected or written meanwhile. Exports read a data set as one part, Ray Data one part a task.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.columns import DEFAULT_POLICY_ID, Columns
 from rlio.dataset import Dataset, common_columns
-from rlio.distributed.blocks import WRITER, BlockColumn, Layout, to_table
 from rlio.errors import HoleError, MissingColumn, OptionError, SchemaError, excerpt
 from rlio.interfaces import Batch, ReadOptions
+from rlio.replay.arrow_tables import WRITER, Layout, TableColumn, to_table
 from rlio.replay.filter_pushdown import is_ruled_out
 from rlio.replay.filters import RowFilter
 from rlio.replay.segment_reader import (
@@ -103,7 +103,7 @@ class Plan:
         """
         for name in names:
             if name not in self.layout.names:
-                raise MissingColumn(f"the blocks have only {', '.join(self.layout.names)}", column=name)
+                raise MissingColumn(f"the table has only {', '.join(self.layout.names)}", column=name)
         layout = self.layout.only(names)
         # A table without columns would have no rows either: Ray counts them by one, and drops it.
         if not layout.columns:
@@ -155,7 +155,7 @@ def plan_of(
         what = "sequences (seq_lens)" if counting.unit == "sequences" else "joint steps of several agents"
         hint = "leave it out" if counting.unit == "sequences" else "name one policy="
         raise OptionError(
-            f"filter chooses among rows, and the data has {what}: {hint}, or use Dataset.filter of Ray",
+            f"filter chooses among rows, and the data has {what}: {hint}, and filter the result",
             uri=dataset.uri,
         )
     pids = [policy] if policy is not None else policies or [DEFAULT_POLICY_ID]
@@ -182,7 +182,7 @@ def plan_of(
     if writers:
         if WRITER in layout.logical:
             raise OptionError("writers=True: the data has a column '_writer' already", uri=dataset.uri)
-        layout = replace(layout, columns=(*layout.columns, BlockColumn(WRITER, WRITER, (), "<U", ())))
+        layout = replace(layout, columns=(*layout.columns, TableColumn(WRITER, WRITER, (), "<U", ())))
     return Plan(
         options=chosen,
         layout=layout,
@@ -203,7 +203,7 @@ def _with_steps(dataset: Dataset, wanted: list[str]) -> list[str]:
 
 def _layout(schemas: list[Schema], pid: str, options: GroupOptions) -> Layout:
     """The columns of a policy, as batches have them in which all schemas are filled up alike."""
-    columns: dict[str, tuple[BlockColumn, ...]] = {}
+    columns: dict[str, tuple[TableColumn, ...]] = {}
     for schema in schemas:
         if pid in schema.policies:
             of = Layout.of_schema(schema, pid)
@@ -217,7 +217,7 @@ def _layout(schemas: list[Schema], pid: str, options: GroupOptions) -> Layout:
     )
     if lacks_next:  # Which of them are filled is said, as `rlio.schemas.filling.Filling` does.
         valid = Columns.NEXT_OBS_VALID
-        columns.setdefault(valid, (BlockColumn(valid, valid, (), "|b1", ()),))
+        columns.setdefault(valid, (TableColumn(valid, valid, (), "|b1", ()),))
     return Layout(tuple(column for found in columns.values() for column in found))
 
 
@@ -233,7 +233,7 @@ def _shared_layout(layouts: dict[str, Layout], *, joint: bool, uri: str) -> Layo
         if unlike:
             names = excerpt(sorted({column.name for column in unlike}))
             raise SchemaError(
-                f"policies {first!r} and {pid!r} differ in {names}, and a block has one type a column: name "
+                f"policies {first!r} and {pid!r} differ in {names}, and a table has one type a column: name "
                 "one policy=, or columns=[...] that they share",
                 uri=uri,
                 column=min(c.name for c in unlike),
@@ -313,7 +313,7 @@ class PartReader:
     rows: Sequence[Rows]
 
     def tables(self) -> Iterator[pa.Table]:
-        """The rows as blocks; one without rows where there are none."""
+        """The rows as tables; one without rows where there are none."""
         empty = True
         for batch in self.batches():
             empty = False
