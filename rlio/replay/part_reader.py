@@ -188,7 +188,9 @@ def plan_of(
         layout=layout,
         policy=policy,
         row_filter=row_filter,
-        filter_options=_filter_options(dataset, row_filter, options, missing),
+        filter_options=chosen
+        if row_filter is None
+        else _filter_options(dataset, row_filter, options, missing),
         schemas=schemas,
         writers=writers,
         row_bytes=max((schema.row_bytes for schema in schemas.values()), default=1),
@@ -244,10 +246,10 @@ def _shared_layout(layouts: dict[str, Layout], *, joint: bool, uri: str) -> Layo
 
 
 def _filter_options(
-    dataset: Dataset, row_filter: RowFilter | None, options: ReadOptions, missing: Missing
+    dataset: Dataset, row_filter: RowFilter, options: ReadOptions, missing: Missing
 ) -> GroupOptions:
     """What is read of each group to find the rows that a filter lets pass."""
-    if row_filter is None or row_filter.columns is None:
+    if row_filter.columns is None:
         columns = None
     else:
         columns = list(row_filter.columns)
@@ -351,8 +353,11 @@ class PartReader:
             if listing is None:
                 dataset = dataset.refresh()
             self._check(dataset)
-            reader = self._reader(dataset, self.plan.options, given_up)
-            search = self._reader(dataset, self.plan.filter_options, given_up)
+            # Known already: else each task would read the files of all of them.
+            vars(dataset)["schemas"] = dict(self.plan.schemas)
+            options, searched = self.plan.options, self.plan.filter_options
+            reader = SegmentReader(dataset, options, counting_of(dataset, options.columns), given_up=given_up)
+            search = reader.with_options(searched, counting_of(dataset, searched.columns))
             try:
                 for segment in dataset.segments:
                     for span in reader.spans(segment):
@@ -380,11 +385,6 @@ class PartReader:
             dataset.check_complete()
         for where, rows in dataset.lost_rows():
             logger.warning("skipped %d rows of %s, which are missing: %s", rows, dataset.uri, where)
-
-    def _reader(self, dataset: Dataset, options: GroupOptions, given_up: set[str]) -> SegmentReader:
-        # Known already: else each task would read the files of all of them.
-        vars(dataset)["schemas"] = dict(self.plan.schemas)
-        return SegmentReader(dataset, options, counting_of(dataset, options.columns), given_up=given_up)
 
     def _of_span(
         self, reader: SegmentReader, segment: Segment, span: Span, chosen: NDArray[np.int64] | None
