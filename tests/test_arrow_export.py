@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pyarrow.dataset
 import pytest
 from golden_data import cartpole_like, frames, sequences
 from stored_batches import files, fresh_root, group_bytes, load, numbered, put, remove, store
@@ -319,6 +320,15 @@ def test_duckdb_reads_a_stream() -> None:
     assert duckdb.sql("SELECT count(*), count(new_obs), sum(t) FROM reader").fetchall() == [
         (120, 120, 2 * int(cartpole_like()["t"].sum()))
     ]
+
+
+def test_a_stream_becomes_ordinary_parquet_files_of_which_each_row_has_its_new_obs(tmp_path: Path) -> None:
+    for make in (cartpole_like, frames):
+        data = rlio.open_dataset(store(make()))
+        folder = tmp_path / make.__name__
+        pyarrow.dataset.write_dataset(data.to_arrow_batches(), folder, format="parquet")
+        column = pyarrow.dataset.dataset(folder).to_table()["new_obs"]
+        assert column.to_pylist() == make()["new_obs"].tolist()
 
 
 def test_without_rows_there_are_columns_and_without_writers_none() -> None:

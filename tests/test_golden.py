@@ -12,11 +12,13 @@ from golden_data import DATA_SETS
 from stored_batches import assert_identical, load
 
 import rlio
+from rlio.errors import SchemaError
 from rlio.maintenance.compact import compact
 from rlio.maintenance.gc import gc
 from rlio.maintenance.repair import repair
 from rlio.maintenance.trim import trim
 from rlio.maintenance.verify import verify
+from rlio.nested import leaves
 from rlio.writers.recovery import recover
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -126,6 +128,10 @@ def test_shards_of_both_versions_in_one_root_are_read_by_all_readers(both: tuple
         assert_identical(rlio.concat_samples(list(following)), expected)
     for policy, columns in data.columns.items():
         own = expected[policy] if isinstance(expected, rlio.MultiAgentBatch) else expected
+        table = data.to_arrow(policy=policy)
+        assert table["eps_id"].to_pylist() == own["eps_id"].tolist()
+        for path, values in leaves(own["new_obs"]):
+            assert table["/".join(("new_obs", *path))].to_pylist() == values.tolist()
         with rlio.DatasetReader(root, epochs=1, policy=policy, cache="memory", shuffle=False) as reader:
             found = rlio.concat_samples(list(reader))
         if isinstance(found, rlio.MultiAgentBatch):
@@ -169,6 +175,26 @@ def test_a_live_store_that_was_saved_by_the_version_before_is_loaded(
     rows = [row_of[key] for key in zip(found["eps_id"].tolist(), found["t"].tolist(), strict=True)]
     assert len(set(rows)) > 80
     assert_identical(found, both[np.array(rows)])
+
+
+def test_a_column_of_a_user_that_was_called_new_obs_in_private_before_stays_itself(tmp_path: Path) -> None:
+    """Since then it is the physical name of another column, and refused."""
+    own = rlio.SampleBatch(obs=[1.0, 2.0], new_obs=[2.0, 3.0], _new_obs=[7.0, 8.0], eps_id=[1, 1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rlio.schemas.schema.RESERVED", frozenset())
+        _write_as_before(tmp_path, [own], writer_id="w00001-00000000")
+    later = rlio.SampleBatch(obs=[5.0], new_obs=[6.0], eps_id=[2])
+    _write(tmp_path, [later], writer_id="w00000-00000000")
+    _write(tmp_path, [later], writer_id="w00002-00000000")
+    for options in ({"cache": "none"}, {"cache": "memory"}, {"cache": "disk"}):
+        found = load(str(tmp_path), missing="fill", **options)
+        assert found["new_obs"].tolist() == [6.0, 2.0, 3.0, 6.0]
+        assert found["_new_obs"].tolist() == [0.0, 7.0, 8.0, 0.0]
+    table = rlio.open_dataset(tmp_path).to_arrow(missing="fill")
+    assert table["new_obs"].to_pylist() == [6.0, 2.0, 3.0, 6.0]
+    assert table["_new_obs"].to_pylist() == [0.0, 7.0, 8.0, 0.0]
+    with pytest.raises(SchemaError):
+        _write(tmp_path, [own])
 
 
 def test_shards_of_both_versions_are_looked_after_in_one_root(both: tuple[Path, list[Any]]) -> None:
