@@ -153,9 +153,9 @@ def plan_of(
         row_filter = None
     if row_filter is not None and (counting.unit == "sequences" or (joint and policy is None)):
         what = "sequences (seq_lens)" if counting.unit == "sequences" else "joint steps of several agents"
-        hint = "leave it out" if counting.unit == "sequences" else "name one policy="
+        hint = "leave filter= out, and" if counting.unit == "sequences" else "name one policy=, or"
         raise OptionError(
-            f"filter chooses among rows, and the data has {what}: {hint}, and filter the result",
+            f"filter chooses among rows, and the data has {what}: {hint} filter the result",
             uri=dataset.uri,
         )
     pids = [policy] if policy is not None else policies or [DEFAULT_POLICY_ID]
