@@ -203,8 +203,7 @@ class RolloutWorker(InputReader):
         made_by: dict[str, Any] = {"policy": names}
         if self.runner is None:
             return made_by
-        seeds = {} if isinstance(self.runner, ExternalRunner) else self.runner.seeds
-        made_by |= {"env": self.runner.env_id, "seed": seeds.get("seed")}
+        made_by |= {"env": self.runner.env_id, "seed": self.runner.seeds["seed"]}
         # What was preprocessed is not to be preprocessed again by whoever reads it.
         return made_by | ({"observations": "preprocessed"} if self.rollout.observation_connectors else {})
 

@@ -214,7 +214,7 @@ def test_episodes_that_are_not_for_training_leave_no_rows() -> None:
         assert not len(runner.run(40))
     with pytest.raises(EndOfData):
         runner.run(1)
-    assert runner.episodes.rows_dropped == 80
+    assert runner.episodes.progress.dropped == 80
     metrics = runner.get_metrics().summarise()
     assert metrics["episode_len_mean"] == 4
     runner.stop()

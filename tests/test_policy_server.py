@@ -329,6 +329,43 @@ def test_rows_that_do_not_fit_are_their_senders_error_not_the_learners(
     assert batch["unroll_id"].tolist() == [0] * 3 + [1] * 3
 
 
+def test_a_restored_seeded_server_repeats_no_episode_id_and_no_unroll_id(served: Any) -> None:
+    """A server that is started anew with the seed of the one before: remote episodes, and reported rows."""
+    config = RolloutConfig(rollout_fragment_length=3)
+    found: list[SampleBatch] = []
+    state = None
+    for _ in range(2):
+        server = served(seed=3, config=config)
+        client = PolicyClient(server.url, server.token)
+        name = client.start_episode()
+        if state is not None:
+            server.load_state_dict(state)
+        playing = in_thread(lambda c=client, n=name: [c.get_action(n, [0.0, float(t)]) for t in range(4)])
+        found.append(server.sample())
+        server.answer("report_samples", batch_to_bytes(rows(1)))
+        found.append(server.sample())
+        state = json.loads(json.dumps(server.state_dict()))
+        playing.join(5)
+        client.close()
+    assert len({int(batch["eps_id"][0]) for batch in (found[0], found[2])}) == 2
+    ids = np.concatenate([batch["unroll_id"] for batch in found]).tolist()
+    assert len(set(ids)) == 4
+
+
+def in_thread(call: Callable[[], Any]) -> threading.Thread:
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_rows_that_were_reported_and_not_sampled_are_told_in_the_state(served: Any) -> None:
+    server = served()
+    server.answer("report_samples", batch_to_bytes(rows(1)))
+    state = server.state_dict()
+    assert state["position"]["runner"]["timesteps"] == 3
+    assert state["position"]["runner"]["steps_dropped"] == 3
+
+
 def test_a_report_that_is_sent_twice_is_taken_once(served: Any) -> None:
     server = served()
     for number, report in enumerate(["a", "a", None, None, "b", "a"]):

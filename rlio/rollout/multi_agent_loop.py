@@ -25,6 +25,7 @@ from rlio.rollout.callbacks import Callbacks, RunningEpisode, overridden
 from rlio.rollout.config import RolloutConfig
 from rlio.rollout.metrics import MetricsCollector, PerfCounters
 from rlio.rollout.multi_agent_envs import MultiAgentEnvs
+from rlio.rollout.progress import Progress
 
 __all__ = ["MultiAgentLoop", "PlayedEpisode"]
 
@@ -85,6 +86,7 @@ class MultiAgentLoop:
         config: How.
         callbacks: Told of episodes.
         metrics: Told of what is counted.
+        progress: Counts rows that are opened, and rows that will never be handed out.
         new_id: Gives an episode its id.
         runner: What callbacks get as ``runner``.
         worker_index: Of the runner.
@@ -93,8 +95,7 @@ class MultiAgentLoop:
         playing: Environment -> the episode that runs there.
         over: Episodes that have ended and were not handed out, in the order of their ends.
         fresh: Steps of environments that were not handed out, those of failed episodes left out.
-        timesteps: Rows opened so far.
-        rows_dropped: Rows that were opened and will never be handed out.
+        env_steps: Steps of environments so far.
         late_rewards: Sum of the rewards that came when the row to which they belong was gone.
         explore: Whether policies explore.
         at_random: Whether actions are drawn uniformly.
@@ -108,6 +109,7 @@ class MultiAgentLoop:
         config: RolloutConfig,
         callbacks: Callbacks,
         metrics: MetricsCollector,
+        progress: Progress,
         new_id: Callable[[], int],
         runner: Any = None,
         worker_index: int = 0,
@@ -117,8 +119,7 @@ class MultiAgentLoop:
         self.playing: dict[int, PlayedEpisode] = {}
         self.over: list[PlayedEpisode] = []
         self.fresh = 0
-        self.timesteps = 0
-        self.rows_dropped = 0
+        self.env_steps = 0
         self.late_rewards = 0.0
         self.explore = config.explore
         self.at_random = False
@@ -126,6 +127,7 @@ class MultiAgentLoop:
         self._callbacks = callbacks
         self._hooks = overridden(callbacks)
         self._metrics = metrics
+        self._progress = progress
         self._new_id = new_id
         self._runner = runner
         self._worker_index = worker_index
@@ -162,7 +164,7 @@ class MultiAgentLoop:
         self.fresh = 0
 
     def _count_dropped(self, rows: int) -> None:
-        self.rows_dropped += rows
+        self._progress.dropped += rows
         if rows:
             self._metrics.rows_dropped(rows)
 
@@ -241,10 +243,10 @@ class MultiAgentLoop:
                 envs,
                 explore=self.explore,
                 at_random=self.at_random,
-                timestep=self.timesteps,
+                timestep=self.env_steps,
             )
             perf.lap(PerfCounters.INFERENCE)
-            self.timesteps += len(acted)
+            self._progress.timesteps += len(acted)
             for agent, action in acted:
                 actions.setdefault(agent.episode.env_index, {})[agent.id_] = action
         perf.lap(PerfCounters.ACTION_PROCESSING)
@@ -274,6 +276,7 @@ class MultiAgentLoop:
         episode.rows.t += 1
         episode.fresh += 1
         self.fresh += 1
+        self.env_steps += 1
         episode.shown.length = episode.rows.t
         if step.rewards:
             self._reward(episode, step.rewards)
@@ -436,7 +439,7 @@ class MultiAgentLoop:
         for group in self.groups.values():
             group.forget_env(index)
             rows += self._forget_rows(group, group.rows.integers(EPISODE) == episode.number)
-        self.rows_dropped += rows
+        self._progress.dropped += rows
         self.fresh -= episode.fresh
         _release(episode)
         del self.playing[index]

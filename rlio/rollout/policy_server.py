@@ -251,7 +251,10 @@ class PolicyServerInput(InputReader):
         return self.runner.get_metrics()
 
     def _position(self) -> JsonState:
-        return {"runner": self.runner.state_dict()}
+        runner = self.runner.state_dict()
+        with self.runner.episodes.changed:
+            runner["steps_dropped"] += self._reported.rows
+        return {"runner": runner}
 
     def _seek(self, position: JsonState) -> None:
         self.runner.load_state_dict(position["runner"])
@@ -320,7 +323,7 @@ class PolicyServerInput(InputReader):
             self._check_open()
             batch[Columns.UNROLL_ID] = episodes.unroll_ids(batch[Columns.EPS_ID])
             if reported.add(batch, report_id):
-                episodes.timesteps += len(batch)
+                episodes.progress.timesteps += len(batch)
                 episodes.changed.notify_all()
 
     def _has_room(self) -> bool:
