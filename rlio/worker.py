@@ -159,6 +159,7 @@ class RolloutWorker(InputReader):
                     place=self._place,
                 )
                 opened.callback(self.runner.stop)
+                self.group.count_steps = self._env_steps
             hears = "on_sample_end" in overridden(self.callbacks)
             self._inputs = WorkerInput(
                 self.runner,
@@ -426,8 +427,11 @@ class RolloutWorker(InputReader):
             if global_vars is not None:
                 self.group.set_global_vars(global_vars)
 
+    def _env_steps(self) -> int:
+        return 0 if self.runner is None else self.runner.env_steps
+
     def get_global_vars(self) -> GlobalVars:
-        """What all workers share, as known here."""
+        """What all workers share, as known here: ``timestep`` is at least what this one has sampled."""
         return self.group.get_global_vars()
 
     def set_global_vars(self, global_vars: GlobalVars, policy_ids: Collection[str] | None = None) -> None:

@@ -25,6 +25,7 @@ from rlio import (
     concat_samples,
 )
 from rlio.errors import ClosedError, EndOfData, EnvError, OptionError, SchemaError
+from rlio.policies.weights import GlobalVars
 from rlio.rollout.policy_protocol import batch_from_bytes, batch_to_bytes, from_json, to_json
 from rlio.rollout.policy_server import ServerLimits
 
@@ -364,6 +365,27 @@ def test_rows_that_were_reported_and_not_sampled_are_told_in_the_state(served: A
     state = server.state_dict()
     assert state["position"]["runner"]["timesteps"] == 3
     assert state["position"]["runner"]["steps_dropped"] == 3
+
+
+def test_clients_with_local_inference_get_the_steps_of_all_of_them_with_the_weights(served: Any) -> None:
+    """Each client's schedules went by its own steps."""
+    server = served()
+    policies = [RandomPolicy(), RandomPolicy()]
+    clients = [
+        PolicyClient(server.url, server.token, inference_mode="local", policy=policy) for policy in policies
+    ]
+    for client in clients:
+        name = client.start_episode()
+        for t in range(3):
+            client.get_action(name, [0.0, float(t)])
+        client.end_episode(name)
+    clients[0].update_policy_weights()
+    assert [policy.global_vars.timestep for policy in policies] == [6, 0]
+    server.policy.on_global_var_update(GlobalVars(100))
+    clients[1].update_policy_weights()
+    assert policies[1].global_vars.timestep == 100
+    for client in clients:
+        client.close()
 
 
 def test_a_report_that_is_sent_twice_is_taken_once(served: Any) -> None:

@@ -148,7 +148,7 @@ class DQN(TorchPolicy):
         with torch.inference_mode():
             values = self.forward(obs)
             greedy = values.argmax(-1)
-            # Of several workers, each knows its own steps, and now and then the sum of all.
+            # A runner knows its own steps; the sum of all workers comes with weights.
             epsilon = self.epsilon(max(timestep, self.global_vars.timestep)) if explore else 0.0
             actions = greedy
             if epsilon:

@@ -183,7 +183,8 @@ class Policy(ABC):
             state: What the last call returned for the same environments, or `initial_state`.
             explore: Whether to try things out.
             inputs: N rows of `input_columns`; None if there are none.
-            timestep: Steps sampled so far, for schedules.
+            timestep: Environment steps that the runner has sampled so far, for schedules. Of several workers,
+                `global_vars` has the sum, as of the last weights.
 
         Returns:
             Actions, (N, *shape of the space), nested as the space is; the next state; and columns to record,
@@ -215,7 +216,8 @@ class Policy(ABC):
             state: What the last call returned; () at the start of an episode.
             explore: Whether to try things out.
             inputs: One row of `input_columns`; None if there are none.
-            timestep: Steps sampled so far, for schedules.
+            timestep: Environment steps that the runner has sampled so far, for schedules. Of several workers,
+                `global_vars` has the sum, as of the last weights.
 
         Returns:
             The action, the next state, and the columns' values, all without a leading dimension.
@@ -279,7 +281,10 @@ class Policy(ABC):
         )
 
     def on_global_var_update(self, global_vars: GlobalVars) -> None:
-        """Take note of what all workers share, for schedules; kept in `global_vars`."""
+        """Take note of what all workers share, for schedules; kept in `global_vars`.
+
+        Called when others say it (`RolloutWorker.set_global_vars`), and before the policy learns.
+        """
         self.global_vars = global_vars
 
     # ---- learning ----

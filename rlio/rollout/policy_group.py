@@ -70,6 +70,7 @@ class PolicyGroup:
         policies: The policies.
         policy_mapping_fn: As given, or set since.
         num_grad_updates: How often each policy has learned.
+        count_steps: Gives the environment steps that the worker has sampled itself.
 
     Raises:
         OptionError: ``policies_to_train`` names an unknown policy, or something is no function.
@@ -86,7 +87,9 @@ class PolicyGroup:
         self.policies = policies
         self.policy_mapping_fn: MappingFn | None = None
         self.num_grad_updates: Counter[str] = Counter()
-        self.timestep = 0
+        self.count_steps: Callable[[], int] = lambda: 0
+        #: What others said: the steps of all workers.
+        self._timestep = 0
         self._callbacks = callbacks if callbacks is not None else Callbacks()
         self._hooks = overridden(self._callbacks)
         self._to_train: frozenset[str] | Callable[[str, Batch | None], bool] | None = None
@@ -327,6 +330,8 @@ class PolicyGroup:
         with self._held(policy_id) as policy:
             if "on_learn_on_batch" in self._hooks:
                 self._callbacks.on_learn_on_batch(policy=policy, train_batch=rows, result=result)
+            if policy.global_vars.timestep < self.timestep:
+                policy.on_global_var_update(self.get_global_vars())
             stats = policy.learn_on_batch(rows)
         self.num_grad_updates[policy_id] += 1
         return {**stats, **result, _UPDATES: self.num_grad_updates[policy_id]}
@@ -409,6 +414,11 @@ class PolicyGroup:
                 taken.append(update_weights(policy, own, weights_seq_no))
         return any(taken)
 
+    @property
+    def timestep(self) -> int:
+        """Environment steps that all workers have sampled, as far as it is known here."""
+        return max(self._timestep, self.count_steps())
+
     def get_global_vars(self) -> GlobalVars:
         """What all workers share, as known here."""
         return GlobalVars(self.timestep, {each: self.num_grad_updates[each] for each in self.policies})
@@ -421,7 +431,7 @@ class PolicyGroup:
         """
         chosen = list(self.policies) if policy_ids is None else list(policy_ids)
         self._check_known(chosen)
-        self.timestep = global_vars.timestep
+        self._timestep = global_vars.timestep
         for policy_id, updates in global_vars.num_grad_updates_per_policy.items():
             if policy_id in self.policies:
                 self.num_grad_updates[policy_id] = updates

@@ -62,6 +62,7 @@ from rlio.rollout.metrics import RolloutMetrics
 from rlio.rollout.policy_protocol import (
     PREFIX,
     REPORT_ID,
+    TIMESTEP,
     WEIGHTS_SEQ_NO,
     batch_from_bytes,
     from_json,
@@ -332,9 +333,11 @@ class PolicyServerInput(InputReader):
     def _weights(self) -> tuple[str, bytes, dict[str, str]]:
         with self.weights_lock:
             weights, version = self.policy.get_weights(), self.policy.weights_seq_no
+        steps = max(self.runner.env_steps, self.policy.global_vars.timestep)
         buffer = io.BytesIO()
         np.savez(buffer, **weights)  # type: ignore[arg-type]  # The stub takes the keywords for allow_pickle.
-        return "application/octet-stream", buffer.getvalue(), {WEIGHTS_SEQ_NO: str(version)}
+        headers = {WEIGHTS_SEQ_NO: str(version), TIMESTEP: str(steps)}
+        return "application/octet-stream", buffer.getvalue(), headers
 
 
 class _Elsewhere(ExternalEnv):
