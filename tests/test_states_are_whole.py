@@ -89,7 +89,7 @@ def test_a_state_that_does_not_fit_changes_nothing(make: Any, path: str) -> None
 
 @pytest.mark.parametrize("make", [one_agent, two_agents])
 def test_rows_after_the_save_and_rows_after_the_restore_share_no_unroll_id(make: Any) -> None:
-    """A run that crashes some time after its last save goes on from it: both kinds of rows are in its data set."""
+    """A run that crashes after its last save goes on from there: both kinds of rows are in its data set."""
     ours, restored = make(1), make(1)
     state = ours.state_dict()
     after_the_save = unrolls(ours.run())
