@@ -292,7 +292,7 @@ class RolloutWorker(InputReader):
         """
         if policy_id == DEFAULT_POLICY_ID and isinstance(self.runner, EnvRunner | ExternalRunner):
             raise OptionError(f"{policy_id!r} acts in the worker's environment: it cannot be removed")
-        with self._not_acting():
+        with self._not_sampling():
             self.group.remove(policy_id)
         self._remap(policy_mapping_fn, policies_to_train)
 
@@ -317,7 +317,7 @@ class RolloutWorker(InputReader):
         """
         if policy_mapping_fn is not None and isinstance(self.runner, EnvRunner | ExternalRunner):
             raise OptionError("policy_mapping_fn says who acts for which agent, but there is one agent")
-        with self._not_acting():
+        with self._not_sampling():
             self.group.set_policy_mapping_fn(policy_mapping_fn)
             self._tell_mapping()
 
@@ -345,17 +345,16 @@ class RolloutWorker(InputReader):
         """See `PolicyGroup.foreach_policy_to_train`."""
         return self.group.foreach_policy_to_train(func, **kwargs)
 
-    # ---- learning ----
-
-    def _not_acting(self) -> AbstractContextManager[object]:
-        """Keeps a sampler that runs ahead from using policies meanwhile."""
+    def _not_sampling(self) -> AbstractContextManager[object]:
+        """Keeps a sampler that runs ahead from stepping while it changes which policies act."""
         ahead = self._inputs.ahead
         return nullcontext() if ahead is None else ahead.lock
 
+    # ---- learning ----
+
     def learn_on_batch(self, batch: Batch) -> dict[str, Any]:
         """Let the policies learn on ``batch``; see `PolicyGroup.learn_on_batch`."""
-        with self._not_acting():
-            return self.group.learn_on_batch(batch)
+        return self.group.learn_on_batch(batch)
 
     def sample_and_learn(
         self,
@@ -380,25 +379,22 @@ class RolloutWorker(InputReader):
         updates = sum(self.group.num_grad_updates.values())
         # Another order each time, and after a restore the ones that would have come.
         order = np.random.SeedSequence(self._entropy, spawn_key=(self._place.worker_index, _SGD, updates))
-        with self._not_acting():
-            stats = self.group.do_minibatch_sgd(
-                batch,
-                seed=np.random.default_rng(order),
-                num_sgd_iter=num_sgd_iter,
-                sgd_minibatch_size=sgd_minibatch_size,
-                standardize_fields=standardize_fields,
-            )
+        stats = self.group.do_minibatch_sgd(
+            batch,
+            seed=np.random.default_rng(order),
+            num_sgd_iter=num_sgd_iter,
+            sgd_minibatch_size=sgd_minibatch_size,
+            standardize_fields=standardize_fields,
+        )
         return stats, batch.count
 
     def compute_gradients(self, batch: Batch) -> tuple[dict[str, Any], dict[str, Any]]:
         """Gradients, and what was measured; see `PolicyGroup.compute_gradients`."""
-        with self._not_acting():
-            return self.group.compute_gradients(batch)
+        return self.group.compute_gradients(batch)
 
     def apply_gradients(self, gradients: Mapping[str, Any]) -> None:
         """Improve by gradients; see `PolicyGroup.apply_gradients`."""
-        with self._not_acting():
-            self.group.apply_gradients(gradients)
+        self.group.apply_gradients(gradients)
 
     def get_weights(
         self, policies: Collection[str] | None = None, *, inference_only: bool = False
@@ -422,10 +418,9 @@ class RolloutWorker(InputReader):
                 the version stays.
             global_vars: See `set_global_vars`.
         """
-        with self._not_acting():
-            self.group.set_weights(weights, weights_seq_no)
-            if global_vars is not None:
-                self.group.set_global_vars(global_vars)
+        self.group.set_weights(weights, weights_seq_no)
+        if global_vars is not None:
+            self.group.set_global_vars(global_vars)
 
     def _env_steps(self) -> int:
         return 0 if self.runner is None else self.runner.env_steps
@@ -604,7 +599,7 @@ class RolloutWorker(InputReader):
         if counted:
             Counts.from_state(state["metrics"])
         with ExitStack() as undo:
-            with self._not_acting():
+            with self._not_sampling():
                 undo.callback(self._tell_mapping)
                 undo.callback(self.group.set_state(state))
                 self._tell_mapping()

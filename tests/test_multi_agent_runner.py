@@ -19,6 +19,8 @@ from rlio.connectors.mean_std import MeanStdFilter
 from rlio.envs.multi_agent import MultiAgentEnv, make_multi_agent
 from rlio.errors import ClosedError, EnvError, OptionError, SchemaError, StateError
 from rlio.interfaces import Runner
+from rlio.policies.actor_critic import ActorCritic
+from rlio.policies.networks import gru
 from rlio.policies.policy import Policy
 from rlio.policies.policy_map import PolicyMap
 from rlio.policies.policy_spec import PolicySpec
@@ -1185,6 +1187,42 @@ def test_random_actions_need_no_policy_and_begin_new_episodes() -> None:
     (chunk,) = runner.sample(num_timesteps=20)
     assert chunk.get_actions()["l"].tolist() == [t % 5 for t in range(20)]
     assert runner.policies["l"].sizes == [1] * 30  # type: ignore[attr-defined]
+
+
+def test_random_actions_are_not_postprocessed_by_a_policy_that_did_not_act() -> None:
+    """A recurrent ActorCritic raised MissingColumn: there is no state of it, and no value."""
+    policies: dict[str, Policy] = {"l": ActorCritic(gru), "r": ActorCritic(gru)}
+    told: list[str] = []
+
+    class Told(Callbacks):
+        def on_postprocess_trajectory(self, *, policy_id: str, **_: Any) -> None:
+            told.append(policy_id)
+
+    for policy in policies.values():
+        policy.weights_seq_no = 7
+    runner = both(policies=policies, callbacks=Told)
+    (chunk,) = runner.sample(num_timesteps=20, random_actions=True)
+    assert told == []
+    for episode in chunk.agent_episodes.values():
+        columns = set(episode.extra_outputs)
+        assert {"action_logp", "action_prob", "weights_seq_no"} <= columns, "as `EnvRunner` records them"
+        assert not columns & {"vf_preds", "advantages", "state_out_0"}
+        np.testing.assert_allclose(episode.extra_outputs["action_logp"], np.log(1 / 5), rtol=1e-6)
+        assert not episode.extra_outputs["weights_seq_no"].any()
+    (chunk,) = runner.sample(num_timesteps=20)
+    assert told == ["l", "r"]
+    for episode in chunk.agent_episodes.values():
+        assert {"vf_preds", "advantages", "state_out_0"} <= set(episode.extra_outputs)
+        assert set(episode.extra_outputs["weights_seq_no"].tolist()) == {7}
+
+
+def test_random_actions_after_a_restore_are_others() -> None:
+    first, restored = both(), both()
+    before = first.sample(num_timesteps=20, random_actions=True)[0].get_actions()["l"].tolist()
+    restored.load_state_dict(first.state_dict())
+    after = restored.sample(num_timesteps=20, random_actions=True)[0].get_actions()["l"].tolist()
+    assert len(before) > 10
+    assert before != after
 
 
 def test_exploring_may_be_said_for_a_call_and_episodes_begun_anew() -> None:

@@ -20,6 +20,7 @@ import functools
 import inspect
 import logging
 import os
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import FunctionType
@@ -162,6 +163,19 @@ class Policy(ABC):
                 "pass it to an EnvRunner or RolloutWorker, or call bind()"
             )
         return self._spaces
+
+    @property
+    def lock(self) -> threading.RLock:
+        """Held by runners while the policy acts, and by rlio's own policies while they learn or change.
+
+        A policy of yours that acts in one thread and changes in another (``sample_async``) changes under this
+        lock: in ``with self.lock``, or by the methods of `RolloutWorker`, which take it.
+        """
+        found: threading.RLock | None = self.__dict__.get("_lock")
+        return self.__dict__.setdefault("_lock", threading.RLock()) if found is None else found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
 
     # ---- acting ----
 

@@ -95,19 +95,21 @@ class Acting:
             timestep: Steps so far.
         """
         policy, before = self.policy, self._state
-        actions, after, extras = policy.compute_actions(
-            obs,
-            before,
-            explore=explore,
-            inputs=self._inputs(known) if policy.input_columns else None,
-            timestep=timestep,
-        )
+        with policy.lock:
+            actions, after, extras = policy.compute_actions(
+                obs,
+                before,
+                explore=explore,
+                inputs=self._inputs(known) if policy.input_columns else None,
+                timestep=timestep,
+            )
+            version = policy.weights_seq_no
         if after:
             extras = dict(extras)
             for k, (part, old) in enumerate(zip(after, before, strict=True)):
                 extras[f"{STATE_OUT_PREFIX}{k}"] = np.asarray(part)
                 extras[f"{STATE_BEFORE_PREFIX}{k}"] = np.asarray(old)
-        acted = Acted(actions, extras, policy.weights_seq_no)
+        acted = Acted(actions, extras, version)
         if self._in_flight is not None and self._last is not None:
             acted = _kept(self._in_flight, self._last, acted)
             after = tuple(acted.extras[f"{STATE_OUT_PREFIX}{k}"] for k in range(len(after)))

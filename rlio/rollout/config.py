@@ -105,7 +105,8 @@ class RolloutConfig:
             since they were last asked for.
         input_evaluation_gamma: Discount a step of those estimates, from 0 to 1; they need it.
         sample_async: The sampler of a `RolloutWorker` runs in a thread of its own, up to 5 batches ahead; see
-            `AsyncInput`. Its policies act while others learn; none is changed while it acts.
+            `AsyncInput`. No policy learns or changes while it acts, by the worker's methods or by those of
+            rlio's policies; a policy of yours that you call directly does so under its `rlio.Policy.lock`.
         fake_sampler: The sampler of a `RolloutWorker` gives its first batch again and again: to time what
             learns from it.
         record_infos: Whether batches have an ``infos`` column.

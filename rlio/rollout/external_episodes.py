@@ -468,7 +468,9 @@ class ExternalEpisodes:
 
     def _answer(self, requests: list[_Request]) -> None:
         try:
-            self._act(requests)
+            # Rows have the version of the weights that acted: nothing changes them in between.
+            with self.policy.lock:
+                self._act(requests)
         except BaseException as error:
             # The loops must not wait for ever; whoever samples gets to know as well.
             for request in requests:

@@ -120,7 +120,13 @@ class MultiAgentEnvRunner:
         self._seeds = RunnerSeeds.of(seed, worker_index=worker_index)
         self._progress = Progress.of_worker(worker_index)
         self._closed = self._warned = False
-        self._mapping = AgentMapping(policies, config=self.config, seed_of=self._seed_of, worker=self)
+        self._mapping = AgentMapping(
+            policies,
+            config=self.config,
+            seed_of=lambda policy_id: _seed_of(self._seeds.policy, policy_id),
+            random_seed_of=lambda policy_id: _seed_of(self._seeds.random_actions, policy_id),
+            worker=self,
+        )
         self._mapping.set_function(policy_mapping_fn)
         self._given_env = env
         self._num_workers, self._recreated = num_workers, recreated_worker
@@ -336,8 +342,9 @@ class MultiAgentEnvRunner:
             num_episodes: Exactly so many whole episodes; begun ones of which rows were handed out are
                 abandoned.
             explore: In place of the config's.
-            random_actions: Act uniformly at random, without policies. New episodes begin where it is
-                different from the last call.
+            random_actions: Act at random, whatever the policies are: the extra columns are those of
+                `RandomPolicy`, and nothing is postprocessed. New episodes begin where it is different from
+                the last call.
             force_reset: Begin new episodes everywhere first.
 
         Raises:
@@ -524,7 +531,8 @@ class MultiAgentEnvRunner:
         """``parts``, where a policy or a callback wants it, put through `Policy.postprocess_trajectory`."""
         hooked = "on_postprocess_trajectory" in self._hooks
         wanted = [each for each in parts if hooked or self.policies[each].postprocesses]
-        if not wanted:
+        # What a policy computes needs its own extra columns.
+        if not wanted or self._loop.at_random:
             return parts
         by_episode: dict[int, dict[AgentId, tuple[str, SampleBatch]]] = {}
         for _, own in parts.values():
@@ -623,10 +631,6 @@ class MultiAgentEnvRunner:
         }
 
     # ---- seeds and state ----
-
-    def _seed_of(self, policy_id: str) -> int:
-        sequence = np.random.SeedSequence(self._seeds.policy, spawn_key=tuple(policy_id.encode()))
-        return int(sequence.generate_state(1)[0])
 
     def _new_episode_id(self) -> int:
         return int(self._episode_ids.integers(0, 1 << 63, dtype=np.int64, endpoint=False))
@@ -752,6 +756,11 @@ class _Taken(NamedTuple):
     def env_steps(self) -> int:
         """Steps of environments, of the episodes that are trained on."""
         return sum(self.fresh[number] for number in self.episodes)
+
+
+def _seed_of(seed: int, policy_id: str) -> int:
+    """A seed for each policy, from one of all of them."""
+    return int(np.random.SeedSequence(seed, spawn_key=tuple(policy_id.encode())).generate_state(1)[0])
 
 
 def _check_policies(policies: Any) -> None:

@@ -230,7 +230,7 @@ class PolicyGroup:
     # ---- each ----
 
     def for_policy(self, func: Callable[..., T], policy_id: str = DEFAULT_POLICY_ID, **kwargs: Any) -> T:
-        """``func(policy, **kwargs)``, with that policy in memory meanwhile.
+        """``func(policy, **kwargs)``, with that policy in memory and under its lock meanwhile.
 
         Raises:
             OptionError: There is no such policy.
@@ -256,8 +256,9 @@ class PolicyGroup:
 
     @contextmanager
     def _held(self, policy_id: str) -> Iterator[Policy]:
+        """The policy, in memory and not acting in another thread meanwhile."""
         self._check_known([policy_id])
-        with self.policies.held(policy_id) as policy:
+        with self.policies.held(policy_id) as policy, policy.lock:
             yield policy
 
     # ---- learning ----

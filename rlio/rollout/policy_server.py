@@ -158,7 +158,7 @@ class PolicyServerInput(InputReader):
         url: Where clients connect to.
         token: What they must know.
         runner: The `ExternalRunner` of remote clients.
-        weights_lock: Held while weights are read for a client: hold it while you set them, or learn.
+        weights_lock: The policy's `rlio.Policy.lock`, held while weights are read for a client.
 
     Raises:
         OptionError: The policy has no spaces, or the address cannot be listened on.
@@ -193,7 +193,7 @@ class PolicyServerInput(InputReader):
         self._timeout, self._idle_timeout = timeout, idle_timeout
         self._heard_at = self._looked_at = time.monotonic()
         self._reported = ReportedRows(observation_space, action_space)
-        self.weights_lock = threading.Lock()
+        self.weights_lock = policy.lock
         try:
             self._server = _Server((host, port), self)
         except (OSError, OverflowError) as error:
