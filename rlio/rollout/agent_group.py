@@ -22,7 +22,7 @@ from rlio.envs.multi_agent import AgentId
 from rlio.errors import OptionError, SchemaError, excerpt
 from rlio.nested import map_structure
 from rlio.policies.random_policy import RandomPolicy
-from rlio.rollout.acting import STATE_BEFORE_PREFIX
+from rlio.rollout.acting import STATE_BEFORE_PREFIX, check_extras
 from rlio.rollout.agent_rows import AGENT_T, EPISODE, AgentRows, stacked, structured
 
 if TYPE_CHECKING:
@@ -308,6 +308,7 @@ class AgentGroup:
                 obs, state, explore=explore, inputs=inputs, timestep=timestep
             )
             integers[Columns.WEIGHTS_SEQ_NO] = acting.weights_seq_no
+        check_extras(extras)
         if after:
             extras = dict(extras)
         for k, (kept, old, new) in enumerate(zip(self._state, state, after, strict=True)):

@@ -36,12 +36,12 @@ from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete, Text
 from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch
-from rlio.columns import STATE_OUT_PREFIX, Columns
+from rlio.columns import RECORDED, STATE_OUT_PREFIX, Columns
 from rlio.envs.leaves import Leaf, leaf_of, leaves_of
 from rlio.errors import ClosedError, EnvError, OptionError, SchemaError, excerpt
 from rlio.nested import map_structure, path_text
 from rlio.policies.policy import Policy, RecurrentState
-from rlio.rollout.acting import STATE_BEFORE_PREFIX
+from rlio.rollout.acting import STATE_BEFORE_PREFIX, check_extras
 from rlio.rollout.agent_rows import NEXT_T, AgentRows, structured
 from rlio.rollout.callbacks import Callbacks, RunningEpisode, overridden
 from rlio.rollout.metrics import MetricsCollector
@@ -55,6 +55,7 @@ __all__ = ["LOGGED", "ExternalEpisodes", "is_in_range"]
 
 #: Column, bool: the action was logged by the loop, not chosen by the policy.
 LOGGED = "logged_action"
+_RECORDED: Final = RECORDED | {LOGGED}
 # What describes the choice of an action, and is therefore unknown of those that the policy did not choose.
 _OF_THE_CHOICE = (Columns.ACTION_LOGP, Columns.ACTION_PROB)
 # Rewards are summed in float64, and float32 in batches.
@@ -500,6 +501,7 @@ class ExternalEpisodes:
             inputs=self._inputs(episodes) if policy.input_columns else None,
             timestep=self.progress.timesteps,
         )
+        check_extras(extras, _RECORDED)
         columns = {name: np.array(value) for name, value in extras.items()}
         if self._known is None or self._known.keys() != columns.keys():
             self._known = {name: (column.dtype, column.shape[1:]) for name, column in columns.items()}
