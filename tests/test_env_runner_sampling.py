@@ -463,7 +463,7 @@ def test_where_there_are_enough_episodes_nothing_is_left_out(several: bool) -> N
 
     runner = _made(several, Tells)
     first = runner.sample(num_episodes=2)
-    assert told == {"start": 8, "step": 4 * 9, "end": 4}
+    assert told == {"start": 8, "step": 4 * 10, "end": 4}
     assert runner.get_metrics().counts.episodes == 4
     rest = runner.sample(num_episodes=2)
     assert told["end"] == 4

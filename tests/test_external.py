@@ -317,7 +317,7 @@ def test_callbacks_and_metrics_see_the_episodes() -> None:
     metrics = runner.get_metrics().summarise()
     assert metrics["episode_return_mean"] == 2.0 + 0.5 * 6
     assert metrics["custom_metrics"]["last_mean"] == 4
-    assert tell.calls == {"start": 10, "step": 30, "end": 10}
+    assert tell.calls == {"start": 10, "step": 40, "end": 10}
     runner.stop()
 
 

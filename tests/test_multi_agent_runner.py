@@ -746,14 +746,15 @@ def test_callbacks_get_to_know_the_episodes_and_metrics_what_they_left() -> None
         told[3],
         ("step", 1, {"l": 0, "r": 0}, -7.0),
         ("step", 2, {"l": 1, "r": 1}, -14.0),
+        ("step", 3, {"l": 2, "r": 2}, -21.0),
         ("end", 3, {"score": 30}, "r", None),
         ("created", 0),
-        told[8],
+        told[9],
         ("sampled", 1),
     ]
-    assert told[3][:2] == told[8][:2] == ("start", ["l", "r"])
+    assert told[3][:2] == told[9][:2] == ("start", ["l", "r"])
     (episode,) = runner.get_metrics().episodes
-    assert (episode.length, episode.total_reward, episode.custom_metrics) == (3, 0.0, {"n": 2})
+    assert (episode.length, episode.total_reward, episode.custom_metrics) == (3, 0.0, {"n": 3})
 
 
 def test_metrics_count_steps_of_environments_agents_and_policies() -> None:
@@ -1060,6 +1061,28 @@ def test_states_are_got_and_set_by_components() -> None:
     assert other.timesteps == 20
     with pytest.raises(OptionError, match="no components"):
         runner.get_state(["weights"])
+
+
+def test_a_class_with_a_default_for_its_config_gets_the_context_without_an_env_config() -> None:
+    """It got None, unless there was an ``env_config``."""
+    told: list[Any] = []
+
+    class Configured(Both):
+        def __init__(self, config: Any = None) -> None:
+            super().__init__()
+            told.append(config)
+
+    runner = MultiAgentEnvRunner(
+        Configured, {"l": Steps(), "r": Steps()}, config=RolloutConfig(num_envs=2), worker_index=3
+    )
+    assert [(context.worker_index, context.vector_index) for context in told] == [(3, 0), (3, 1)]
+    runner.stop()
+
+    def other(size: int = 3) -> Both:
+        return Both(size)
+
+    with pytest.raises(OptionError):
+        both(env=other, env_config={"size": 4})
 
 
 def test_environments_can_be_made_anew() -> None:

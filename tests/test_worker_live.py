@@ -403,14 +403,14 @@ def test_every_callback_is_called_when_its_time_comes() -> None:
         "policy": 1,
         "created": 4,
         "start": 4,
-        "step": 28,
+        "step": 30,
         "end": 2,
         "postprocess": 4,
         "sample": 1,
         "learn": 1,
     }
     assert callbacks.ended == [(0, 10, 10.0), (1, 10, 10.0)]
-    assert summary["custom_metrics"]["seen_mean"] == 9.0
+    assert summary["custom_metrics"]["seen_mean"] == 10.0
     assert summary["hist_stats"]["lengths"] == [10] * 4
     assert summary["episode_media"] == {"last": ["picture", "picture"]}
     assert summary["episode_return_mean"] == 10.0

@@ -288,10 +288,10 @@ class ExternalEpisodes:
         with self.changed:
             episode = self._episode(episode_id)
             self._withdraw(episode)
-            self._close_row(episode, seen, ended=(not truncated, truncated))
             running = episode.running
             running.last_observation = observation
             try:
+                self._close_row(episode, seen, ended=(not truncated, truncated))
                 self._call("on_episode_end", running)
                 self._metrics.episode_ended(running, duration=time.monotonic() - episode.began)
             finally:
@@ -448,8 +448,7 @@ class ExternalEpisodes:
         running.last_action = map_structure(lambda leaf: leaf[0], episode.action)
         episode.row = None
         episode.reward_before, episode.reward, episode.info = episode.reward, 0.0, {}
-        if not any(ended):
-            self._call("on_episode_step", running)
+        self._call("on_episode_step", running)
         self.changed.notify_all()
 
     # ---- called by whoever samples ----

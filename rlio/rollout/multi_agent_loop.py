@@ -291,6 +291,7 @@ class MultiAgentLoop:
             self._arrive(episode, step)
         if self._looks:
             self._look(episode, step, sent)
+        self._call("on_episode_step", episode.shown)
         if step.is_over or cuts:
             episode.terminated, episode.truncated = step.terminated, step.truncated
             self._end(episode, is_over=step.is_over)
@@ -301,8 +302,6 @@ class MultiAgentLoop:
             else:
                 del self.playing[index]
                 self._start(index)
-        elif "on_episode_step" in self._hooks:
-            self._call("on_episode_step", episode.shown)
 
     @property
     def _horizon(self) -> int:
