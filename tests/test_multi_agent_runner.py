@@ -103,6 +103,54 @@ def test_rewards_that_come_when_the_row_is_gone_are_counted_and_told_once(
     assert 0 <= given - recorded - runner.late_rewards < 4 * 30 * 5 * 500
 
 
+class BornDone(MultiAgentEnv):
+    """Agent ``a`` plays 5 steps for 1 each; ``b`` has rewards from step 1 on, and is born done in step 3."""
+
+    possible_agents = ("a", "b", "c")
+    observation_spaces = dict.fromkeys("abc", Box(0, 9, (1,), np.float32))
+    action_spaces = dict.fromkeys("abc", Discrete(2))
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.t = 0
+        return {"a": np.zeros(1, np.float32)}, {}
+
+    def step(self, actions: Any) -> Any:
+        self.t += 1
+        obs = {"a": np.full(1, self.t, np.float32)}
+        rewards = {"a": 1.0, "b": 100.0, "c": 1000.0}  # ``c`` never appears.
+        ended = {"__all__": self.t == 5}
+        infos: dict[str, Any] = {"a": {}}
+        if self.t == 3:
+            obs["b"], ended["b"], infos["b"] = np.full(1, 8, np.float32), True, {}
+        return obs, rewards, ended, {"__all__": False}, infos
+
+
+def test_an_agent_that_is_born_done_is_neither_in_the_metrics_nor_in_the_episode() -> None:
+    """Its rewards were in the episode's return, and in no row."""
+    seen: list[Any] = []
+
+    class Sees(Callbacks):
+        def on_episode_step(self, *, episode: Any, **_: Any) -> None:
+            seen.append((set(episode.last_observation), set(episode.last_info), dict(episode.agent_rewards)))
+
+        def on_episode_end(self, *, episode: Any, **_: Any) -> None:
+            seen.append(episode.total_reward)
+
+    config = RolloutConfig(batch_mode="complete_episodes")
+    runner = MultiAgentEnvRunner(BornDone, {"p": Steps()}, config=config, callbacks=Sees)
+    (episode,) = runner.sample(num_episodes=1)
+    assert set(episode.agent_episodes) == {"a"}
+    assert episode.get_return() == 5.0
+    summary = runner.get_metrics().summarise()
+    assert summary["episode_return_mean"] == 5.0
+    assert summary["agent_episode_returns_mean"] == {"a": 5.0}
+    assert seen[-1] == 5.0
+    for observed, told, rewards in seen[:-1]:
+        assert observed == told == {"a"}
+        assert set(rewards) == {("a", "p")}
+    runner.stop()
+
+
 def test_an_agent_that_waits_for_its_turn_has_its_row_in_the_next_batch() -> None:
     runner = MultiAgentEnvRunner(lambda: Turns(3), {"p": Steps()}, seed=0)
     first, second = runner.run(4), runner.run(4)

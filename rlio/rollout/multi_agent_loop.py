@@ -358,7 +358,7 @@ class MultiAgentLoop:
         for agent_id, flags in step.ended.items():
             agent = episode.agents.get(agent_id)
             if agent is None or agent.row < 0:
-                continue  # born done: it never acted
+                continue  # born done: it never acted, and is no part of the episode
             if self._config.no_done_at_end:
                 flags = (False, False)
             if agent_id in step.finals:
@@ -468,15 +468,19 @@ class MultiAgentLoop:
 
     def _look(self, episode: PlayedEpisode, step: MultiAgentStep, sent: dict[AgentId, Any]) -> None:
         """Let callbacks see what there is to see."""
-        shown = episode.shown
+        shown, born_done = episode.shown, step.ended.keys() - episode.agents.keys()
+
+        def of_its_agents(values: Mapping[AgentId, Any]) -> dict[AgentId, Any]:
+            return {agent: value for agent, value in values.items() if agent not in born_done}
+
         if shown.last_observation is None:
             shown.last_observation, shown.last_info = {}, {}
-        shown.last_observation |= step.observations | step.finals
-        shown.last_info |= dict(step.infos)
+        shown.last_observation |= of_its_agents({**step.observations, **step.finals})
+        shown.last_info |= of_its_agents(step.infos)
         if step.common:
             shown.last_info[COMMON_INFO] = step.common
         if episode.rows.t:
-            shown.last_action, shown.last_reward = sent, dict(step.rewards)
+            shown.last_action, shown.last_reward = sent, of_its_agents(step.rewards)
         _sum_up(episode)
 
     def _call(self, name: str, shown: RunningEpisode) -> None:
@@ -497,9 +501,11 @@ def _release(episode: PlayedEpisode) -> None:
 
 
 def _sum_up(episode: PlayedEpisode) -> None:
-    """Bring the sums of rewards that callbacks and metrics see up to date."""
+    """Bring the sums of rewards that callbacks and metrics see up to date.
+
+    Rewards of agents that have not appeared count once these do: of others there are no rows either.
+    """
     shown = episode.shown
     for agent_id, agent in episode.agents.items():
         shown.agent_rewards[agent_id, agent.group.policy_id] = agent.total
-    early = sum(total for total, _ in episode.early.values())
-    shown.total_reward = float(sum(shown.agent_rewards.values()) + early)
+    shown.total_reward = float(sum(shown.agent_rewards.values()))
