@@ -399,7 +399,7 @@ class RolloutWorker(InputReader):
     def get_weights(
         self, policies: Collection[str] | None = None, *, inference_only: bool = False
     ) -> dict[str, Any]:
-        """Copies of weights: name -> array of the only policy, else by policy; see `PolicyGroup`."""
+        """Copies of weights, of the policies that learn if none are named; see `PolicyGroup.get_weights`."""
         return self.group.get_weights(policies, inference_only=inference_only)
 
     def set_weights(

@@ -698,7 +698,7 @@ class _Stream(Iterator[Fragment]):
 
 
 def _all_weights(worker: RolloutWorker) -> dict[str, Any]:
-    return worker.get_weights(list(worker.group.policies))
+    return dict(worker.foreach_policy(lambda policy, policy_id: (policy_id, policy.get_weights())))
 
 
 def _filters_of(worker: RolloutWorker) -> dict[str, list[MeanStdFilter]]:
