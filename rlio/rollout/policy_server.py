@@ -82,10 +82,8 @@ logger = logging.getLogger("rlio")
 
 # How often the server looks whether it is to end.
 _POLL_SECONDS: Final = 0.05
-# A client that says nothing for so long in the middle of a request, or between two, is gone; one that has not
-# shown the token yet has less time.
+# A client that has shown the token and says nothing for so long, in a body or between two requests, is gone.
 _SILENCE_SECONDS: Final = 300.0
-_STRANGER_SECONDS: Final = 10.0
 # How often it is looked for episodes whose clients are gone.
 _LOOK_SECONDS: Final = 1.0
 _MOST_NAME: Final = 256
@@ -106,6 +104,8 @@ class ServerLimits:
         request_bytes: Of one request.
         waiting_bytes: Of reported rows that nobody has sampled yet: whoever reports more waits.
         connections: At a time.
+        head_seconds: For the head of a request, which has the token: from the moment of connecting on, or
+            from the first byte of a later request, however often something comes.
         episodes: That run at a time, with remote inference.
         episode_seconds: An episode (with remote inference) is given up when its client has said nothing for
             so long, and is not waiting for an action; None: never. It has no end then; in complete mode its
@@ -118,6 +118,7 @@ class ServerLimits:
     request_bytes: int = 64 << 20
     waiting_bytes: int = 1 << 30
     connections: int = 1000
+    head_seconds: float = 10.0
     episodes: int = 10_000
     episode_seconds: float | None = 3600.0
 
@@ -430,6 +431,8 @@ class _Server(ThreadingHTTPServer):
     """One thread a connection; connections are kept."""
 
     daemon_threads = True
+    # How many may wait to be accepted: the workers of a cluster connect at once.
+    request_queue_size = 1024
     # Threads that wait for an action are let go by the runner, and those that wait for a request end with
     # the interpreter.
     block_on_close = False
@@ -472,19 +475,55 @@ class _Server(ThreadingHTTPServer):
         logger.info("a connection has ended: %s", excerpt(repr(sys.exc_info()[1])))
 
 
+class _Received(io.RawIOBase):
+    """What comes from a connection, until a deadline: one of each ``recv`` alone would never end."""
+
+    def __init__(self, connection: socket.socket, until: float) -> None:
+        self._connection = connection
+        #: On the monotonic clock; None: there is none, but for silence.
+        self.until: float | None = until
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left = _SILENCE_SECONDS if self.until is None else self.until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the head of a request took too long")
+        self._connection.settimeout(left)
+        return self._connection.recv_into(buffer)
+
+
 class _Handler(BaseHTTPRequestHandler):
     """Reads requests, lets the reader answer, and says what went wrong."""
 
     protocol_version = "HTTP/1.1"
     server_version = "rlio"
     sys_version = ""
-    timeout = _STRANGER_SECONDS
     server: _Server
+    rfile: io.BufferedReader
 
     def setup(self) -> None:
         super().setup()
         # Answers are small, and somebody waits for each of them.
         self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.rfile.close()
+        self._received = _Received(self.connection, self._deadline())
+        self.rfile = io.BufferedReader(self._received)
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self.server.reader.limits.head_seconds
+
+    def handle_one_request(self) -> None:
+        if self._received.until is None:  # A later request: it begins with its first byte.
+            try:
+                self.rfile.peek(1)
+            except OSError as error:
+                logger.debug("a client says nothing any more: %s", error)
+                self.close_connection = True
+                return
+            self._received.until = self._deadline()
+        super().handle_one_request()
 
     def do_POST(self) -> None:
         reader = self.server.reader
@@ -493,6 +532,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not hmac.compare_digest(given, f"Bearer {reader.token}".encode()):
             self._refuse(401, "UnsafeData", "this server wants the header Authorization: Bearer <its token>")
             return
+        self._received.until = None
         self.connection.settimeout(_SILENCE_SECONDS)
         body = self._body()
         if body is None:
