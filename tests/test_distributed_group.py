@@ -220,6 +220,22 @@ def test_a_function_is_called_in_each_worker_and_its_errors_are_raised_or_return
     group.sample()
 
 
+def test_policies_are_added_and_removed_in_each_worker(pair: Pair) -> None:
+    group = pair.group
+
+    def add(worker: RolloutWorker) -> list[str]:
+        worker.add_policy("second", LinearPolicy)
+        return list(worker.group.policies)
+
+    def remove(worker: RolloutWorker) -> list[str]:
+        worker.remove_policy("second")
+        return list(worker.group.policies)
+
+    assert group.foreach_worker(add) == [["default_policy", "second"]] * 2
+    assert len(group.sample()) == 2 * STEPS
+    assert group.foreach_worker(remove) == [["default_policy"]] * 2
+
+
 def test_what_several_rounds_had_sampled_stays_where_one_fails(pair: Pair) -> None:
     group = pair.group
     group.sample(STEPS // 2)  # The rest is left over.
@@ -468,6 +484,18 @@ def test_epsilon_in_a_group_falls_with_the_steps_of_all_workers(ray_cluster: Non
         group.sync_weights()
         assert group.local_worker.get_global_vars().timestep == 6 * STEPS
         assert not epsilons(group.sample()).any()
+
+
+def test_workers_have_the_resources_that_are_asked_for(ray_cluster: None) -> None:
+    options = {"num_cpus": 0.5, "num_gpus": 0}
+    with WorkerGroup(make_known, LinearPolicy, num_workers=1, seed=5, actor_options=options) as group:
+        assert group.foreach_worker(assigned) == [{"CPU": 0.5}]
+
+
+def assigned(worker: RolloutWorker) -> dict[str, float]:
+    import ray
+
+    return dict(ray.get_runtime_context().get_assigned_resources())
 
 
 def epsilons(rows: Any) -> Any:
