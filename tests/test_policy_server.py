@@ -439,6 +439,10 @@ def test_rows_that_were_reported_and_not_sampled_are_told_in_the_state(served: A
     state = server.state_dict()
     assert state["position"]["runner"]["timesteps"] == 3
     assert state["position"]["runner"]["steps_dropped"] == 3
+    state["position"]["runner"]["timesteps"] = 100
+    server.load_state_dict(state)
+    assert server.runner.timesteps == 103, "these rows are here, and will be sampled"
+    assert len(server.sample()) == 3
 
 
 def test_clients_with_local_inference_get_the_steps_of_all_of_them_with_the_weights(served: Any) -> None:

@@ -259,7 +259,9 @@ class PolicyServerInput(InputReader):
         return {"runner": runner}
 
     def _seek(self, position: JsonState) -> None:
-        self.runner.load_state_dict(position["runner"])
+        with self.runner.episodes.changed:
+            self.runner.load_state_dict(position["runner"])
+            self.runner.episodes.progress.timesteps += self._reported.rows
 
     def interrupt(self) -> None:
         """Let clients and a `sample` that waits go; see `InputReader`."""
