@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from gymnasium.spaces import Box, Discrete
 from tabular_problems import PROBLEMS
@@ -228,6 +230,11 @@ def test_what_cannot_be_judged_is_refused_with_the_reason(tmp_path: Path) -> Non
         worker_of(root, input_options={"shuffle": True, "seed": 0})
     with pytest.raises(OptionError, match="shared out among 2 workers"):
         worker_of(root, worker_index=1, num_workers=2)
+    rows = CHAIN.simulate(30, seed=0)
+    pq.write_table(pa.table(dict(rows)), tmp_path / "rows.parquet")
+    foreign = rlio.ForeignParquetReader(tmp_path / "rows.parquet", shuffle=True, seed=0)
+    with pytest.raises(OptionError, match="rows come shuffled"):
+        worker_of(foreign)
     rollout = config(input_evaluation="is", input_evaluation_gamma=1.0)
     with pytest.raises(OptionError, match="the sampler alone"):
         rlio.RolloutWorker("CartPole-v1", rlio.RandomPolicy(), rollout=rollout)
@@ -295,11 +302,15 @@ def cartpole(recordings: Path) -> rlio.SampleBatch:
 def judged_by_a_worker(rows: rlio.SampleBatch, folder: Path) -> dict[str, Any]:
     with rlio.ParquetWriter(folder) as writer:
         writer.write(rows)
+    return judged_input(folder)
+
+
+def judged_input(source: Any) -> dict[str, Any]:
     policy = Leans()
     policy.bind(Box(-np.inf, np.inf, (4,), np.float64), Discrete(2))
     rollout = rlio.RolloutConfig(input_evaluation=ALL, input_evaluation_gamma=GAMMA)
-    options = {"epochs": 1, "batch_size": 150}
-    with rlio.RolloutWorker(None, policy, input=folder, rollout=rollout, input_options=options) as worker:
+    options = {} if isinstance(source, rlio.InputReader) else {"epochs": 1, "batch_size": 150}
+    with rlio.RolloutWorker(None, policy, input=source, rollout=rollout, input_options=options) as worker:
         for _ in worker:
             pass
         return summary_of(worker)
@@ -316,6 +327,29 @@ def test_is_and_wis_are_step_wise_as_in_rllib(recordings: Path, tmp_path: Path) 
     assert found["trajectory_is"]["v_target"] == pytest.approx(1.7978738e-05, rel=1e-4)
     assert found["pdis"]["v_target"] == found["is"]["v_target"]
     assert found["wpdis"]["v_target"] != pytest.approx(found["wis"]["v_target"], rel=0.01)
+
+
+def test_rllibs_own_files_are_judged_as_they_are(recordings: Path, tmp_path: Path) -> None:
+    """They have no ``t``, and only data sets of rlio were judged without."""
+    file = recordings / "cartpole" / "large.json"
+    rows = rlio.concat_samples(list(rlio.JsonReader(file, epochs=1)))
+    assert isinstance(rows, rlio.SampleBatch)
+    found, expected = judged_input(file), judged_by_a_worker(rows, tmp_path)
+    assert found["wis"]["episodes"] == 21
+    assert {name: found[name]["v_target"] for name in ALL} == pytest.approx(
+        {name: expected[name]["v_target"] for name in ALL}
+    )
+    # Records in another order, or not all of them: rows are numbered nowhere.
+    for options in ({"shuffle": True, "seed": 0}, {"shard": (0, 2)}, {"on_error": "skip"}):
+        with pytest.raises(MissingColumn, match="column t"):
+            judged_input(rlio.JsonReader(file, epochs=1, **options))
+    # With ``t``, whole episodes in records of any order are judged.
+    rows["t"] = np.concatenate([np.arange(len(part)) for part in rows.split_by_episode()])
+    with rlio.JsonWriter(tmp_path / "json") as writer:
+        for episode in rows.split_by_episode():
+            writer.write(episode)
+    options = {"shuffle": True, "seed": 0}
+    assert judged_input(rlio.JsonReader(tmp_path / "json", epochs=1, **options))["wis"]["episodes"] == 21
 
 
 def test_is_wis_and_gains_are_those_of_rllibs_classes(recordings: Path, tmp_path: Path) -> None:

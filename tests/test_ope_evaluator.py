@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
@@ -99,6 +101,18 @@ def test_a_data_set_of_many_shards_and_a_reader_give_the_same_as_the_batch(tmp_p
         assert value_of(reader) == pytest.approx(expected)
     with rlio.DatasetReader(tmp_path) as endless, pytest.raises(OptionError, match="never ends"):
         value_of(endless)
+
+
+def test_readers_of_other_files_that_never_end_are_refused(tmp_path: Path) -> None:
+    batch = CHAIN.simulate(30, seed=0)
+    with rlio.JsonWriter(tmp_path / "json") as writer:
+        writer.write(batch)
+    pq.write_table(pa.table(dict(batch)), tmp_path / "rows.parquet")
+    for kind, source in ((rlio.JsonReader, "json"), (rlio.ForeignParquetReader, "rows.parquet")):
+        with kind(tmp_path / source, epochs=1) as reader:
+            assert value_of(reader) == pytest.approx(value_of(batch))
+        with kind(tmp_path / source) as endless, pytest.raises(OptionError, match="never ends"):
+            value_of(endless)
 
 
 def test_rows_that_do_not_number_their_steps_are_numbered_in_the_order_in_which_they_come(

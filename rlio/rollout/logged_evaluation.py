@@ -37,6 +37,7 @@ from rlio.evaluation.evidence import Evidence
 from rlio.evaluation.target import Target
 from rlio.interfaces import Batch, InputReader, ReadOptions
 from rlio.policies.policy import Policy
+from rlio.readers.json_reader import JsonReader
 from rlio.rollout.config import INPUT_ESTIMATORS, RolloutConfig
 
 __all__ = ["Judged", "LoggedEvaluation"]
@@ -196,8 +197,8 @@ def _check_order(reader: InputReader) -> None:
         OptionError: They come shuffled, or the rows between them go to other workers.
     """
     options = getattr(reader, "options", None)
-    if not isinstance(options, ReadOptions):
-        return
+    if not isinstance(options, ReadOptions) or isinstance(reader, JsonReader):
+        return  # Who reads records shuffles and deals these, and one may hold whole episodes.
     instead = "judge the whole data set with rlio.evaluation.evaluate_offline, or by 'simulation'"
     if options.shuffle:
         raise OptionError(
