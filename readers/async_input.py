@@ -31,8 +31,8 @@ class AsyncInput(InputReader):
     """Samples ``child`` in a thread of its own, ahead of what is asked for; for live experience.
 
     Environments step while a learner learns, with the weights of that moment: rows are up to ``queue_size``
-    batches older than those of a plain sampler. Set weights between two calls of the policy only if it can
-    take them at any time; ``lock`` is held while the child samples.
+    batches older than those of a plain sampler. A policy that it samples with learns and changes under its
+    `rlio.Policy.lock`; ``lock`` is held while the child samples.
 
     An error of the child surfaces in `sample`, after the batches before it; the next call goes on. So does
     its end. `close` waits for the batch that is being sampled, unless the child waits for others and can be

@@ -407,6 +407,9 @@ class StoredReader(InputReader):
         make_cursor: Makes the cursor over the files' pieces, from the seed of the order and from what is done
             with damaged records.
         details: Further options that change what is served, as JSON values.
+
+    Attributes:
+        options: The shared options.
     """
 
     def __init__(
@@ -417,7 +420,7 @@ class StoredReader(InputReader):
         *,
         details: Mapping[str, Any] | None = None,
     ) -> None:
-        self._options = options
+        self.options = options
         self._make_cursor = make_cursor
         self.drop_last = options.drop_last
         self._seed = draw_seed(options, type(self).__name__)
@@ -457,7 +460,7 @@ class StoredReader(InputReader):
         return list(self._failures.errors)
 
     def sample(self, n: int | None = None, *, out: SampleBatch | None = None) -> Batch:
-        return super().sample(self._options.batch_size if n is None else n, out=out)
+        return super().sample(self.options.batch_size if n is None else n, out=out)
 
     def _next(self) -> Batch:
         while True:
@@ -468,8 +471,8 @@ class StoredReader(InputReader):
     def _position(self) -> JsonState:
         return {
             "order": ORDER_VERSION,
-            "seed": self._seed if self._options.shuffle else None,
-            "world": self._options.shard[1],
+            "seed": self._seed if self.options.shuffle else None,
+            "world": self.options.shard[1],
             "files": self._files_seal,
             "options": self._options_seal,
             "at": self._cursor.position(),
@@ -478,7 +481,7 @@ class StoredReader(InputReader):
     def load_state_dict(self, state: JsonState) -> None:
         position = state.get("position") if isinstance(state, Mapping) else None
         if isinstance(position, dict) and state.get("skip"):
-            world = self._options.shard[1]
+            world = self.options.shard[1]
             if position.get("world") != world:
                 raise StateError(
                     f"the state was saved inside a batch, by one of {excerpt(position.get('world'))} ranks; "
@@ -515,9 +518,9 @@ class StoredReader(InputReader):
             )
 
     def _check_seed(self, saved: Any) -> None:
-        if not self._options.shuffle or saved == self._seed:
+        if not self.options.shuffle or saved == self._seed:
             return
-        if type(saved) is not int or self._options.seed is not None:
+        if type(saved) is not int or self.options.seed is not None:
             raise StateError(
                 f"the state's seed is {excerpt(saved)}, this reader's {self._seed}: give the same seed"
             )

@@ -166,7 +166,7 @@ class JsonReader(StoredReader):
         for item in items:
             if not isinstance(item, JsonSet) or not item.is_whole:
                 continue
-            if self._options.on_error == "raise":
+            if self.options.on_error == "raise":
                 item.dataset.check_complete()
                 continue
             for place, rows in item.dataset.lost_rows():

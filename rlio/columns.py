@@ -55,6 +55,29 @@ STATE_OUT_PREFIX: Final = "state_out_"
 DEFAULT_POLICY_ID: Final = "default_policy"
 
 
+#: What those who sample record of each row by themselves.
+RECORDED: Final = frozenset(
+    {
+        Columns.OBS,
+        Columns.NEXT_OBS,
+        Columns.NEXT_OBS_VALID,
+        Columns.ACTIONS,
+        Columns.REWARDS,
+        Columns.TERMINATEDS,
+        Columns.TRUNCATEDS,
+        Columns.DONES,
+        Columns.INFOS,
+        Columns.EPS_ID,
+        Columns.UNROLL_ID,
+        Columns.AGENT_INDEX,
+        Columns.T,
+        Columns.ENV_ID,
+        Columns.ENV_SEED,
+        Columns.WEIGHTS_SEQ_NO,
+    }
+)
+
+
 def is_per_sequence(column: str) -> bool:
     """Whether ``column`` has one row per sequence (``seq_lens``, ``state_in_k``) rather than per step."""
     return column == Columns.SEQ_LENS or column.startswith(STATE_IN_PREFIX)

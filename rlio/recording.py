@@ -30,7 +30,7 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 from numpy.typing import NDArray
 
 from rlio.batch import Column, SampleBatch
-from rlio.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
+from rlio.columns import DEFAULT_POLICY_ID, RECORDED, Columns, is_per_sequence
 from rlio.envs.leaves import Leaf, leaf_of, leaves_of
 from rlio.envs.stepping import VectorStep, VectorStepper
 from rlio.errors import OptionError, SchemaError, excerpt
@@ -49,23 +49,8 @@ _MOST_ROWS: Final = 256
 _MOST_SECONDS: Final = 1.0
 # Episodes of some steps end faster than they could be written one by one.
 _PAUSE_SECONDS: Final = 0.002
-# Columns that `record` may not take: they are recorded in any case.
-_OWN: Final = frozenset(
-    {
-        Columns.OBS,
-        Columns.NEXT_OBS,
-        Columns.ACTIONS,
-        Columns.REWARDS,
-        Columns.TERMINATEDS,
-        Columns.TRUNCATEDS,
-        Columns.DONES,
-        Columns.EPS_ID,
-        Columns.T,
-        Columns.INFOS,
-        Columns.ENV_ID,
-        Columns.NEXT_OBS_VALID,
-    }
-)
+# Of what runners record, these are not recorded here: a loop may give them.
+_FREE: Final = frozenset({Columns.UNROLL_ID, Columns.AGENT_INDEX, Columns.WEIGHTS_SEQ_NO})
 
 
 class _Buffer:
@@ -471,6 +456,7 @@ class RecordExperience(gym.Wrapper[Any, Any, Any, Any]):
         self.writer = _writer_of(writer, env)
         self._rows = _Rows(env, infos=infos, seeds=seeds)
         self._recorder = _Recorder(self._rows, self.writer)
+        self._seeds = seeds
         self._autoreset = _has_autoreset(env) if autoreset is None else autoreset
         self._close_writer = close_writer
         self._ids = np.random.default_rng(seed)
@@ -508,7 +494,7 @@ class RecordExperience(gym.Wrapper[Any, Any, Any, Any]):
         Raises:
             OptionError: A name is one that is recorded anyway.
         """
-        _check_names(columns)
+        _check_names(columns, seeds=self._seeds)
         self._extras.update(columns)
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
@@ -606,7 +592,7 @@ class RecordVectorExperience(VectorWrapper[Any, Any, Any]):
         self.writer = _writer_of(writer, envs)
         self._rows = _VectorRows(envs, infos=infos, seeds=seeds, seed=seed)
         self._recorder = _Recorder(self._rows, self.writer)
-        self._infos = infos
+        self._infos, self._seeds = infos, seeds
         self._close_writer = close_writer
         self._extras: dict[str, Any] = {}
         #: Which environments have an observation to act on.
@@ -643,7 +629,7 @@ class RecordVectorExperience(VectorWrapper[Any, Any, Any]):
             OptionError: A name is one that is recorded anyway.
             SchemaError: A value is no array.
         """
-        _check_names(columns)
+        _check_names(columns, seeds=self._seeds)
         self._extras.update({name: _array(name, value) for name, value in columns.items()})
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -692,9 +678,10 @@ class RecordVectorExperience(VectorWrapper[Any, Any, Any]):
             self.writer.close()
 
 
-def _check_names(columns: dict[str, Any]) -> None:
+def _check_names(columns: dict[str, Any], *, seeds: bool) -> None:
+    free = _FREE if seeds else _FREE | {Columns.ENV_SEED}
     for name in columns:
-        if name in _OWN:
+        if name in RECORDED - free:
             raise OptionError(f"record({name}=...): this column is recorded by itself; leave it out")
         if is_per_sequence(name):
             raise OptionError(f"record({name}=...): rows are steps, and this column is of sequences")

@@ -159,6 +159,7 @@ class RolloutWorker(InputReader):
                     place=self._place,
                 )
                 opened.callback(self.runner.stop)
+                self.group.count_steps = self._env_steps
             hears = "on_sample_end" in overridden(self.callbacks)
             self._inputs = WorkerInput(
                 self.runner,
@@ -203,8 +204,7 @@ class RolloutWorker(InputReader):
         made_by: dict[str, Any] = {"policy": names}
         if self.runner is None:
             return made_by
-        seeds = {} if isinstance(self.runner, ExternalRunner) else self.runner.seeds
-        made_by |= {"env": self.runner.env_id, "seed": seeds.get("seed")}
+        made_by |= {"env": self.runner.env_id, "seed": self.runner.seeds["seed"]}
         # What was preprocessed is not to be preprocessed again by whoever reads it.
         return made_by | ({"observations": "preprocessed"} if self.rollout.observation_connectors else {})
 
@@ -292,7 +292,7 @@ class RolloutWorker(InputReader):
         """
         if policy_id == DEFAULT_POLICY_ID and isinstance(self.runner, EnvRunner | ExternalRunner):
             raise OptionError(f"{policy_id!r} acts in the worker's environment: it cannot be removed")
-        with self._not_acting():
+        with self._not_sampling():
             self.group.remove(policy_id)
         self._remap(policy_mapping_fn, policies_to_train)
 
@@ -317,7 +317,7 @@ class RolloutWorker(InputReader):
         """
         if policy_mapping_fn is not None and isinstance(self.runner, EnvRunner | ExternalRunner):
             raise OptionError("policy_mapping_fn says who acts for which agent, but there is one agent")
-        with self._not_acting():
+        with self._not_sampling():
             self.group.set_policy_mapping_fn(policy_mapping_fn)
             self._tell_mapping()
 
@@ -345,17 +345,16 @@ class RolloutWorker(InputReader):
         """See `PolicyGroup.foreach_policy_to_train`."""
         return self.group.foreach_policy_to_train(func, **kwargs)
 
-    # ---- learning ----
-
-    def _not_acting(self) -> AbstractContextManager[object]:
-        """Keeps a sampler that runs ahead from using policies meanwhile."""
+    def _not_sampling(self) -> AbstractContextManager[object]:
+        """Keeps a sampler that runs ahead from stepping while it changes which policies act."""
         ahead = self._inputs.ahead
         return nullcontext() if ahead is None else ahead.lock
 
+    # ---- learning ----
+
     def learn_on_batch(self, batch: Batch) -> dict[str, Any]:
         """Let the policies learn on ``batch``; see `PolicyGroup.learn_on_batch`."""
-        with self._not_acting():
-            return self.group.learn_on_batch(batch)
+        return self.group.learn_on_batch(batch)
 
     def sample_and_learn(
         self,
@@ -380,30 +379,27 @@ class RolloutWorker(InputReader):
         updates = sum(self.group.num_grad_updates.values())
         # Another order each time, and after a restore the ones that would have come.
         order = np.random.SeedSequence(self._entropy, spawn_key=(self._place.worker_index, _SGD, updates))
-        with self._not_acting():
-            stats = self.group.do_minibatch_sgd(
-                batch,
-                seed=np.random.default_rng(order),
-                num_sgd_iter=num_sgd_iter,
-                sgd_minibatch_size=sgd_minibatch_size,
-                standardize_fields=standardize_fields,
-            )
+        stats = self.group.do_minibatch_sgd(
+            batch,
+            seed=np.random.default_rng(order),
+            num_sgd_iter=num_sgd_iter,
+            sgd_minibatch_size=sgd_minibatch_size,
+            standardize_fields=standardize_fields,
+        )
         return stats, batch.count
 
     def compute_gradients(self, batch: Batch) -> tuple[dict[str, Any], dict[str, Any]]:
         """Gradients, and what was measured; see `PolicyGroup.compute_gradients`."""
-        with self._not_acting():
-            return self.group.compute_gradients(batch)
+        return self.group.compute_gradients(batch)
 
     def apply_gradients(self, gradients: Mapping[str, Any]) -> None:
         """Improve by gradients; see `PolicyGroup.apply_gradients`."""
-        with self._not_acting():
-            self.group.apply_gradients(gradients)
+        self.group.apply_gradients(gradients)
 
     def get_weights(
         self, policies: Collection[str] | None = None, *, inference_only: bool = False
     ) -> dict[str, Any]:
-        """Copies of weights: name -> array of the only policy, else by policy; see `PolicyGroup`."""
+        """Copies of weights, of the policies that learn if none are named; see `PolicyGroup.get_weights`."""
         return self.group.get_weights(policies, inference_only=inference_only)
 
     def set_weights(
@@ -422,13 +418,15 @@ class RolloutWorker(InputReader):
                 the version stays.
             global_vars: See `set_global_vars`.
         """
-        with self._not_acting():
-            self.group.set_weights(weights, weights_seq_no)
-            if global_vars is not None:
-                self.group.set_global_vars(global_vars)
+        self.group.set_weights(weights, weights_seq_no)
+        if global_vars is not None:
+            self.group.set_global_vars(global_vars)
+
+    def _env_steps(self) -> int:
+        return 0 if self.runner is None else self.runner.env_steps
 
     def get_global_vars(self) -> GlobalVars:
-        """What all workers share, as known here."""
+        """What all workers share, as known here: ``timestep`` is at least what this one has sampled."""
         return self.group.get_global_vars()
 
     def set_global_vars(self, global_vars: GlobalVars, policy_ids: Collection[str] | None = None) -> None:
@@ -601,7 +599,7 @@ class RolloutWorker(InputReader):
         if counted:
             Counts.from_state(state["metrics"])
         with ExitStack() as undo:
-            with self._not_acting():
+            with self._not_sampling():
                 undo.callback(self._tell_mapping)
                 undo.callback(self.group.set_state(state))
                 self._tell_mapping()

@@ -117,6 +117,13 @@ def test_what_is_refused_in_a_task_is_refused_here(root: Path, tmp_path: Path) -
         writer.write(rlio.SampleBatch(obs=[0, 1], actions=[0, 1], rewards=[1.0, 2.0]))
     with pytest.raises(MissingColumn, match="how likely"):
         evaluate_on_ray(tmp_path / "bare", CHAIN.target, **OPTIONS)
+    unnumbered = CHAIN.simulate(20, seed=1)
+    del unnumbered["t"]  # Parts that are read side by side have no order.
+    with rlio.ParquetWriter(tmp_path / "unnumbered") as writer:
+        writer.write(unnumbered)
+    with pytest.raises(MissingColumn) as raised:
+        evaluate_on_ray(tmp_path / "unnumbered", CHAIN.target, tasks=2, **OPTIONS)
+    assert raised.value.column == "t"
     with rlio.ParquetWriter(tmp_path / "cut") as writer:
         writer.write(CHAIN.simulate(20, seed=1)[:-1])
     with pytest.raises(SchemaError, match="1 episode is incomplete: episode 19 has"):

@@ -22,6 +22,7 @@ from rlio.connectors.mean_std import MeanStdFilter, RunningStat
 from rlio.distributed import Fragment, WorkerGroup
 from rlio.errors import EndOfData, EnvError, OptionError, StateError, WorkerError, WorkerLost
 from rlio.policies.policy_spec import PolicySpec
+from rlio.policies.weights import GlobalVars
 from rlio.rollout.config import RolloutConfig
 from rlio.worker import RolloutWorker
 
@@ -217,6 +218,22 @@ def test_a_function_is_called_in_each_worker_and_its_errors_are_raised_or_return
     assert isinstance(late, WorkerError)
     assert there == 7
     group.sample()
+
+
+def test_policies_are_added_and_removed_in_each_worker(pair: Pair) -> None:
+    group = pair.group
+
+    def add(worker: RolloutWorker) -> list[str]:
+        worker.add_policy("second", LinearPolicy)
+        return list(worker.group.policies)
+
+    def remove(worker: RolloutWorker) -> list[str]:
+        worker.remove_policy("second")
+        return list(worker.group.policies)
+
+    assert group.foreach_worker(add) == [["default_policy", "second"]] * 2
+    assert len(group.sample()) == 2 * STEPS
+    assert group.foreach_worker(remove) == [["default_policy"]] * 2
 
 
 def test_what_several_rounds_had_sampled_stays_where_one_fails(pair: Pair) -> None:
@@ -443,6 +460,49 @@ def test_statistics_of_all_workers_are_put_together_each_observation_once(ray_cl
         state = group.state_dict()
         group.load_state_dict(state)
         assert group.foreach_worker(observations) == [joint.n] * 2
+
+
+def test_epsilon_in_a_group_falls_with_the_steps_of_all_workers(ray_cluster: None) -> None:
+    """Each worker explored by its own steps: two workers took twice as many steps as were asked for."""
+    policy = rlio.DQN(hidden=[4], initial_epsilon=1.0, final_epsilon=0.0, epsilon_timesteps=100)
+    config = RolloutConfig(rollout_fragment_length=STEPS)
+    with WorkerGroup(make_known, policy, num_workers=2, seed=5, local_worker=True, rollout=config) as group:
+        assert epsilons(group.sample())[0] == 1.0
+        group.sync_weights()
+        assert group.local_worker is not None
+        assert group.local_worker.get_global_vars().timestep == 2 * STEPS
+        rows = group.sample()
+        for whose in np.unique(rows["obs"][:, 0]):
+            assert epsilons(rows[rows["obs"][:, 0] == whose])[0] == pytest.approx(1 - 2 * STEPS / 100)
+        group.set_weights(policy.get_weights())  # Without a word of steps: the group counts them.
+        rows = group.sample()
+        assert epsilons(rows) == pytest.approx(1 - 4 * STEPS / 100)
+        state = json.loads(json.dumps(group.state_dict()))
+        group.set_weights(policy.get_weights(), global_vars=GlobalVars(95))
+        assert epsilons(group.sample()) == pytest.approx(0.05)
+        group.load_state_dict(state)
+        group.sync_weights()
+        assert group.local_worker.get_global_vars().timestep == 6 * STEPS
+        assert not epsilons(group.sample()).any()
+
+
+def test_workers_have_the_resources_that_are_asked_for(ray_cluster: None) -> None:
+    options = {"num_cpus": 0.5, "num_gpus": 0}
+    with WorkerGroup(make_known, LinearPolicy, num_workers=1, seed=5, actor_options=options) as group:
+        assert group.foreach_worker(assigned) == [{"CPU": 0.5}]
+
+
+def assigned(worker: RolloutWorker) -> dict[str, float]:
+    import ray
+
+    return dict(ray.get_runtime_context().get_assigned_resources())
+
+
+def epsilons(rows: Any) -> Any:
+    """What `rlio.DQN` explored with in each row, of 2 actions."""
+    greedy = rows["q_values"].argmax(1) == rows["actions"]
+    probability = np.exp(rows["action_logp"].astype(np.float64))
+    return np.round(2 * np.where(greedy, 1 - probability, probability), 6)
 
 
 def test_workers_share_stored_rows_and_end_with_them(

@@ -168,7 +168,7 @@ def test_statistics_are_put_together_policy_by_policy(ray_cluster: None) -> None
         apart: Any = group.foreach_worker(seen)
         joint = {policy_id: own[0].running_stats.n for policy_id, own in group.sync_filters().items()}
         assert joint == {policy_id: sum(part[policy_id] for part in apart) for policy_id in ("even", "odd")}
-        assert joint["even"] > joint["odd"] >= 2 * STEPS
+        assert joint["even"] > joint["odd"] > STEPS
         state = group.state_dict()
         group.load_state_dict(state)
         assert {pid: own[0].running_stats.n for pid, own in group.get_filters().items()} == joint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from functools import partial
 from typing import Any
@@ -16,6 +17,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from rlio import SampleBatch
 from rlio.connectors.frame_stack import FrameStack
 from rlio.connectors.mean_std import MeanStdFilter
+from rlio.envs.external import ExternalEnv
+from rlio.envs.multi_agent import make_multi_agent
 from rlio.envs.seeding import episode_seed
 from rlio.envs.stepping import Stepper, VectorStep
 from rlio.errors import ClosedError, EnvError, OptionError, StateError
@@ -23,6 +26,8 @@ from rlio.policies.policy import Policy
 from rlio.rollout.callbacks import Callbacks, RunningEpisode
 from rlio.rollout.config import RolloutConfig
 from rlio.rollout.env_runner import EnvRunner
+from rlio.rollout.external_runner import ExternalRunner
+from rlio.rollout.multi_agent_runner import MultiAgentEnvRunner
 
 MODES = list(AutoresetMode)
 
@@ -113,7 +118,7 @@ def test_callbacks_get_to_know_each_episode_from_beginning_to_end(
         env = events[0][1][0]
         length, number = length_of(env, numbers[env]), numbers[env]
         expected = [("created", (env, 0, None)), ("start", (env, 0, [env, number, 0]))]
-        expected += [("step", (env, t, [env, number, t])) for t in range(1, length)]
+        expected += [("step", (env, t, [env, number, t])) for t in range(1, length + 1)]
         expected += [("end", (env, length, [env, number, length]))]
         assert events == expected[: len(events)]
         if len(events) == len(expected):
@@ -122,6 +127,68 @@ def test_callbacks_get_to_know_each_episode_from_beginning_to_end(
     assert ended > 20
     metrics = runner.get_metrics()
     assert metrics.counts.episodes == ended == len(metrics.details)
+
+
+class Sums(Callbacks):
+    """Adds rewards up step by step."""
+
+    def __init__(self) -> None:
+        self.ended: list[tuple[int, int, float, float]] = []
+
+    def on_episode_start(self, *, episode: RunningEpisode, **kwargs: Any) -> None:
+        episode.user_data |= {"steps": 0, "rewards": 0.0}
+
+    def on_episode_step(self, *, episode: RunningEpisode, **kwargs: Any) -> None:
+        reward = episode.last_reward
+        episode.user_data["steps"] += 1
+        episode.user_data["rewards"] += sum(reward.values()) if isinstance(reward, dict) else reward
+        assert episode.last_observation is not None
+        assert episode.length == episode.user_data["steps"]
+
+    def on_episode_end(self, *, episode: RunningEpisode, **kwargs: Any) -> None:
+        own = episode.user_data
+        self.ended.append((own["steps"], episode.length, own["rewards"], episode.total_reward))
+
+
+class Three(ExternalEnv):
+    """Plays episodes of three steps."""
+
+    def __init__(self) -> None:
+        super().__init__(Box(0, 9, (1,), np.float32), Discrete(2))
+
+    def run(self) -> None:
+        with contextlib.suppress(ClosedError):
+            while True:
+                episode = self.start_episode()
+                for t in range(3):
+                    self.get_action(episode, [float(t)])
+                    self.log_returns(episode, t + 1.0)
+                self.end_episode(episode, [3.0])
+
+
+def test_the_last_step_of_an_episode_is_a_step() -> None:
+    """``on_episode_step`` was called 8 times in 10 steps: rewards summed up there lacked the last."""
+    config = RolloutConfig(num_envs=2, rollout_fragment_length=25)
+    soft = RolloutConfig(rollout_fragment_length=25, horizon=4, soft_horizon=True)
+    agents = make_multi_agent(Ten)
+    makers: list[Any] = [
+        *(lambda callbacks, mode=mode: runner_of(counting(mode), callbacks=callbacks) for mode in MODES),
+        lambda callbacks: EnvRunner(Ten, Idle(), config=config, callbacks=callbacks),
+        lambda callbacks: EnvRunner(Ten, Idle(), config=soft, callbacks=callbacks),
+        lambda callbacks: MultiAgentEnvRunner(agents, {"p": Idle()}, config=config, callbacks=callbacks),
+        lambda callbacks: MultiAgentEnvRunner(agents, {"p": Idle()}, config=soft, callbacks=callbacks),
+        lambda callbacks: ExternalRunner(Three(), Idle(), callbacks=callbacks),
+    ]
+    for make in makers:
+        sums = Sums()
+        runner = make(sums)
+        for _ in range(3):
+            runner.run()
+        runner.stop()
+        assert len(sums.ended) > 3
+        for steps, length, rewards, total in sums.ended:
+            assert steps == length
+            assert rewards == total
 
 
 def test_only_what_is_overridden_is_called_and_custom_metrics_arrive() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import Counter
 from typing import Any
@@ -18,12 +19,14 @@ from rlio.connectors.connector import Connector
 from rlio.connectors.flatten import Flatten
 from rlio.connectors.frame_stack import FrameStack
 from rlio.connectors.mean_std import MeanStdFilter
+from rlio.envs.external import ExternalEnv
 from rlio.envs.multi_agent import make_multi_agent
-from rlio.errors import OptionError, StateError
+from rlio.errors import OptionError, RlioError, SchemaError, StateError
 from rlio.policies.policy import Policy
 from rlio.rollout.callbacks import Callbacks
 from rlio.rollout.config import RolloutConfig
 from rlio.rollout.env_runner import EnvRunner
+from rlio.rollout.external_runner import ExternalRunner
 from rlio.rollout.multi_agent_runner import MultiAgentEnvRunner
 
 MODES = list(AutoresetMode)
@@ -63,6 +66,36 @@ class Fixed(gym.Env[Any, Any]):
     def step(self, action: Any) -> Any:
         self.t += 1
         return np.array([self.t], np.float32), 100.0, self.t == 10, False, {"t": self.t}
+
+
+@pytest.mark.parametrize("name", ["rewards", "t", "eps_id", "weights_seq_no", "env_id", "unroll_id", "infos"])
+def test_a_policy_cannot_overwrite_what_a_runner_records(name: str) -> None:
+    """Its column took the place of the runner's in silence, as ``record(env_seed=)`` did."""
+
+    class Overwrites(Idle):
+        def compute_actions(self, obs: Any, *args: Any, **kwargs: Any) -> Any:
+            actions, state, _ = super().compute_actions(obs, *args, **kwargs)
+            return actions, state, {name: np.full(len(obs), 77)}
+
+    class Loop(ExternalEnv):
+        def run(self) -> None:
+            with contextlib.suppress(RlioError):
+                episode = self.start_episode()
+                for t in range(20):
+                    self.get_action(episode, np.full(1, t, np.float32))
+                    self.log_returns(episode, 1.0)
+
+    config = RolloutConfig(rollout_fragment_length=5, record_infos=True)
+    runners: list[Any] = [
+        EnvRunner(Fixed, Overwrites(), config=config),
+        MultiAgentEnvRunner(make_multi_agent(Fixed), {"p": Overwrites()}, config=config),
+        ExternalRunner(Loop(Box(0, 99, (1,), np.float32), Discrete(2)), Overwrites(), config=config),
+    ]
+    for runner in runners:
+        with pytest.raises(SchemaError) as raised:
+            runner.run()
+        assert raised.value.column == name
+        runner.stop()
 
 
 # ---- chunks ----
@@ -430,7 +463,7 @@ def test_where_there_are_enough_episodes_nothing_is_left_out(several: bool) -> N
 
     runner = _made(several, Tells)
     first = runner.sample(num_episodes=2)
-    assert told == {"start": 8, "step": 4 * 9, "end": 4}
+    assert told == {"start": 8, "step": 4 * 10, "end": 4}
     assert runner.get_metrics().counts.episodes == 4
     rest = runner.sample(num_episodes=2)
     assert told["end"] == 4

@@ -188,9 +188,12 @@ def test_an_env_config_reaches_who_makes_environments_or_is_refused() -> None:
         def __init__(self, config: Any = None) -> None:
             self.told = config
 
+    # Without items too: RLlib's classes read `config.worker_index`, and got None.
     for items in ({}, {"a": 1}):
-        stepper = make_stepper(Configured, EnvSetup(context=EnvContext(items)))
-        assert stepper.envs.get_attr("told") == ((items or None),)
+        stepper = make_stepper(Configured, EnvSetup(context=EnvContext(items, worker_index=3)))
+        (told,) = stepper.envs.get_attr("told")
+        assert told == items
+        assert (told.worker_index, told.vector_index) == (3, 0)
         stepper.close()
     setup = EnvSetup(context=EnvContext({"a": 1}))
     for env, words in (

@@ -214,7 +214,7 @@ def test_episodes_that_are_not_for_training_leave_no_rows() -> None:
         assert not len(runner.run(40))
     with pytest.raises(EndOfData):
         runner.run(1)
-    assert runner.episodes.rows_dropped == 80
+    assert runner.episodes.progress.dropped == 80
     metrics = runner.get_metrics().summarise()
     assert metrics["episode_len_mean"] == 4
     runner.stop()
@@ -317,7 +317,7 @@ def test_callbacks_and_metrics_see_the_episodes() -> None:
     metrics = runner.get_metrics().summarise()
     assert metrics["episode_return_mean"] == 2.0 + 0.5 * 6
     assert metrics["custom_metrics"]["last_mean"] == 4
-    assert tell.calls == {"start": 10, "step": 30, "end": 10}
+    assert tell.calls == {"start": 10, "step": 40, "end": 10}
     runner.stop()
 
 

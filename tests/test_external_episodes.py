@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from rlio import AsyncInput, ExternalEnv, ExternalRunner, RandomPolicy, RolloutConfig, SamplerInput
-from rlio.errors import ClosedError, EndOfData, EnvError, OptionError, SchemaError
+from rlio.errors import ClosedError, EndOfData, EnvError, OptionError, SchemaError, StateError
 from rlio.rollout.callbacks import Callbacks
 from rlio.rollout.external_episodes import ExternalEpisodes, _Request
 
@@ -316,7 +317,7 @@ def test_episodes_whose_loops_are_gone_can_be_given_up() -> None:
     assert_array_equal(batch["new_obs"], [[0, 1], [0, 2], [1, 1], [1, 2], [1, 3]])
     assert_array_equal(batch["terminateds"], [False] * 4 + [True])
     assert not len(episodes._rows)
-    assert episodes.rows_dropped == 1
+    assert episodes.progress.dropped == 1
     with pytest.raises(OptionError, match="no episode"):
         episodes.abandon(gone)
 
@@ -328,7 +329,7 @@ def test_of_whole_episodes_nothing_is_kept_that_is_given_up() -> None:
         episodes.get_action(name, [0.0, float(t)])
     episodes.abandon(name, keep_rows=False)
     assert not len(episodes._rows)
-    assert episodes.rows_dropped == 3
+    assert episodes.progress.dropped == 3
 
 
 def test_a_loop_that_waits_is_not_gone() -> None:
@@ -455,7 +456,59 @@ def test_a_trajectory_that_is_cut_by_the_fragment_goes_on_in_the_next() -> None:
 def test_counters_go_on_from_a_state_and_whole_episodes_stay_whole() -> None:
     config = RolloutConfig(batch_mode="complete_episodes", rollout_fragment_length=1)
     runner = ExternalRunner(Loop(lambda env: one_episode(env)), RandomPolicy(), config=config)
-    runner.load_state_dict({"timesteps": 100, "rows_dropped": 7})
+    state = runner.state_dict()
+    runner.load_state_dict(state | {"timesteps": 100, "steps_dropped": 7})
     assert runner.run()["t"].tolist() == [0, 1, 2]
-    assert runner.state_dict() == {"timesteps": 103, "rows_dropped": 7}
+    assert runner.state_dict() == state | {
+        "timesteps": 103,
+        "steps_dropped": 7,
+        "restarts": 1,
+        "unrolls": runner.state_dict()["unrolls"],
+    }
+    for broken in ({"timesteps": 100}, state | {"unrolls": "x"}):
+        with pytest.raises(StateError):
+            runner.load_state_dict(broken)
+    runner.stop()
+
+
+def test_a_restored_seeded_runner_repeats_no_episode_id_and_no_unroll_id() -> None:
+    """Rows after the save, and episodes whose loops began before the state was loaded, included."""
+
+    def made() -> ExternalRunner:
+        return ExternalRunner(Loop(lambda env: one_episode(env, 200)), RandomPolicy(), seed=3)
+
+    first, again, other = made(), made(), made()
+    before = [first.run(10)]
+    state = json.loads(json.dumps(first.state_dict()))
+    before.append(first.run(10))
+    restored = []
+    for runner in (again, other):
+        until_waiting(runner.episodes)
+        if runner is other:
+            runner.run(5)  # These rows are handed out before; the episode goes on.
+        runner.load_state_dict(state)
+        restored.append(runner.run(10))
+    for runner in (first, again, other):
+        runner.stop()
+    for name in ("eps_id", "unroll_id"):
+        seen = set(np.concatenate([batch[name] for batch in before]).tolist())
+        for batch in restored:
+            assert len(set(batch[name].tolist())) == 1, "rows of one episode have one id"
+            assert seen.isdisjoint(batch[name].tolist()), name
+    assert_array_equal(restored[0]["eps_id"][:1], restored[1]["eps_id"][:1])  # as those of an EnvRunner
+
+
+def test_rows_that_wait_when_a_state_is_loaded_are_counted_and_get_the_new_ids() -> None:
+    runner = ExternalRunner(Loop(lambda env: one_episode(env, 50)), RandomPolicy(), seed=3)
+    before = runner.run(10)
+    state = runner.state_dict()
+    runner.serve_until(lambda: runner.rows_ready >= 5)
+    waiting = runner.rows_ready
+    assert runner.state_dict()["steps_dropped"] == waiting, "who loads this state never has them"
+    runner.load_state_dict(state)
+    assert runner.timesteps == state["timesteps"] + waiting
+    batch = runner.run(10)
+    assert len(set(batch["eps_id"].tolist())) == 1
+    assert batch["eps_id"][0] != before["eps_id"][0]
+    assert batch["t"].tolist() == list(range(len(before), len(before) + len(batch)))
     runner.stop()

@@ -19,6 +19,8 @@ from rlio.connectors.mean_std import MeanStdFilter
 from rlio.envs.multi_agent import MultiAgentEnv, make_multi_agent
 from rlio.errors import ClosedError, EnvError, OptionError, SchemaError, StateError
 from rlio.interfaces import Runner
+from rlio.policies.actor_critic import ActorCritic
+from rlio.policies.networks import gru
 from rlio.policies.policy import Policy
 from rlio.policies.policy_map import PolicyMap
 from rlio.policies.policy_spec import PolicySpec
@@ -99,6 +101,54 @@ def test_rewards_that_come_when_the_row_is_gone_are_counted_and_told_once(
                 given += sum(reward(i, s) for s in range(first + 1, episode.length + 1))
     # Episodes that still run have not given all of theirs.
     assert 0 <= given - recorded - runner.late_rewards < 4 * 30 * 5 * 500
+
+
+class BornDone(MultiAgentEnv):
+    """Agent ``a`` plays 5 steps for 1 each; ``b`` has rewards from step 1 on, and is born done in step 3."""
+
+    possible_agents = ("a", "b", "c")
+    observation_spaces = dict.fromkeys("abc", Box(0, 9, (1,), np.float32))
+    action_spaces = dict.fromkeys("abc", Discrete(2))
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.t = 0
+        return {"a": np.zeros(1, np.float32)}, {}
+
+    def step(self, actions: Any) -> Any:
+        self.t += 1
+        obs = {"a": np.full(1, self.t, np.float32)}
+        rewards = {"a": 1.0, "b": 100.0, "c": 1000.0}  # ``c`` never appears.
+        ended = {"__all__": self.t == 5}
+        infos: dict[str, Any] = {"a": {}}
+        if self.t == 3:
+            obs["b"], ended["b"], infos["b"] = np.full(1, 8, np.float32), True, {}
+        return obs, rewards, ended, {"__all__": False}, infos
+
+
+def test_an_agent_that_is_born_done_is_neither_in_the_metrics_nor_in_the_episode() -> None:
+    """Its rewards were in the episode's return, and in no row."""
+    seen: list[Any] = []
+
+    class Sees(Callbacks):
+        def on_episode_step(self, *, episode: Any, **_: Any) -> None:
+            seen.append((set(episode.last_observation), set(episode.last_info), dict(episode.agent_rewards)))
+
+        def on_episode_end(self, *, episode: Any, **_: Any) -> None:
+            seen.append(episode.total_reward)
+
+    config = RolloutConfig(batch_mode="complete_episodes")
+    runner = MultiAgentEnvRunner(BornDone, {"p": Steps()}, config=config, callbacks=Sees)
+    (episode,) = runner.sample(num_episodes=1)
+    assert set(episode.agent_episodes) == {"a"}
+    assert episode.get_return() == 5.0
+    summary = runner.get_metrics().summarise()
+    assert summary["episode_return_mean"] == 5.0
+    assert summary["agent_episode_returns_mean"] == {"a": 5.0}
+    assert seen[-1] == 5.0
+    for observed, told, rewards in seen[:-1]:
+        assert observed == told == {"a"}
+        assert set(rewards) == {("a", "p")}
+    runner.stop()
 
 
 def test_an_agent_that_waits_for_its_turn_has_its_row_in_the_next_batch() -> None:
@@ -744,14 +794,15 @@ def test_callbacks_get_to_know_the_episodes_and_metrics_what_they_left() -> None
         told[3],
         ("step", 1, {"l": 0, "r": 0}, -7.0),
         ("step", 2, {"l": 1, "r": 1}, -14.0),
+        ("step", 3, {"l": 2, "r": 2}, -21.0),
         ("end", 3, {"score": 30}, "r", None),
         ("created", 0),
-        told[8],
+        told[9],
         ("sampled", 1),
     ]
-    assert told[3][:2] == told[8][:2] == ("start", ["l", "r"])
+    assert told[3][:2] == told[9][:2] == ("start", ["l", "r"])
     (episode,) = runner.get_metrics().episodes
-    assert (episode.length, episode.total_reward, episode.custom_metrics) == (3, 0.0, {"n": 2})
+    assert (episode.length, episode.total_reward, episode.custom_metrics) == (3, 0.0, {"n": 3})
 
 
 def test_metrics_count_steps_of_environments_agents_and_policies() -> None:
@@ -1060,6 +1111,28 @@ def test_states_are_got_and_set_by_components() -> None:
         runner.get_state(["weights"])
 
 
+def test_a_class_with_a_default_for_its_config_gets_the_context_without_an_env_config() -> None:
+    """It got None, unless there was an ``env_config``."""
+    told: list[Any] = []
+
+    class Configured(Both):
+        def __init__(self, config: Any = None) -> None:
+            super().__init__()
+            told.append(config)
+
+    runner = MultiAgentEnvRunner(
+        Configured, {"l": Steps(), "r": Steps()}, config=RolloutConfig(num_envs=2), worker_index=3
+    )
+    assert [(context.worker_index, context.vector_index) for context in told] == [(3, 0), (3, 1)]
+    runner.stop()
+
+    def other(size: int = 3) -> Both:
+        return Both(size)
+
+    with pytest.raises(OptionError):
+        both(env=other, env_config={"size": 4})
+
+
 def test_environments_can_be_made_anew() -> None:
     """Reference 2.5: make_env, make_module, assert_healthy, stop."""
     closed: list[int] = []
@@ -1185,6 +1258,42 @@ def test_random_actions_need_no_policy_and_begin_new_episodes() -> None:
     (chunk,) = runner.sample(num_timesteps=20)
     assert chunk.get_actions()["l"].tolist() == [t % 5 for t in range(20)]
     assert runner.policies["l"].sizes == [1] * 30  # type: ignore[attr-defined]
+
+
+def test_random_actions_are_not_postprocessed_by_a_policy_that_did_not_act() -> None:
+    """A recurrent ActorCritic raised MissingColumn: there is no state of it, and no value."""
+    policies: dict[str, Policy] = {"l": ActorCritic(gru), "r": ActorCritic(gru)}
+    told: list[str] = []
+
+    class Told(Callbacks):
+        def on_postprocess_trajectory(self, *, policy_id: str, **_: Any) -> None:
+            told.append(policy_id)
+
+    for policy in policies.values():
+        policy.weights_seq_no = 7
+    runner = both(policies=policies, callbacks=Told)
+    (chunk,) = runner.sample(num_timesteps=20, random_actions=True)
+    assert told == []
+    for episode in chunk.agent_episodes.values():
+        columns = set(episode.extra_outputs)
+        assert {"action_logp", "action_prob", "weights_seq_no"} <= columns, "as `EnvRunner` records them"
+        assert not columns & {"vf_preds", "advantages", "state_out_0"}
+        np.testing.assert_allclose(episode.extra_outputs["action_logp"], np.log(1 / 5), rtol=1e-6)
+        assert not episode.extra_outputs["weights_seq_no"].any()
+    (chunk,) = runner.sample(num_timesteps=20)
+    assert told == ["l", "r"]
+    for episode in chunk.agent_episodes.values():
+        assert {"vf_preds", "advantages", "state_out_0"} <= set(episode.extra_outputs)
+        assert set(episode.extra_outputs["weights_seq_no"].tolist()) == {7}
+
+
+def test_random_actions_after_a_restore_are_others() -> None:
+    first, restored = both(), both()
+    before = first.sample(num_timesteps=20, random_actions=True)[0].get_actions()["l"].tolist()
+    restored.load_state_dict(first.state_dict())
+    after = restored.sample(num_timesteps=20, random_actions=True)[0].get_actions()["l"].tolist()
+    assert len(before) > 10
+    assert before != after
 
 
 def test_exploring_may_be_said_for_a_call_and_episodes_begun_anew() -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
@@ -101,6 +103,61 @@ def test_a_data_set_of_many_shards_and_a_reader_give_the_same_as_the_batch(tmp_p
         value_of(endless)
 
 
+def test_readers_of_other_files_that_never_end_are_refused(tmp_path: Path) -> None:
+    batch = CHAIN.simulate(30, seed=0)
+    with rlio.JsonWriter(tmp_path / "json") as writer:
+        writer.write(batch)
+    pq.write_table(pa.table(dict(batch)), tmp_path / "rows.parquet")
+    for kind, source in ((rlio.JsonReader, "json"), (rlio.ForeignParquetReader, "rows.parquet")):
+        with kind(tmp_path / source, epochs=1) as reader:
+            assert value_of(reader) == pytest.approx(value_of(batch))
+        with kind(tmp_path / source) as endless, pytest.raises(OptionError, match="never ends"):
+            value_of(endless)
+
+
+def test_rows_that_do_not_number_their_steps_are_numbered_in_the_order_in_which_they_come(
+    tmp_path: Path,
+) -> None:
+    """RLlib's recordings have ``eps_id`` and no ``t``: they were refused."""
+    batch = CHAIN.simulate(300, seed=0)
+    agents = batch.copy()
+    agents["agent_index"] = agents["eps_id"] % 2
+    agents["eps_id"] = agents["eps_id"] // 2
+    side_by_side = agents[np.lexsort((agents["agent_index"], agents["eps_id"] % 7, agents["t"]))]
+    for rows in (batch, agents, side_by_side):
+        unnumbered = SampleBatch({name: column for name, column in rows.items() if name != "t"})
+        for parts in (unnumbered, unnumbered.timeslices(7), [unnumbered, unnumbered]):
+            found = evaluate_offline(parts, CHAIN.target, gamma=CHAIN.gamma)
+            assert found["wpdis"].v_target.value == pytest.approx(value_of(batch))
+            assert found["wpdis"].steps in (len(batch), 2 * len(batch))
+    unnumbered = SampleBatch({name: column for name, column in batch.items() if name != "t"})
+    with rlio.ParquetWriter(tmp_path, roll=rlio.Roll(max_rows=64)) as writer:
+        writer.write(unnumbered)
+    assert value_of(tmp_path) == pytest.approx(value_of(batch))
+    with rlio.DatasetReader(tmp_path, epochs=1, batch_size=10) as reader:
+        assert value_of(reader) == pytest.approx(value_of(batch))
+    options: dict[str, Any]
+    for options in (
+        {"shuffle": True, "seed": 0},
+        {"shard": (0, 2)},
+        {"on_error": "skip"},
+        {"filter": "rewards > 0"},
+    ):
+        with rlio.DatasetReader(tmp_path, epochs=1, **options) as reader:
+            with pytest.raises(MissingColumn) as raised:
+                value_of(reader)
+            assert raised.value.column == "t"
+    with (
+        rlio.ShuffledInput(rlio.DatasetReader(tmp_path, epochs=1), 5, seed=0) as shuffled,
+        pytest.raises(MissingColumn),
+    ):
+        value_of(shuffled)
+    evaluator = OffPolicyEvaluator(CHAIN.target, gamma=0.9)
+    evaluator.add(batch[:5])
+    with pytest.raises(SchemaError):
+        evaluator.add(unnumbered[5:9])
+
+
 def test_estimators_of_episodes_keep_rows_of_running_episodes_only() -> None:
     evaluator = OffPolicyEvaluator(CHAIN.target, gamma=0.9, estimators=["is", "wis"])
     for part in CHAIN.simulate(2000, seed=0).timeslices(100):
@@ -160,7 +217,6 @@ def test_importance_sampling_over_a_million_transitions_counts_each() -> None:
     [
         (without("action_prob"), MissingColumn, "how likely"),
         (without("eps_id"), MissingColumn, "which episode"),
-        (without("t"), MissingColumn, "bandit=True"),
         (without("terminateds"), MissingColumn, "where episodes end"),
         (without("rewards"), MissingColumn, "no rewards"),
         (logged(action_prob=np.full(10, 1.7)), SchemaError, "densities"),
@@ -414,7 +470,7 @@ def test_every_estimator_knows_a_better_policy_from_a_worse_one(better: bool) ->
     found = evaluate_offline(
         batch, target, gamma=1.0, bandit=True, q_model=FIT, folds=1, estimators=rlio.evaluation.ESTIMATORS
     )
-    assert len(found) == 7
+    assert len(found) == 8
     for estimate in found.values():
         low, high = estimate.v_gain.interval
         assert (low > 0) if better else (high < 0), estimate

@@ -71,6 +71,39 @@ def test_the_results_of_the_only_policy_are_its_own() -> None:
     assert weight(group, "default_policy") == 7.0
 
 
+@pytest.mark.parametrize("given", [rows_of(3.0), MultiAgentBatch({"default_policy": rows_of(3.0)}, 3)])
+def test_results_are_by_policy_unless_the_default_policy_is_the_only_one(given: Any) -> None:
+    """Whatever the form of the batch: results went by that, and weights by whether policies were named."""
+    alone, two = single(), group_of("default_policy", "other")
+    learned = {"loss": 9.0, "num_grad_updates_lifetime": 1}
+    assert alone.learn_on_batch(given) == learned
+    assert two.learn_on_batch(given) == {"default_policy": learned}
+    assert alone.do_minibatch_sgd(given, seed=0)["loss"] == 0.0
+    assert list(two.do_minibatch_sgd(given, seed=0)) == ["default_policy"]
+    for group, own in ((alone, lambda found: found), (two, lambda found: found["default_policy"])):
+        gradients, stats = group.compute_gradients(given)
+        assert list(own(gradients)) == ["w"]
+        assert own(stats)["batch_count"] == 3
+        group.apply_gradients(gradients)
+        assert list(own(group.get_weights(["default_policy"]))) == ["w"]
+        assert list(own(group.get_weights())) == ["w"]
+        group.set_weights(group.get_weights())
+    assert list(two.get_weights()) == ["default_policy", "other"]
+
+
+def test_of_an_only_policy_that_does_not_learn_nothing_is_given_and_nothing_is_taken() -> None:
+    """Where no policies are named, the weights are those of the policies that learn."""
+    group = group_of("default_policy", policies_to_train=[])
+    group.set_weights({"w": np.array([7.0])})
+    assert group.get_weights() == {}
+    assert group.learn_on_batch(rows_of(3.0)) == {}
+    assert group.compute_gradients(rows_of(3.0)) == ({}, {})
+    assert list(group.get_weights(["default_policy"])) == ["w"]
+    assert not group.set_weights(group.get_weights(), 3)
+    group.apply_gradients({})
+    assert weight(group, "default_policy") == 7.0
+
+
 @pytest.mark.parametrize("chosen", [["even"], {"even"}, only_even, lambda pid, batch: pid == "even"])
 def test_only_policies_to_train_learn(chosen: Any) -> None:
     """Rows "set_is_policy_to_train" and "get_policies_to_train(batch)"."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import socket
 import threading
@@ -25,8 +26,9 @@ from rlio import (
     concat_samples,
 )
 from rlio.errors import ClosedError, EndOfData, EnvError, OptionError, SchemaError
+from rlio.policies.weights import GlobalVars
 from rlio.rollout.policy_protocol import batch_from_bytes, batch_to_bytes, from_json, to_json
-from rlio.rollout.policy_server import ServerLimits
+from rlio.rollout.policy_server import ServerLimits, _Server
 
 AXES = str([0] * 99)
 OBS, ACT = gym.spaces.Box(-1, 1e6, (2,), np.float32), gym.spaces.Discrete(50)
@@ -123,6 +125,79 @@ def test_no_more_connections_than_there_may_be(served: Any) -> None:
     until(lambda: not server._server._connections)
     with PolicyClient(server.url, server.token) as client:
         client.start_episode()
+
+
+HEAD = b"POST /v1/get_spaces HTTP/1.1\r\nX-Slow: " + b"a" * 1000
+
+
+def test_clients_that_send_a_byte_now_and_then_keep_nobody_out(served: Any) -> None:
+    """The time limit was one of each byte: so many sockets as there may be kept all clients out, for ever."""
+    server = served(limits=ServerLimits(connections=20, head_seconds=0.5))
+    over = threading.Event()
+
+    def send_slowly(connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            for byte in HEAD:
+                connection.sendall(bytes([byte]))
+                if over.wait(0.1):
+                    return
+
+    address = server._server.server_address[:2]
+    threads = []
+    for _ in range(20):
+        connection = socket.create_connection(address, timeout=5)
+        threads.append(in_thread(lambda connection=connection: send_slowly(connection)))  # type: ignore[misc]
+    until(lambda: len(server._server._connections) == 20)
+    began = time.monotonic()
+    until(lambda: _is_let_in(server))
+    # Each of them has sent bytes all the time, far more often than every half second.
+    assert time.monotonic() - began < 5
+    over.set()
+    for thread in threads:
+        thread.join(5)
+
+
+def _is_let_in(server: PolicyServerInput) -> bool:
+    try:
+        with PolicyClient(server.url, server.token) as client:
+            client.start_episode()
+    except EnvError:
+        return False
+    return True
+
+
+def test_the_head_of_a_later_request_has_a_deadline_and_the_pause_before_it_has_none(served: Any) -> None:
+    server = served(limits=ServerLimits(head_seconds=0.4))
+    request = (
+        b"POST /v1/get_spaces HTTP/1.1\r\nAuthorization: Bearer " + server.token.encode() + b"\r\n"
+        b"Content-Length: 2\r\n\r\n{}"
+    )
+    with socket.create_connection(server._server.server_address[:2], timeout=5) as connection:
+        for _ in range(2):
+            connection.sendall(request)
+            assert b"200 OK" in connection.recv(65536)
+            time.sleep(0.8)
+        with contextlib.suppress(OSError):
+            for byte in HEAD[:60]:
+                connection.sendall(bytes([byte]))
+                time.sleep(0.1)
+                if not server._server._connections:
+                    break
+        assert not server._server._connections
+
+
+def test_many_clients_may_connect_at_once() -> None:
+    """Five may wait by default: of a hundred workers that start together, most were refused."""
+    server = _Server(("127.0.0.1", 0), None)  # type: ignore[arg-type] # it does not accept anyone here
+    waiting = []
+    try:
+        for _ in range(120):
+            waiting.append(socket.create_connection(server.server_address[:2], timeout=1))
+    finally:
+        for connection in waiting:
+            connection.close()
+        server.server_close()
+    assert len(waiting) == 120
 
 
 def test_threads_and_sockets_end_with_the_server(served: Any) -> None:
@@ -327,6 +402,68 @@ def test_rows_that_do_not_fit_are_their_senders_error_not_the_learners(
     batch = server.sample(6)
     assert batch["eps_id"].tolist() == [1] * 3 + [3] * 3
     assert batch["unroll_id"].tolist() == [0] * 3 + [1] * 3
+
+
+def test_a_restored_seeded_server_repeats_no_episode_id_and_no_unroll_id(served: Any) -> None:
+    """A server that is started anew with the seed of the one before: remote episodes, and reported rows."""
+    config = RolloutConfig(rollout_fragment_length=3)
+    found: list[SampleBatch] = []
+    state = None
+    for _ in range(2):
+        server = served(seed=3, config=config)
+        client = PolicyClient(server.url, server.token)
+        name = client.start_episode()
+        if state is not None:
+            server.load_state_dict(state)
+        playing = in_thread(lambda c=client, n=name: [c.get_action(n, [0.0, float(t)]) for t in range(4)])
+        found.append(server.sample())
+        server.answer("report_samples", batch_to_bytes(rows(1)))
+        found.append(server.sample())
+        state = json.loads(json.dumps(server.state_dict()))
+        playing.join(5)
+        client.close()
+    assert len({int(batch["eps_id"][0]) for batch in (found[0], found[2])}) == 2
+    ids = np.concatenate([batch["unroll_id"] for batch in found]).tolist()
+    assert len(set(ids)) == 4
+
+
+def in_thread(call: Callable[[], Any]) -> threading.Thread:
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_rows_that_were_reported_and_not_sampled_are_told_in_the_state(served: Any) -> None:
+    server = served()
+    server.answer("report_samples", batch_to_bytes(rows(1)))
+    state = server.state_dict()
+    assert state["position"]["runner"]["timesteps"] == 3
+    assert state["position"]["runner"]["steps_dropped"] == 3
+    state["position"]["runner"]["timesteps"] = 100
+    server.load_state_dict(state)
+    assert server.runner.timesteps == 103, "these rows are here, and will be sampled"
+    assert len(server.sample()) == 3
+
+
+def test_clients_with_local_inference_get_the_steps_of_all_of_them_with_the_weights(served: Any) -> None:
+    """Each client's schedules went by its own steps."""
+    server = served()
+    policies = [RandomPolicy(), RandomPolicy()]
+    clients = [
+        PolicyClient(server.url, server.token, inference_mode="local", policy=policy) for policy in policies
+    ]
+    for client in clients:
+        name = client.start_episode()
+        for t in range(3):
+            client.get_action(name, [0.0, float(t)])
+        client.end_episode(name)
+    clients[0].update_policy_weights()
+    assert [policy.global_vars.timestep for policy in policies] == [6, 0]
+    server.policy.on_global_var_update(GlobalVars(100))
+    clients[1].update_policy_weights()
+    assert policies[1].global_vars.timestep == 100
+    for client in clients:
+        client.close()
 
 
 def test_a_report_that_is_sent_twice_is_taken_once(served: Any) -> None:

@@ -647,3 +647,30 @@ def test_seeds_of_vector_environments_are_those_of_each(seed: Any, first: list[i
     envs.close()
     for env in range(2):
         assert writer.rows("env_seed")[writer.rows("env_id") == env].tolist() == [first[env]] * 2 + [-1]
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one", "vector"])
+def test_a_seed_given_to_record_does_not_overwrite_that_of_the_reset(several: bool) -> None:
+    """``record(env_seed=99)`` replaced the seeds of all rows in silence."""
+
+    def made(writer: Any, **options: Any) -> Any:
+        if several:
+            envs = vector(AutoresetMode.SAME_STEP, [(2,), (2,)])
+            return RecordVectorExperience(envs, writer, **options), np.zeros(2, np.int64), np.array([99, 99])
+        return RecordExperience(Counter((2,)), writer, **options), 0, 99
+
+    writer = Keeping()
+    env, action, given = made(writer, seeds=True)
+    env.reset(seed=7)
+    with pytest.raises(OptionError):
+        env.record(env_seed=given)
+    env.step(action)
+    env.close()
+    assert writer.rows("env_seed")[0] == 7
+    other = Keeping()
+    env, action, given = made(other)  # No seeds are recorded: the column is the caller's.
+    env.reset(seed=7)
+    env.record(env_seed=given)
+    env.step(action)
+    env.close()
+    assert set(other.rows("env_seed").tolist()) == {99}

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from linear_policy import even_odd
 
+from rlio.batch import SampleBatch
 from rlio.connectors.mean_std import MeanStdFilter
 from rlio.envs.multi_agent import make_multi_agent
 from rlio.errors import RlioError
@@ -84,6 +85,23 @@ def test_a_state_that_does_not_fit_changes_nothing(make: Any, path: str) -> None
     assert flat(ours.get_state()) != flat(before)
     ours.stop()
     other.stop()
+
+
+@pytest.mark.parametrize("make", [one_agent, two_agents])
+def test_rows_after_the_save_and_rows_after_the_restore_share_no_unroll_id(make: Any) -> None:
+    """A run that crashes after its last save goes on from there: both kinds of rows are in its data set."""
+    ours, restored = make(1), make(1)
+    state = ours.state_dict()
+    after_the_save = unrolls(ours.run())
+    restored.load_state_dict(state)
+    assert after_the_save.isdisjoint(unrolls(restored.run()))
+    ours.stop()
+    restored.stop()
+
+
+def unrolls(batch: Any) -> set[int]:
+    parts = [batch] if isinstance(batch, SampleBatch) else list(batch.values())
+    return {number for part in parts for number in part["unroll_id"].tolist()}
 
 
 def flat(state: Any, at: str = "") -> dict[str, Any]:

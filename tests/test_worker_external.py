@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,8 @@ from linear_policy import LinearPolicy
 from rlio.envs.context import EnvContext
 from rlio.envs.external import ExternalEnv
 from rlio.errors import EndOfData, EnvError, OptionError
+from rlio.policies.dqn import DQN
+from rlio.policies.weights import GlobalVars
 from rlio.readers.async_input import AsyncInput
 from rlio.rollout.callbacks import Callbacks
 from rlio.rollout.config import RolloutConfig
@@ -167,7 +172,99 @@ def test_policies_do_not_act_while_they_learn_or_change() -> None:
         worker.apply_gradients(gradients)
         worker.sample_and_learn()
         worker.set_state(worker.get_state(["policies"]))
+        worker.for_policy(lambda policy: policy.learn_on_batch(worker.sample()))
+        worker.foreach_policy(lambda policy, _: policy.learn_on_batch(worker.sample()))
+        worker.foreach_policy_to_train(lambda policy, _: policy.learn_on_batch(worker.sample()))
+        with policy.lock:
+            policy.learn_on_batch(worker.sample())
+        worker.set_global_vars(GlobalVars(1000))
     assert policy.clashes == []
+
+
+class Watched(DQN):
+    """Notices when it is asked for actions in the middle of a change."""
+
+    def __init__(self) -> None:
+        super().__init__(hidden=(4,), initial_epsilon=0.0, final_epsilon=0.0, target_update_every=1)
+        self.acted = threading.Event()
+        self.clashes: list[str] = []
+        self.changes = 0
+
+    def forward(self, obs: Any) -> Any:
+        self.acted.set()
+        return super().forward(obs)
+
+    def _changed(self, name: str) -> None:
+        self.changes += 1
+        self.acted.clear()
+        if self.acted.wait(0.05):
+            self.clashes.append(name)
+
+    def _compute_loss(self, outputs: Any, tensors: Any) -> Any:
+        self._changed("learning")
+        return super()._compute_loss(outputs, tensors)
+
+    def _after_update(self) -> None:
+        self._changed("updating")
+        super()._after_update()
+
+    def _non_inference(self) -> Any:
+        self._changed("weights")
+        return super()._non_inference()
+
+
+def test_learning_on_the_policy_itself_does_not_overlap_its_acting_in_a_thread() -> None:
+    """``policy.learn_on_batch(worker.sample())``, as in README: it overlapped acting 10 times of 10."""
+    policy = Watched()
+    with RolloutWorker("CartPole-v1", policy, rollout=AHEAD, seed=0) as worker:
+        for _ in range(3):
+            policy.learn_on_batch(worker.sample())
+        gradients, _ = policy.compute_gradients(worker.sample())
+        policy.apply_gradients(gradients)
+        policy.set_weights(policy.get_weights())
+        policy.set_state(policy.get_state())
+        changes = policy.changes
+        policy.acted.clear()
+        worker.sample(60)
+        assert policy.acted.is_set(), "it goes on acting afterwards"
+    assert changes == 10
+    assert policy.clashes == []
+
+
+class Slow(LinearPolicy):
+    """Has chosen some time before it says so."""
+
+    def compute_actions(self, *args: Any, **kwargs: Any) -> Any:
+        chosen = super().compute_actions(*args, **kwargs)
+        time.sleep(0.001)
+        return chosen
+
+
+def test_each_row_has_the_version_of_the_weights_that_acted() -> None:
+    """Where a policy learns while others of its rows are sampled."""
+    policy, weights = Slow(), {0: 0.0}
+    with RolloutWorker("CartPole-v1", policy, rollout=AHEAD, seed=0) as worker:
+        rows = 0
+        for version in range(1, 30):
+            with policy.lock:
+                policy.apply_gradients({"w": np.array([-1.0])})
+                weights[policy.weights_seq_no] = float(policy.w[0])
+            assert policy.weights_seq_no == version
+            batch = worker.sample()
+            expected = [weights[number] for number in batch["weights_seq_no"].tolist()]
+            assert batch["w_then"].tolist() == expected
+            rows += len(batch)
+    assert rows == 290
+
+
+def test_a_policy_travels_without_its_lock() -> None:
+    policy = LinearPolicy()
+    with policy.lock:
+        pass
+    made = pickle.loads(pickle.dumps(policy))
+    assert made.lock is not policy.lock
+    assert copy.deepcopy(policy).lock is not policy.lock
+    assert policy.lock is policy.lock
 
 
 def test_errors_of_a_sampler_that_runs_ahead_surface_in_sample() -> None:

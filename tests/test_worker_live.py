@@ -226,6 +226,51 @@ def test_global_variables_reach_the_policy() -> None:
         assert worker.get_global_vars().num_grad_updates_per_policy == {"default_policy": 3}
 
 
+def test_the_steps_of_a_worker_are_in_its_global_vars(tmp_path: Path) -> None:
+    """``timestep`` stayed 0: nothing counted. Policies that learn are told before they learn."""
+    with worker_of(output=tmp_path / "old") as worker:
+        assert worker.get_global_vars().timestep == 0
+        batch = worker.sample(25)
+        assert worker.get_global_vars().timestep == 30, "three fragments of 10 steps"
+        worker.learn_on_batch(batch)
+        assert worker.policy.global_vars.timestep == 30
+        worker.set_global_vars(GlobalVars(20))
+        assert worker.get_global_vars().timestep == 30, "it has not sampled less than it has"
+        worker.set_global_vars(GlobalVars(1000))
+        assert worker.get_global_vars().timestep == 1000, "others have sampled as well"
+        worker.save(tmp_path / "state")
+    for components, steps in ((None, 1000), (["position"], 30)):
+        with worker_of(output=tmp_path / f"new-{steps}") as restored:
+            restored.restore(tmp_path / "state", components=components)
+            assert restored.get_global_vars().timestep == steps
+    with worker_of(input={"sampler": 0.5, str(tmp_path / "old"): 0.5}) as mixed:
+        mixed.sample(40)
+        assert mixed.get_global_vars().timestep == 20, "rows that are read are no steps"
+
+
+def test_with_several_agents_the_steps_are_those_of_environments() -> None:
+    """What a schedule goes by and what workers add up have one unit: three agents are not three workers."""
+    seen: list[int] = []
+
+    class Scheduled(RandomPolicy):
+        def compute_actions(self, *args: Any, timestep: int = 0, **options: Any) -> Any:
+            seen.append(timestep)
+            return super().compute_actions(*args, timestep=timestep, **options)
+
+    make = make_multi_agent("CartPole-v1")
+    steps = []
+    state = None
+    for _ in range(2):
+        seen.clear()
+        with worker_of(lambda: make(num_agents=3), {"p": Scheduled()}, rollout={"num_envs": 2}) as worker:
+            if state is not None:
+                worker.set_state(state)
+            worker.sample()
+            state = worker.get_state()
+            steps.append((worker.get_global_vars().timestep, list(seen)))
+    assert steps == [(20, list(range(0, 20, 2))), (40, list(range(20, 40, 2)))]
+
+
 # ---- environments ----
 
 
@@ -358,14 +403,14 @@ def test_every_callback_is_called_when_its_time_comes() -> None:
         "policy": 1,
         "created": 4,
         "start": 4,
-        "step": 28,
+        "step": 30,
         "end": 2,
         "postprocess": 4,
         "sample": 1,
         "learn": 1,
     }
     assert callbacks.ended == [(0, 10, 10.0), (1, 10, 10.0)]
-    assert summary["custom_metrics"]["seen_mean"] == 9.0
+    assert summary["custom_metrics"]["seen_mean"] == 10.0
     assert summary["hist_stats"]["lengths"] == [10] * 4
     assert summary["episode_media"] == {"last": ["picture", "picture"]}
     assert summary["episode_return_mean"] == 10.0

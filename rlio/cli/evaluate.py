@@ -44,8 +44,8 @@ class EvaluateOptions:
         list[str] | None,
         typer.Option(
             "--estimator",
-            help="is, pdis, wis, wpdis (these four if none is given), or dm, dr, wdr, which fit a model; "
-            "several times for several.",
+            help="is, pdis, wis, wpdis (these four if none is given), stepwise_wis, or dm, dr, wdr, which "
+            "fit a model; several times for several.",
         ),
     ] = None
     checkpoint: Annotated[

@@ -53,7 +53,8 @@ class JointMetrics:
     def lifetime(self) -> Counts:
         """What happened since the beginning."""
         total = self._before
-        for counts in self._lifetimes.values():
+        # A copy: weights are sent in any thread, with this sum, while others add to it.
+        for counts in list(self._lifetimes.values()):
             total = total.plus(counts)
         return total
 

@@ -47,8 +47,9 @@ def evaluate_offline(
     """What `rlio.evaluation.evaluate_offline` says, worked out on a Ray cluster.
 
     Tasks read rows and ask the policy about them. Of each whole episode they send a few numbers to this
-    process, with ``wpdis`` two numbers a step, with models all rows that those are fitted to, here; and of
-    episodes that another task has the rest of, those rows. Here episodes are put in the order of their ids
+    process, with ``wpdis`` and ``stepwise_wis`` two numbers a step, with models all rows that those are
+    fitted to, here; and of episodes that another task has the rest of, those rows: rows need ``t``, as tasks
+    have no order among them. Here episodes are put in the order of their ids
     and summed up, so that results are those of one process: to the last bit, if the policy's probability of
     an action does not depend on the rows that it is asked about together (of networks, the last bits do).
 
@@ -143,7 +144,7 @@ def _judge_ranges(evaluator: OffPolicyEvaluator, dataset: Dataset, ranges: list[
         source = (writer, first) if evaluator.bandit else writer
         with DatasetReader(dataset.part({writer: [first, stop]}), epochs=1) as reader:
             for batch in reader:
-                evaluator.add(batch, source=source)
+                evaluator.add(batch, source=source, in_order=False)
     return evaluator.evidence
 
 
@@ -166,7 +167,7 @@ def _by_blocks(evaluator: OffPolicyEvaluator, dataset: Any) -> Iterator[Evidence
 def _judge_block(evaluator: OffPolicyEvaluator, block: dict[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
     """In a task: what the rows of ``block`` say, as the only row of a block."""
     evaluator = evaluator.renewed()
-    evaluator.add(SampleBatch(block))
+    evaluator.add(SampleBatch(block), in_order=False)
     found = np.empty(1, object)
     found[0] = evaluator.evidence
     return {"evidence": found}

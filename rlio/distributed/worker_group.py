@@ -427,7 +427,7 @@ class WorkerGroup(InputReader):
             weights: As `RolloutWorker.get_weights` gives them, or those of one `Policy`.
             weights_seq_no: Their version, recorded with every step; None: one more than any before. Workers
                 that have it, or a newer one, keep theirs. 0: they are set in any case, and the version stays.
-            global_vars: For `RolloutWorker.set_global_vars`.
+            global_vars: For `RolloutWorker.set_global_vars`; None: the steps of all workers' batches so far.
 
         Returns:
             The version. May be called in any thread, while others sample.
@@ -439,8 +439,15 @@ class WorkerGroup(InputReader):
         self._check_open()
         seq_no = self._crew.broadcasts.next_seq_no() if weights_seq_no is None else weights_seq_no
         accepts_weights(0, seq_no)
-        self._broadcast(Broadcast(weights, seq_no, global_vars))
+        given = self._global_vars() if global_vars is None else global_vars
+        self._broadcast(Broadcast(weights, seq_no, given))
         return seq_no
+
+    def _global_vars(self) -> GlobalVars:
+        """The steps of all workers, those that were lost included, and the local worker's updates."""
+        local = self.local_worker
+        updates = {} if local is None else local.get_global_vars().num_grad_updates_per_policy
+        return GlobalVars(self._crew.metrics.lifetime.env_steps, updates)
 
     def _broadcast(self, broadcast: Broadcast) -> None:
         weights = broadcast.weights
@@ -452,7 +459,7 @@ class WorkerGroup(InputReader):
         """Give all workers the weights of ``source``; see `set_weights`.
 
         Args:
-            source: A policy or worker; None: the local worker, whose `RolloutWorker.get_global_vars` they get
+            source: A policy or worker; None: the local worker, which gets to know the steps of all workers
                 too.
 
         Raises:
@@ -465,8 +472,8 @@ class WorkerGroup(InputReader):
                 "the group has no local worker to take weights from: sync_weights(policy), or make it with "
                 "local_worker=True"
             )
-        global_vars = self.local_worker.get_global_vars()
-        return self.set_weights(self.local_worker.get_weights(), global_vars=global_vars)
+        self.local_worker.set_global_vars(self._global_vars())
+        return self.set_weights(self.local_worker.get_weights())
 
     @property
     def weights_seq_no(self) -> int:
@@ -691,7 +698,7 @@ class _Stream(Iterator[Fragment]):
 
 
 def _all_weights(worker: RolloutWorker) -> dict[str, Any]:
-    return worker.get_weights(list(worker.group.policies))
+    return dict(worker.foreach_policy(lambda policy, policy_id: (policy_id, policy.get_weights())))
 
 
 def _filters_of(worker: RolloutWorker) -> dict[str, list[MeanStdFilter]]:

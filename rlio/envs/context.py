@@ -82,22 +82,20 @@ def takes_context(make: Callable[..., Any]) -> bool:
 def create(make: Callable[..., Any], context: EnvContext) -> Any:
     """``make(context)``, or ``make()`` if it takes none.
 
-    Where the context has items, an argument with a default is given it too, if it is called ``config``,
+    It takes one if it has a positional argument without a default, or if its first one is called ``config``,
     ``context``, ``env_config`` or ``env_context``, as in RLlib's ``__init__(self, config=None)``.
 
     Raises:
-        OptionError: It has items, and ``make`` would never see them.
+        OptionError: The context has items, and ``make`` would never see them.
     """
-    if takes_context(make):
+    if takes_context(make) or _first_argument(make) in _NAMES:
         return make(context)
-    if not context:
-        return make()
-    if _first_argument(make) not in _NAMES:
+    if context:
         raise OptionError(
             f"env_config={excerpt(dict(context))}, but env={excerpt(make)} takes no argument for it: let it "
             "take an EnvContext"
         )
-    return make(context)
+    return make()
 
 
 def _first_argument(make: Callable[..., Any]) -> str | None:

@@ -36,6 +36,7 @@ from rlio.evaluation.weighting import (
     doubly_robust,
     importance_sampling,
     per_decision,
+    stepwise_weighted,
     weighted_doubly_robust,
     weighted_importance_sampling,
     weighted_per_decision,
@@ -46,6 +47,7 @@ __all__ = ["ESTIMATORS", "Estimation"]
 _BY_EPISODE: Final = {"is": importance_sampling, "pdis": per_decision, "wis": weighted_importance_sampling}
 _BY_STEP: Final = {
     "wpdis": weighted_per_decision,
+    "stepwise_wis": stepwise_weighted,
     "dm": direct_method,
     "dr": doubly_robust,
     "wdr": weighted_doubly_robust,

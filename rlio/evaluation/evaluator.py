@@ -34,7 +34,14 @@ from rlio.evaluation.estimation import ESTIMATORS, Estimation
 from rlio.evaluation.evidence import LOG_RATIOS
 from rlio.evaluation.fitted_q import QModel
 from rlio.evaluation.intervals import IntervalOptions
-from rlio.evaluation.logged_rows import LoggedRows, read_log_probabilities, read_nested, read_rewards, rows_of
+from rlio.evaluation.logged_rows import (
+    LoggedRows,
+    StepNumbers,
+    read_log_probabilities,
+    read_nested,
+    read_rewards,
+    rows_of,
+)
 from rlio.evaluation.target import LogProbabilities, Target, as_target
 from rlio.interfaces import Batch, InputReader, ReadOptions
 from rlio.nested import map_structure
@@ -42,7 +49,7 @@ from rlio.policies.policy import Policy
 from rlio.readers.dataset_reader import DatasetReader
 from rlio.resolve import read
 
-__all__ = ["ESTIMATORS", "Logged", "OffPolicyEvaluator", "evaluate_offline"]
+__all__ = ["ESTIMATORS", "Logged", "OffPolicyEvaluator", "evaluate_offline", "keeps_order"]
 
 #: What rows may come from: a root, path or glob, whatever else `rlio.read` opens, a reader, or batches.
 Logged: TypeAlias = "str | os.PathLike[str] | Dataset | InputReader | Batch | Iterable[Batch]"
@@ -52,8 +59,8 @@ class OffPolicyEvaluator:
     """Estimates what a policy would earn, from batches that come one by one.
 
     ``is``, ``pdis`` and ``wis`` keep five numbers of each whole episode, beside two a step of those that are
-    not whole yet; ``wpdis`` keeps two numbers a step of all; ``dm``, ``dr`` and ``wdr`` keep all rows, since
-    a model is fitted to them.
+    not whole yet; ``wpdis`` and ``stepwise_wis`` (RLlib's ``WeightedImportanceSampling``) keep two numbers a
+    step of all; ``dm``, ``dr`` and ``wdr`` keep all rows, since a model is fitted to them.
 
     Args:
         policy: The one to judge: a bound `Policy`, a function (obs, actions) -> logs of probabilities, or a
@@ -98,6 +105,7 @@ class OffPolicyEvaluator:
         self.target = as_target(policy)
         self._policy_id = policy_id
         self._rows: dict[Hashable, int] = {}
+        self._steps: dict[Hashable, StepNumbers] = {}
         #: What the rows said so far: it can be sent elsewhere, and added to that of other evaluators.
         self.evidence = self._estimation.evidence()
 
@@ -119,16 +127,20 @@ class OffPolicyEvaluator:
     def renewed(self) -> OffPolicyEvaluator:
         """One like this that has seen nothing yet; the policy is the same object."""
         found = copy.copy(self)
-        found.evidence, found._rows = self._estimation.evidence(), {}
+        found.evidence, found._rows, found._steps = self._estimation.evidence(), {}, {}
         return found
 
-    def add(self, batch: Batch, *, source: Hashable = None) -> None:
+    def add(self, batch: Batch, *, source: Hashable = None, in_order: bool = True) -> None:
         """Take the rows of ``batch``: of any episodes, or parts of them, in any order.
+
+        Rows without ``t`` must come in the order in which they were recorded: their steps are counted, and
+        the first row of an episode is taken for its first step.
 
         Args:
             batch: The rows.
             source: Where ``eps_id`` means an episode of its own, such as a writer's id: rows of two sources
                 are never of one episode. Sources of one evaluator must be sortable.
+            in_order: Whether all rows of an episode come here, one after the other; else they need ``t``.
 
         Raises:
             MissingColumn: A column is absent that is needed.
@@ -140,8 +152,13 @@ class OffPolicyEvaluator:
             return
         first = self._rows.get(source, 0)
         self._rows[source] = first + len(rows)
-        single_steps = range(first, first + len(rows)) if self._estimation.bandit else None
-        self.evidence.add(LoggedRows.of(rows, self._columns(rows), single_steps=single_steps), source=source)
+        columns = self._columns(rows)
+        if self._estimation.bandit:
+            judged = LoggedRows.single_steps(columns, range(first, first + len(rows)))
+        else:
+            steps = self._steps.setdefault(source, StepNumbers()) if in_order else None
+            judged = LoggedRows.of(rows, columns, steps)
+        self.evidence.add(judged, source=source)
 
     def _columns(self, rows: SampleBatch) -> dict[str, Column]:
         """What is kept of rows until their episode is whole."""
@@ -188,9 +205,23 @@ def evaluate_offline(
         Name of the estimator -> what it says.
     """
     evaluator = OffPolicyEvaluator(policy, gamma=gamma, **options)
+    in_order = not isinstance(data, InputReader) or keeps_order(data)
     for source, batch in _sourced(data):
-        evaluator.add(batch, source=source)
+        evaluator.add(batch, source=source, in_order=in_order)
     return evaluator.estimate()
+
+
+def keeps_order(reader: InputReader) -> bool:
+    """Whether it is known that ``reader`` gives all rows that were recorded, in the order in which they were.
+
+    Then rows need not say which step of their episode they are.
+    """
+    options = getattr(reader, "options", None)
+    if not isinstance(options, ReadOptions):
+        return False
+    if isinstance(reader, DatasetReader) and len(reader) != len(reader.dataset):
+        return False  # A filter, or units that overlap.
+    return not options.shuffle and options.shard[1] == 1 and options.on_error == "raise"
 
 
 def _sourced(data: Logged) -> Iterator[tuple[Hashable, Batch]]:

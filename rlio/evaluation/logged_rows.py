@@ -24,7 +24,7 @@ from rlio.evaluation.target import ROUNDING
 from rlio.interfaces import Batch
 from rlio.nested import map_structure
 
-__all__ = ["LoggedRows", "read_log_probabilities", "rows_of"]
+__all__ = ["LoggedRows", "StepNumbers", "read_log_probabilities", "rows_of"]
 
 #: The id of an agent that is no int, which ``agent_index`` cannot hold.
 _AGENT_ID = "agent_id"
@@ -52,29 +52,30 @@ class LoggedRows:
         return len(self.t)
 
     @classmethod
-    def of(
-        cls, batch: SampleBatch, columns: dict[str, Column], *, single_steps: range | None = None
-    ) -> LoggedRows:
+    def single_steps(cls, columns: dict[str, Column], eps_id: range) -> LoggedRows:
+        """Rows with ``columns``, each of which is an episode of its own."""
+        rows = len(eps_id)
+        return cls(np.array(eps_id), None, np.zeros(rows, np.int64), np.ones(rows, bool), columns)
+
+    @classmethod
+    def of(cls, batch: SampleBatch, columns: dict[str, Column], steps: StepNumbers | None) -> LoggedRows:
         """The rows of ``batch``, with ``columns``.
 
         Args:
             batch: What says which episodes they are of.
             columns: What is kept of them.
-            single_steps: Ids of episodes, where each row is one of its own, whatever the batch says.
+            steps: Numbers steps where the batch does not; None: the rows may come in any order.
 
         Raises:
             MissingColumn: It does not say which episodes, or steps, they are.
+            SchemaError: Batches before it numbered their steps, or this one does and those did not.
         """
-        rows = len(batch)
-        if single_steps is not None:
-            return cls(np.array(single_steps), None, np.zeros(rows, np.int64), np.ones(rows, bool), columns)
-        for name, what in ((Columns.EPS_ID, "which episode"), (Columns.T, "which step of its episode")):
-            if name not in batch:
-                raise MissingColumn(
-                    f"rows do not say {what} they are, so that nobody knows which episodes are whole: record "
-                    "with rlio, or, if every row is an episode of its own, give bandit=True",
-                    column=name,
-                )
+        if Columns.EPS_ID not in batch:
+            raise MissingColumn(
+                "rows do not say which episode they are of, so that no episode is known to be whole: record "
+                "with rlio, or, if every row is an episode of its own, give bandit=True",
+                column=Columns.EPS_ID,
+            )
         ended = [to_numpy(batch[name]) for name in (Columns.TERMINATEDS, Columns.TRUNCATEDS) if name in batch]
         if not ended:
             raise MissingColumn(
@@ -83,9 +84,64 @@ class LoggedRows:
             )
         agent = next((to_numpy(batch[n]) for n in (_AGENT_ID, Columns.AGENT_INDEX) if n in batch), None)
         ends = np.logical_or.reduce([flags.astype(bool) for flags in ended])
-        return cls(
-            to_numpy(batch[Columns.EPS_ID]), agent, to_numpy(batch[Columns.T]).astype(np.int64), ends, columns
-        )
+        eps_id = to_numpy(batch[Columns.EPS_ID])
+        given = to_numpy(batch[Columns.T]).astype(np.int64) if Columns.T in batch else None
+        if steps is not None:
+            t = steps.of(given, eps_id, agent, ends)
+        elif given is None:
+            raise MissingColumn(
+                "rows do not say which step of their episode they are, and their order does not say it, as "
+                "they are shuffled or read in parts: read them in the order in which they were recorded, in "
+                "one process; or, if every row is an episode of its own, give bandit=True",
+                column=Columns.T,
+            )
+        else:
+            t = given
+        return cls(eps_id, agent, t, ends, columns)
+
+
+class StepNumbers:
+    """Numbers the steps of episodes whose rows do not say ``t``, in the order in which they come.
+
+    The first row of an episode is taken for its step 0: that rows before it are missing cannot be seen.
+    """
+
+    def __init__(self) -> None:
+        #: Whether rows say ``t``; None before the first.
+        self._given: bool | None = None
+        #: (episode, agent) -> its next step, of those that have not ended.
+        self._running: dict[tuple[Any, Any], int] = {}
+
+    def of(
+        self,
+        given: NDArray[np.int64] | None,
+        eps_id: NDArray[Any],
+        agent: NDArray[Any] | None,
+        ends: NDArray[np.bool_],
+    ) -> NDArray[np.int64]:
+        """The step of each row, (N,): as ``given``, or by the order of the rows.
+
+        Raises:
+            SchemaError: Steps were given before and are not now, or the other way round.
+        """
+        if self._given not in (None, given is not None):
+            raise SchemaError(
+                "some batches say which step of its episode each row is, and others do not: give all of them "
+                "this column, or none",
+                column=Columns.T,
+            )
+        self._given = given is not None
+        if given is not None:
+            return given
+        agents = [None] * len(eps_id) if agent is None else agent.tolist()
+        found = np.empty(len(eps_id), np.int64)
+        for i, (key, is_last) in enumerate(
+            zip(zip(eps_id.tolist(), agents, strict=True), ends.tolist(), strict=True)
+        ):
+            found[i] = self._running.pop(key, 0)
+            if not is_last:
+                self._running[key] = int(found[i]) + 1
+        return found
 
 
 def rows_of(batch: Batch, policy_id: str | None) -> SampleBatch:

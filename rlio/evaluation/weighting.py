@@ -36,6 +36,7 @@ __all__ = [
     "doubly_robust",
     "importance_sampling",
     "per_decision",
+    "stepwise_weighted",
     "weighted_doubly_robust",
     "weighted_importance_sampling",
     "weighted_per_decision",
@@ -255,6 +256,28 @@ def weighted_per_decision(steps: WeightedSteps) -> Contributions:
         OptionError: All weights are 0.
     """
     return _mean(_normalised(steps, steps.log_weights, steps.rewards))
+
+
+def stepwise_weighted(steps: WeightedSteps) -> Contributions:
+    """Mean of sum_t gamma^t w_t r_t / m_t, m_t being the mean weight of the episodes that reach step t.
+
+    It is RLlib's ``WeightedImportanceSampling``. Episodes that are over do not count at later steps, unlike
+    in `weighted_per_decision`: late steps count as often as the acting policy reaches them, which is wrong
+    where the judged one lasts longer or shorter. A step counts 0 if no episode which reaches it has a weight
+    above 0.
+
+    Raises:
+        OptionError: All weights are 0.
+    """
+    _largest(steps.log_weights[steps.last])
+    horizon = int(steps.lengths.max(initial=0))
+    log_totals = _log_sums(steps.t, steps.log_weights, horizon)
+    shares = np.exp(steps.log_weights - _finite(log_totals)[steps.t])
+    means = np.bincount(steps.t, shares * steps.rewards, horizon)[steps.t]
+    reach = np.bincount(steps.t, minlength=horizon)[steps.t]
+    # The estimate plus each episode's influence on it, to first order.
+    values = means + reach * shares * (steps.rewards - means)
+    return _mean(steps.sums(np.exp(steps.log_discounts) * values))
 
 
 def _model(steps: WeightedSteps) -> tuple[Floats, Floats, Floats]:

@@ -27,7 +27,7 @@ from rlio.errors import OptionError, excerpt
 from rlio.policies.policy import PolicyOutput, PolicyState, RecurrentState, state_part
 from rlio.policies.postprocessing import N_STEP_DISCOUNT, NStep
 from rlio.policies.torch_arrays import arrays_of, load_arrays
-from rlio.policies.torch_policy import MakeModule, MakeOptimizer, TorchPolicy
+from rlio.policies.torch_policy import MakeModule, MakeOptimizer, TorchPolicy, under_lock
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -148,7 +148,7 @@ class DQN(TorchPolicy):
         with torch.inference_mode():
             values = self.forward(obs)
             greedy = values.argmax(-1)
-            # Of several workers, each knows its own steps, and now and then the sum of all.
+            # A runner knows its own steps; the sum of all workers comes with weights.
             epsilon = self.epsilon(max(timestep, self.global_vars.timestep)) if explore else 0.0
             actions = greedy
             if epsilon:
@@ -210,6 +210,7 @@ class DQN(TorchPolicy):
         # and a NaN times 0 is one, in the gradient too.
         return values, torch.where(counts > 0, target, values.detach()), counts
 
+    @under_lock
     def td_errors(self, batch: SampleBatch) -> NDArray[np.float32]:
         """Target minus value of each row, shape (n,), as the policy is now: for priorities.
 
@@ -234,9 +235,11 @@ class DQN(TorchPolicy):
     def synced_modules(self) -> list[torch.nn.Module]:
         return [self.module, self._target]
 
+    @under_lock
     def get_state(self) -> PolicyState:
         return super().get_state() | {"target": arrays_of(self._target)}
 
+    @under_lock
     def set_state(self, state: PolicyState) -> None:
         super().set_state(state)
         load_arrays(self._target, state_part(state, "target", dict), "target's weights")

@@ -20,6 +20,7 @@ import functools
 import inspect
 import logging
 import os
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import FunctionType
@@ -163,6 +164,19 @@ class Policy(ABC):
             )
         return self._spaces
 
+    @property
+    def lock(self) -> threading.RLock:
+        """Held by runners while the policy acts, and by rlio's own policies while they learn or change.
+
+        A policy of yours that acts in one thread and changes in another (``sample_async``) changes under this
+        lock: in ``with self.lock``, or by the methods of `RolloutWorker`, which take it.
+        """
+        found: threading.RLock | None = self.__dict__.get("_lock")
+        return self.__dict__.setdefault("_lock", threading.RLock()) if found is None else found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
     # ---- acting ----
 
     @abstractmethod
@@ -183,7 +197,8 @@ class Policy(ABC):
             state: What the last call returned for the same environments, or `initial_state`.
             explore: Whether to try things out.
             inputs: N rows of `input_columns`; None if there are none.
-            timestep: Steps sampled so far, for schedules.
+            timestep: Environment steps that the runner has sampled so far, for schedules. Of several workers,
+                `global_vars` has the sum, as of the last weights.
 
         Returns:
             Actions, (N, *shape of the space), nested as the space is; the next state; and columns to record,
@@ -215,7 +230,8 @@ class Policy(ABC):
             state: What the last call returned; () at the start of an episode.
             explore: Whether to try things out.
             inputs: One row of `input_columns`; None if there are none.
-            timestep: Steps sampled so far, for schedules.
+            timestep: Environment steps that the runner has sampled so far, for schedules. Of several workers,
+                `global_vars` has the sum, as of the last weights.
 
         Returns:
             The action, the next state, and the columns' values, all without a leading dimension.
@@ -279,7 +295,10 @@ class Policy(ABC):
         )
 
     def on_global_var_update(self, global_vars: GlobalVars) -> None:
-        """Take note of what all workers share, for schedules; kept in `global_vars`."""
+        """Take note of what all workers share, for schedules; kept in `global_vars`.
+
+        Called when others say it (`RolloutWorker.set_global_vars`), and before the policy learns.
+        """
         self.global_vars = global_vars
 
     # ---- learning ----

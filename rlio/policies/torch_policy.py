@@ -12,11 +12,12 @@ Example:
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     import gymnasium as gym
     import torch
 
-__all__ = ["Loss", "MakeModule", "MakeOptimizer", "TorchPolicy"]
+__all__ = ["Loss", "MakeModule", "MakeOptimizer", "TorchPolicy", "under_lock"]
 
 #: Makes a module, given the observation space, the number of outputs, and what decides its weights and
 #: device.
@@ -56,6 +57,22 @@ MakeOptimizer: TypeAlias = "Callable[[Iterable[torch.nn.Parameter]], torch.optim
 Loss: TypeAlias = (
     "Callable[[TorchPolicy, torch.Tensor, dict[str, Any]], tuple[torch.Tensor, dict[str, float]]]"
 )
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_Self = TypeVar("_Self", bound=Policy)
+
+
+def under_lock(method: Callable[Concatenate[_Self, P], T]) -> Callable[Concatenate[_Self, P], T]:
+    """``method`` under `Policy.lock`: another thread may act with the same module."""
+
+    @functools.wraps(method)
+    def locked(self: _Self, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with self.lock:
+            return method(self, *args, **kwargs)
+
+    return locked
 
 
 # Rows whose likelihoods are computed at once: a log of any length takes no more memory.
@@ -282,6 +299,7 @@ class TorchPolicy(Policy):
             extras[Columns.VF_PREDS] = outputs[:, -1]
         return drawn[0], extras
 
+    @under_lock
     def compute_log_likelihoods(
         self, actions: Any, obs: Any, *, explore: bool = True, timestep: int | None = None
     ) -> NDArray[np.float64]:
@@ -374,6 +392,7 @@ class TorchPolicy(Policy):
 
     # ---- after sampling ----
 
+    @under_lock
     def postprocess_trajectory(
         self,
         batch: SampleBatch,
@@ -382,6 +401,7 @@ class TorchPolicy(Policy):
     ) -> SampleBatch:
         return self._postprocessed(batch)
 
+    @under_lock
     def postprocess_batch(self, batch: SampleBatch) -> SampleBatch:
         if type(self).postprocess_trajectory is TorchPolicy.postprocess_trajectory:
             return self._postprocessed(batch)
@@ -432,6 +452,7 @@ class TorchPolicy(Policy):
 
     # ---- learning ----
 
+    @under_lock
     def learn_on_batch(self, batch: Batch) -> Stats:
         """Take one step of the optimizer on ``batch``, and return the loss and what it reports.
 
@@ -445,6 +466,7 @@ class TorchPolicy(Policy):
         stats, _ = self._backward(batch)
         return stats | self._update()
 
+    @under_lock
     def compute_gradients(self, batch: Batch) -> tuple[Gradients, Stats]:
         """The gradients of the loss of ``batch``; they are not clipped, and `apply_gradients` does that.
 
@@ -464,6 +486,7 @@ class TorchPolicy(Policy):
         self._optimizer_or_raise().zero_grad(set_to_none=True)
         return gradients, stats | {"batch_count": rows}
 
+    @under_lock
     def apply_gradients(self, gradients: Mapping[str, NDArray[Any]]) -> None:
         self._optimizer_or_raise()
         load_gradients(self._learned(), gradients)
@@ -577,10 +600,12 @@ class TorchPolicy(Policy):
 
     # ---- weights and state ----
 
+    @under_lock
     def get_weights(self, *, inference_only: bool = False) -> Weights:
         """Copies of the module's parameters and buffers, by name."""
         return arrays_of(self.module, without=self._non_inference() if inference_only else ())
 
+    @under_lock
     def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
         load_arrays(self.module, weights, "weights", without=self._non_inference())
 
@@ -592,6 +617,7 @@ class TorchPolicy(Policy):
         """What has to be equal in all processes that learn as one."""
         return [self.module]
 
+    @under_lock
     def get_state(self) -> PolicyState:
         optimizer = None if self._optimizer is None else state_of(self._optimizer.state_dict())
         return super().get_state() | {
@@ -600,6 +626,7 @@ class TorchPolicy(Policy):
             "generator": self._generator.get_state().numpy().copy(),
         }
 
+    @under_lock
     def set_state(self, state: PolicyState) -> None:
         import torch
 

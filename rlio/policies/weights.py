@@ -34,7 +34,8 @@ class GlobalVars:
     """Numbers that all workers of a training run share.
 
     Attributes:
-        timestep: Steps that all of them sampled so far.
+        timestep: Environment steps that all of them sampled so far. A `RolloutWorker` counts its own; a
+            `WorkerGroup` adds up those of its workers, and sends the sum to them with weights.
         num_grad_updates_per_policy: Updates of each policy so far.
     """
 

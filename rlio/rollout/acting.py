@@ -14,23 +14,23 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch
-from rlio.columns import STATE_OUT_PREFIX, Columns
+from rlio.columns import RECORDED, STATE_OUT_PREFIX, Columns
 from rlio.envs.leaves import leaves_of
-from rlio.errors import OptionError, excerpt
+from rlio.errors import OptionError, SchemaError, excerpt
 from rlio.nested import map_structure, unflatten
 from rlio.policies.policy import Policy, RecurrentState
 
 if TYPE_CHECKING:
     from rlio.envs.stepping import VectorStep
 
-__all__ = ["STATE_BEFORE_PREFIX", "Acted", "Acting"]
+__all__ = ["STATE_BEFORE_PREFIX", "Acted", "Acting", "check_extras"]
 
 #: Columns of the recorder: the recurrent state before each step.
 STATE_BEFORE_PREFIX = "_state_before_"
@@ -49,6 +49,20 @@ class Acted(NamedTuple):
     actions: Any
     extras: dict[str, NDArray[Any]]
     weights_seq_no: int | NDArray[np.int64]
+
+
+def check_extras(extras: Iterable[str], own: Collection[str] = RECORDED) -> None:
+    """Refuse a policy's extra columns that have names of columns which are recorded anyway.
+
+    Raises:
+        SchemaError: One has.
+    """
+    for name in extras:
+        if name in own:
+            raise SchemaError(
+                "the policy gave an extra column of this name, which runners record: give it another name",
+                column=name,
+            )
 
 
 class Acting:
@@ -95,19 +109,22 @@ class Acting:
             timestep: Steps so far.
         """
         policy, before = self.policy, self._state
-        actions, after, extras = policy.compute_actions(
-            obs,
-            before,
-            explore=explore,
-            inputs=self._inputs(known) if policy.input_columns else None,
-            timestep=timestep,
-        )
+        with policy.lock:
+            actions, after, extras = policy.compute_actions(
+                obs,
+                before,
+                explore=explore,
+                inputs=self._inputs(known) if policy.input_columns else None,
+                timestep=timestep,
+            )
+            version = policy.weights_seq_no
+        check_extras(extras)
         if after:
             extras = dict(extras)
             for k, (part, old) in enumerate(zip(after, before, strict=True)):
                 extras[f"{STATE_OUT_PREFIX}{k}"] = np.asarray(part)
                 extras[f"{STATE_BEFORE_PREFIX}{k}"] = np.asarray(old)
-        acted = Acted(actions, extras, policy.weights_seq_no)
+        acted = Acted(actions, extras, version)
         if self._in_flight is not None and self._last is not None:
             acted = _kept(self._in_flight, self._last, acted)
             after = tuple(acted.extras[f"{STATE_OUT_PREFIX}{k}"] for k in range(len(after)))

@@ -6,7 +6,7 @@ It brings their observations to the policy in one batch, keeps their rows, and t
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from rlio.envs.multi_agent import AgentId
 from rlio.errors import OptionError, SchemaError, excerpt
 from rlio.nested import map_structure
 from rlio.policies.random_policy import RandomPolicy
-from rlio.rollout.acting import STATE_BEFORE_PREFIX
+from rlio.rollout.acting import STATE_BEFORE_PREFIX, check_extras
 from rlio.rollout.agent_rows import AGENT_T, EPISODE, AgentRows, stacked, structured
 
 if TYPE_CHECKING:
@@ -102,7 +102,8 @@ class AgentGroup:
         observation_space: Of one agent of the group, as the environment has it.
         action_space: The same of actions.
         config: Which connectors there are, and what is recorded.
-        seed: Of the policy, if it is bound here, and of random actions.
+        seed: Of the policy, if it is bound here.
+        random_seed: Gives the seed of random actions, once they are asked for.
 
     Attributes:
         waiting: Agents that are to act, in the order of the batch.
@@ -121,6 +122,7 @@ class AgentGroup:
         *,
         config: RolloutConfig,
         seed: int,
+        random_seed: Callable[[], int],
     ) -> None:
         self.policy_id = policy_id
         #: As the environments have them: equal for all agents of the group.
@@ -130,7 +132,7 @@ class AgentGroup:
         self._env_leaves = leaves_of(observation_space)
         self._observations = ObservationPipeline(config.observation_connectors, observation_space, policy)
         self._actions = ActionPipeline([*config.action_connectors, *_bounding(config)], action_space, policy)
-        self._seed = seed
+        self._seed, self._random_seed = seed, random_seed
         self._meet(policy)
         self._records_seeds = config.record_env_seeds
         self._random: Policy | None = None
@@ -284,8 +286,8 @@ class AgentGroup:
             policy: The policy, as it is now.
             envs: Those whose agents act; None: all. The others go on waiting.
             explore: See `Policy.compute_actions`.
-            at_random: Whether actions are drawn uniformly, whatever the policy is.
-            timestep: Steps sampled so far.
+            at_random: Whether a `RandomPolicy` acts in its place.
+            timestep: Environment steps sampled so far.
 
         Returns:
             The agents, and what the environment gets as their actions.
@@ -295,33 +297,23 @@ class AgentGroup:
         agents, obs = self._chosen(envs)
         if not agents:
             return []
+        acting = self._random_policy() if at_random else policy
         slots = np.array([agent.slot for agent in agents])
-        integers: dict[str, Any] = {
-            Columns.EPS_ID: [agent.episode.eps_id for agent in agents],
-            Columns.T: [agent.episode.t for agent in agents],
-            Columns.ENV_ID: [agent.episode.env_index for agent in agents],
-            Columns.AGENT_INDEX: [agent.index for agent in agents],
-            Columns.WEIGHTS_SEQ_NO: policy.weights_seq_no,
-            EPISODE: [agent.episode.number for agent in agents],
-            AGENT_T: [agent.steps for agent in agents],
-        }
-        if self._records_seeds:
-            integers[Columns.ENV_SEED] = [agent.episode.seed for agent in agents]
-        if at_random:
-            actions, _, _ = self._random_policy().compute_actions(obs)
-            extras: dict[str, Any] = {}
-        else:
-            starts = np.flatnonzero([agent.is_new for agent in agents])
-            state = self._state_of(policy, slots, starts)
-            inputs = self._inputs_of(integers, slots, starts) if self._inputs else None
-            actions, after, extras = policy.compute_actions(
+        starts = np.flatnonzero([agent.is_new for agent in agents])
+        integers = self._integers_of(agents)
+        with acting.lock:
+            state = self._state_of(acting, slots, starts)
+            inputs = self._inputs_of(integers, slots, starts) if acting.input_columns else None
+            actions, after, extras = acting.compute_actions(
                 obs, state, explore=explore, inputs=inputs, timestep=timestep
             )
-            if after:
-                extras = dict(extras)
-            for k, (kept, old, new) in enumerate(zip(self._state, state, after, strict=True)):
-                kept[slots] = new
-                extras |= {f"{STATE_OUT_PREFIX}{k}": new, f"{STATE_BEFORE_PREFIX}{k}": old}
+            integers[Columns.WEIGHTS_SEQ_NO] = acting.weights_seq_no
+        check_extras(extras)
+        if after:
+            extras = dict(extras)
+        for k, (kept, old, new) in enumerate(zip(self._state, state, after, strict=True)):
+            kept[slots] = new
+            extras |= {f"{STATE_OUT_PREFIX}{k}": new, f"{STATE_BEFORE_PREFIX}{k}": old}
         first = self.rows.open(obs, actions, extras, integers)
         if self._inputs:
             self._remember_actions(actions, slots)
@@ -330,6 +322,20 @@ class AgentGroup:
             agent.steps += 1
         sent = self._actions(actions, _streams(agents)) if len(self._actions) else actions
         return list(zip(agents, _each(sent, len(agents)), strict=True))
+
+    def _integers_of(self, agents: Sequence[Agent]) -> dict[str, Any]:
+        """What is known of the rows that ``agents`` open, before any policy acts."""
+        known: dict[str, Any] = {
+            Columns.EPS_ID: [agent.episode.eps_id for agent in agents],
+            Columns.T: [agent.episode.t for agent in agents],
+            Columns.ENV_ID: [agent.episode.env_index for agent in agents],
+            Columns.AGENT_INDEX: [agent.index for agent in agents],
+            EPISODE: [agent.episode.number for agent in agents],
+            AGENT_T: [agent.steps for agent in agents],
+        }
+        if self._records_seeds:
+            known[Columns.ENV_SEED] = [agent.episode.seed for agent in agents]
+        return known
 
     def _chosen(self, envs: Collection[int] | None) -> tuple[list[Agent], Any]:
         """Those who act now, taken from those who wait, and what they see."""
@@ -394,7 +400,7 @@ class AgentGroup:
     def _random_policy(self) -> Policy:
         if self._random is None:
             self._random = RandomPolicy()
-            self._random.bind(self.observation_space, self.action_space, self._seed)
+            self._random.bind(self.observation_space, self.action_space, self._random_seed())
         return self._random
 
     def leave(self) -> list[Agent]:

@@ -6,7 +6,7 @@ Example:
     >>> from rlio.rollout.config import RolloutConfig
     >>> env = make_multi_agent("CartPole-v1")(num_agents=2)
     >>> policies = {"0": RandomPolicy(), "1": RandomPolicy()}
-    >>> mapping = AgentMapping(policies, config=RolloutConfig(), seed_of=len)
+    >>> mapping = AgentMapping(policies, config=RolloutConfig(), seed_of=len, random_seed_of=len)
     >>> mapping.policy_id(1, RunningEpisode(77))
     '1'
     >>> mapping.group("1", env, 1).observation_space.shape
@@ -42,6 +42,7 @@ class AgentMapping:
         policies: Policy id -> policy: looked at anew each time.
         config: For the groups.
         seed_of: The seed of the policy with an id, if it is not bound.
+        random_seed_of: The seed of random actions in place of that policy's.
         worker: What mapping functions get as ``worker``, if they take it.
 
     Attributes:
@@ -55,12 +56,13 @@ class AgentMapping:
         *,
         config: RolloutConfig,
         seed_of: Callable[[str], int],
+        random_seed_of: Callable[[str], int],
         worker: Any = None,
     ) -> None:
         self.policies = policies
         self.groups: dict[str, AgentGroup] = {}
         self._config = config
-        self._seed_of = seed_of
+        self._seed_of, self._random_seed_of = seed_of, random_seed_of
         self._worker = worker
         #: Policy id -> states of its connectors, for groups that are not there yet.
         self._states: dict[str, tuple[JsonState, JsonState]] = {}
@@ -126,6 +128,7 @@ class AgentMapping:
                 *spaces,
                 config=self._config,
                 seed=self._seed_of(policy_id),
+                random_seed=partial(self._random_seed_of, policy_id),
             )
             self._load_connectors(group)
         elif group.env_spaces != spaces:

@@ -127,7 +127,7 @@ class Callbacks:
         """An episode has its first observation."""
 
     def on_episode_step(self, *, runner: Any, env: Any, episode: RunningEpisode, **kwargs: Any) -> None:
-        """A step was taken that did not end the episode."""
+        """A step was taken; after an episode's last one comes `on_episode_end`."""
 
     def on_episode_end(
         self,

@@ -16,7 +16,7 @@ from rlio.errors import OptionError, excerpt
 if TYPE_CHECKING:
     from rlio.connectors.connector import ConnectorLike
 
-__all__ = ["RolloutConfig", "VectorizeMode"]
+__all__ = ["INPUT_ESTIMATORS", "RolloutConfig", "VectorizeMode"]
 
 VectorizeMode = Literal["sync", "async", "native"]
 
@@ -26,7 +26,17 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "compress_observations": (False, True, "bulk"),
     "count_steps_by": ("env_steps", "agent_steps"),
 }
-_EVALUATIONS = ("simulation", "is", "pdis", "wis", "wpdis")
+#: Names of ``input_evaluation`` -> the estimators of `rlio.evaluation` that they stand for. RLlib's own
+#: names, the first two, mean RLlib's estimators, which are step-wise.
+INPUT_ESTIMATORS: Mapping[str, str] = {
+    "is": "pdis",
+    "wis": "stepwise_wis",
+    "pdis": "pdis",
+    "wpdis": "wpdis",
+    "trajectory_is": "is",
+    "trajectory_wis": "wis",
+}
+_EVALUATIONS = ("simulation", *INPUT_ESTIMATORS)
 _LEAST = (
     ("num_envs", 1),
     ("episode_lookback_horizon", 0),
@@ -98,14 +108,16 @@ class RolloutConfig:
             writer.
         input_evaluation: How the policies of a `RolloutWorker` are judged while they learn from what it
             reads; one of these, or several. ``"simulation"``: with each batch that is read they sample a
-            fragment too, which is counted in the metrics and served to nobody. ``"is"``, ``"pdis"``,
-            ``"wis"``, ``"wpdis"``: what they would have earned is estimated from the rows that are read, by
+            fragment too, which is counted in the metrics and served to nobody. ``"is"`` and ``"wis"``
+            (RLlib's estimators, step by step), ``"pdis"``, ``"wpdis"``, ``"trajectory_is"`` and
+            ``"trajectory_wis"``: what they would have earned is estimated from the rows that are read, by
             importance sampling (docs/evaluation.md); for rows in recorded order with the probabilities of
             their actions. The metrics have it as ``off_policy_estimator``, of the episodes that became whole
             since they were last asked for.
         input_evaluation_gamma: Discount a step of those estimates, from 0 to 1; they need it.
         sample_async: The sampler of a `RolloutWorker` runs in a thread of its own, up to 5 batches ahead; see
-            `AsyncInput`. Its policies act while others learn; none is changed while it acts.
+            `AsyncInput`. No policy learns or changes while it acts, by the worker's methods or by those of
+            rlio's policies; a policy of yours that you call directly does so under its `rlio.Policy.lock`.
         fake_sampler: The sampler of a `RolloutWorker` gives its first batch again and again: to time what
             learns from it.
         record_infos: Whether batches have an ``infos`` column.

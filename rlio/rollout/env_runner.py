@@ -38,7 +38,7 @@ from rlio.rollout.config import RolloutConfig
 from rlio.rollout.filters import copies_of, filters_in, make_equal
 from rlio.rollout.lookback import LookBack
 from rlio.rollout.metrics import Counts, MetricsCollector, RolloutMetrics
-from rlio.rollout.progress import Progress, check_amount, whole_number
+from rlio.rollout.progress import Progress, check_amount
 from rlio.rollout.runner_envs import RunnerEnvs
 from rlio.rollout.runner_seeds import RunnerSeeds
 from rlio.rollout.trajectories import with_sequences, without_states
@@ -227,6 +227,11 @@ class EnvRunner:
         return self._progress.timesteps
 
     @property
+    def env_steps(self) -> int:
+        """Steps of environments taken so far: there is a row for each."""
+        return self._progress.timesteps
+
+    @property
     def steps_dropped(self) -> int:
         """Rows that were recorded but are in no batch, see the class."""
         return self._progress.dropped
@@ -389,7 +394,7 @@ class EnvRunner:
         Raises:
             StateError: A key is missing, or no whole number.
         """
-        saved = RunnerSeeds(whole_number(state, "seed"), self.worker_index, whole_number(state, "restarts"))
+        saved = RunnerSeeds.from_state(state, worker_index=self.worker_index)
         progress = Progress.from_state(state)
         with ExitStack() as undo:
             self._load_connectors(state.get("connectors", {}), undo)

@@ -130,10 +130,9 @@ class EpisodeHooks:
             episode.last_action = map_structure(lambda leaf, env=env: leaf[env], sent)
             episode.last_reward = float(step.rewards[env])
             episode.last_info = None if infos is None else infos[env]
+            self._call("on_episode_step", episode)
             if ended[env]:
                 self._end(episode)
-            else:
-                self._call("on_episode_step", episode)
             _forget_values(episode)
 
     def failed(self, env: int, error: Exception | None, *, length: int, total: float) -> None:

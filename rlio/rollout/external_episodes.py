@@ -36,15 +36,16 @@ from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete, Text
 from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch
-from rlio.columns import STATE_OUT_PREFIX, Columns
+from rlio.columns import RECORDED, STATE_OUT_PREFIX, Columns
 from rlio.envs.leaves import Leaf, leaf_of, leaves_of
 from rlio.errors import ClosedError, EnvError, OptionError, SchemaError, excerpt
 from rlio.nested import map_structure, path_text
 from rlio.policies.policy import Policy, RecurrentState
-from rlio.rollout.acting import STATE_BEFORE_PREFIX
+from rlio.rollout.acting import STATE_BEFORE_PREFIX, check_extras
 from rlio.rollout.agent_rows import NEXT_T, AgentRows, structured
 from rlio.rollout.callbacks import Callbacks, RunningEpisode, overridden
 from rlio.rollout.metrics import MetricsCollector
+from rlio.rollout.progress import Progress
 from rlio.rollout.trajectories import piece_starts
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ __all__ = ["LOGGED", "ExternalEpisodes", "is_in_range"]
 
 #: Column, bool: the action was logged by the loop, not chosen by the policy.
 LOGGED = "logged_action"
+_RECORDED: Final = RECORDED | {LOGGED}
 # What describes the choice of an action, and is therefore unknown of those that the policy did not choose.
 _OF_THE_CHOICE = (Columns.ACTION_LOGP, Columns.ACTION_PROB)
 # Rewards are summed in float64, and float32 in batches.
@@ -134,8 +136,12 @@ class ExternalEpisodes:
         timeout: Seconds that a loop waits for an action.
         callbacks: Get to know of episodes.
         metrics: Count them.
-        seed: Of the episode ids.
-        worker_index: For callbacks.
+        seed: Of the episode ids, or the generator that draws them.
+        worker_index: For callbacks, and for unroll ids.
+
+    Attributes:
+        progress: Counts rows whose outcome is known, rows that no batch has, and unroll ids.
+        changed: The lock, and what is notified where something happens.
     """
 
     def __init__(
@@ -148,15 +154,12 @@ class ExternalEpisodes:
         timeout: float | None = None,
         callbacks: Callbacks | None = None,
         metrics: MetricsCollector | None = None,
-        seed: int | None = None,
+        seed: int | np.random.Generator | None = None,
         worker_index: int = 0,
     ) -> None:
         self.policy = policy
         self.explore = explore
-        #: Rows that were sampled so far.
-        self.timesteps = 0
-        #: Rows that no batch has, of episodes that are not for training.
-        self.rows_dropped = 0
+        self.progress = Progress.of_worker(worker_index)
         self.changed = threading.Condition(threading.RLock())
         self._observation_leaves = leaves_of(policy.observation_space)
         self._action_leaves = leaves_of(policy.action_space)
@@ -175,7 +178,6 @@ class ExternalEpisodes:
         #: Ids of episodes that are over and have rows, and of those of which rows are not wanted.
         self._over: set[int] = set()
         self._unwanted: set[int] = set()
-        self._unrolls = worker_index << 40
         #: The policy's columns, once it has acted.
         self._known: _Known | None = None
         self._closed = False
@@ -202,7 +204,7 @@ class ExternalEpisodes:
             if name in self._episodes:
                 raise OptionError(f"episode {excerpt(name)} runs already: end it first, or take another name")
             running = RunningEpisode(
-                int(self._ids.integers(0, 1 << 63, dtype=np.int64)),
+                self._new_id(),
                 worker_index=self._worker_index,
                 training_enabled=training_enabled,
             )
@@ -286,14 +288,17 @@ class ExternalEpisodes:
         with self.changed:
             episode = self._episode(episode_id)
             self._withdraw(episode)
-            self._close_row(episode, seen, ended=(not truncated, truncated))
             running = episode.running
             running.last_observation = observation
             try:
+                self._close_row(episode, seen, ended=(not truncated, truncated))
                 self._call("on_episode_end", running)
                 self._metrics.episode_ended(running, duration=time.monotonic() - episode.began)
             finally:
                 self._forget(episode)
+
+    def _new_id(self) -> int:
+        return int(self._ids.integers(0, 1 << 63, dtype=np.int64))
 
     def _forget(self, episode: _Episode) -> None:
         """It runs no more; rows that wait are those of an episode that is over."""
@@ -366,7 +371,7 @@ class ExternalEpisodes:
         if not dropped:
             return
         self._moved(self._rows.drop(chosen))
-        self.rows_dropped += dropped
+        self.progress.dropped += dropped
         self._metrics.rows_dropped(dropped)
 
     def _moved(self, numbers: NDArray[np.int64]) -> None:
@@ -436,15 +441,14 @@ class ExternalEpisodes:
             ended=[ended],
             infos=[episode.info] if self._infos else None,
         )
-        self.timesteps += 1
+        self.progress.timesteps += 1
         running = episode.running
         running.length = episode.t
         running.last_info = episode.info
         running.last_action = map_structure(lambda leaf: leaf[0], episode.action)
         episode.row = None
         episode.reward_before, episode.reward, episode.info = episode.reward, 0.0, {}
-        if not any(ended):
-            self._call("on_episode_step", running)
+        self._call("on_episode_step", running)
         self.changed.notify_all()
 
     # ---- called by whoever samples ----
@@ -464,7 +468,9 @@ class ExternalEpisodes:
 
     def _answer(self, requests: list[_Request]) -> None:
         try:
-            self._act(requests)
+            # Rows have the version of the weights that acted: nothing changes them in between.
+            with self.policy.lock:
+                self._act(requests)
         except BaseException as error:
             # The loops must not wait for ever; whoever samples gets to know as well.
             for request in requests:
@@ -492,8 +498,9 @@ class ExternalEpisodes:
             states,
             explore=self.explore,
             inputs=self._inputs(episodes) if policy.input_columns else None,
-            timestep=self.timesteps,
+            timestep=self.progress.timesteps,
         )
+        check_extras(extras, _RECORDED)
         columns = {name: np.array(value) for name, value in extras.items()}
         if self._known is None or self._known.keys() != columns.keys():
             self._known = {name: (column.dtype, column.shape[1:]) for name, column in columns.items()}
@@ -613,7 +620,7 @@ class ExternalEpisodes:
         _, first, episode = np.unique(eps_id, return_index=True, return_inverse=True)
         order = np.argsort(first[episode], kind="stable")
         kept = order[~np.isin(eps_id[order], list(unwanted))]
-        self.rows_dropped += len(order) - len(kept)
+        self.progress.dropped += len(order) - len(kept)
         self._metrics.rows_dropped(len(order) - len(kept))
         whole = SampleBatch({name: column for name, column in columns.items() if name != NEXT_T})
         batch: SampleBatch = whole[kept]
@@ -626,9 +633,37 @@ class ExternalEpisodes:
         """Ids, never given before, of the pieces of episodes that follow one another in ``eps_id``."""
         with self.changed:
             starts = piece_starts(eps_id)
-            ids: NDArray[np.int64] = self._unrolls + np.cumsum(starts) - 1
-            self._unrolls += int(starts.sum())
+            ids: NDArray[np.int64] = self.progress.unrolls + np.cumsum(starts) - 1
+            self.progress.unrolls += int(starts.sum())
         return ids
+
+    @property
+    def rows_waiting(self) -> int:
+        """Rows whose outcome is known and that were not handed out."""
+        with self.changed:
+            return self._rows.closed_rows
+
+    def go_on_from(self, progress: Progress, ids: np.random.Generator) -> None:
+        """Continue counting where another runner was, and draw other ids than it did.
+
+        Loops cannot be stopped here: episodes that run, and rows that wait, get new ids.
+
+        Args:
+            progress: Of the other runner.
+            ids: Draws ids of episodes.
+        """
+        with self.changed:
+            self._ids = ids
+            self.progress.take_over(progress)
+            self.progress.timesteps += self._rows.closed_rows
+            eps_id = self._rows.integers(Columns.EPS_ID)
+            running = [episode.running for episode in self._episodes.values()]
+            known = dict.fromkeys([*(each.eps_id for each in running), *eps_id.tolist()])
+            new = {old: self._new_id() for old in known}
+            eps_id[:] = [new[old] for old in eps_id.tolist()]
+            self._over, self._unwanted = ({new[old] for old in own} for own in (self._over, self._unwanted))
+            for each in running:
+                each.eps_id = new[each.eps_id]
 
     def close(self) -> None:
         """Let everybody who waits go, with a ClosedError."""

@@ -7,8 +7,6 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
-
 from rlio.batch import SampleBatch, concat_samples
 from rlio.columns import DEFAULT_POLICY_ID
 from rlio.envs.external import ExternalEnv
@@ -20,7 +18,8 @@ from rlio.rollout.callbacks import CallbacksLike, combine, overridden
 from rlio.rollout.config import RolloutConfig
 from rlio.rollout.external_episodes import ExternalEpisodes
 from rlio.rollout.metrics import MetricsCollector, RolloutMetrics
-from rlio.rollout.progress import check_amount
+from rlio.rollout.progress import Progress, check_amount
+from rlio.rollout.runner_seeds import RunnerSeeds
 from rlio.rollout.trajectories import with_sequences, without_states
 
 if TYPE_CHECKING:
@@ -89,8 +88,8 @@ class ExternalRunner:
         self.config.refuse_others("the sampler of an ExternalEnv", _USED | _OF_WORKERS)
         self.metrics = MetricsCollector()
         self._callbacks = combine(callbacks)
-        seeds = np.random.SeedSequence(seed, spawn_key=(worker_index,)).generate_state(2)
-        policy.bind(env.observation_space, env.action_space, int(seeds[0]))
+        self._seeds = RunnerSeeds.of(seed, worker_index=worker_index)
+        policy.bind(env.observation_space, env.action_space, self._seeds.policy)
         self.episodes = ExternalEpisodes(
             policy,
             explore=self.config.explore,
@@ -98,7 +97,7 @@ class ExternalRunner:
             timeout=timeout,
             callbacks=self._callbacks,
             metrics=self.metrics,
-            seed=int(seeds[1]),
+            seed=self._seeds.episode_ids(),
             worker_index=worker_index,
         )
         self._whole = self.config.batch_mode == "complete_episodes"
@@ -147,7 +146,17 @@ class ExternalRunner:
     @property
     def timesteps(self) -> int:
         """Rows sampled so far."""
-        return self.episodes.timesteps
+        return self.episodes.progress.timesteps
+
+    @property
+    def env_steps(self) -> int:
+        """Steps of loops sampled so far: there is a row for each."""
+        return self.episodes.progress.timesteps
+
+    @property
+    def seeds(self) -> dict[str, int]:
+        """What everything random was seeded with: ``seed, worker_index, policy``."""
+        return self._seeds.as_dict()
 
     def run(self, steps: int | None = None) -> SampleBatch:
         """Answer loops until there are rows for a batch.
@@ -289,13 +298,27 @@ class ExternalRunner:
     # ---- state and end ----
 
     def state_dict(self) -> JsonState:
-        """Return counters as JSON. Loops elsewhere cannot be saved."""
-        return {"timesteps": self.episodes.timesteps, "rows_dropped": self.episodes.rows_dropped}
+        """Return seeds and counters as JSON. Loops elsewhere cannot be saved."""
+        with self.episodes.changed:
+            return {
+                "seed": self._seeds.seed,
+                "restarts": self._seeds.restarts,
+                **self.episodes.progress.state_dict(waiting=self.episodes.rows_waiting),
+            }
 
     def load_state_dict(self, state: JsonState) -> None:
-        """Continue counting from a state of `state_dict`."""
-        self.episodes.timesteps = int(state["timesteps"])
-        self.episodes.rows_dropped = int(state["rows_dropped"])
+        """Continue counting from a state of `state_dict`, with other ids than those before.
+
+        Loops that run go on; their episodes get new ids here. Rows that were not handed out when the state
+        was saved are in its ``steps_dropped``.
+
+        Raises:
+            StateError: A key is missing, or no whole number.
+        """
+        saved = RunnerSeeds.from_state(state, worker_index=self._seeds.worker_index)
+        progress = Progress.from_state(state)
+        self._seeds = saved.after_restart()
+        self.episodes.go_on_from(progress, self._seeds.episode_ids())
 
     def interrupt(self) -> None:
         """Let the loops go, and a `run` that waits in another thread, all with a ClosedError."""

@@ -30,13 +30,15 @@ from typing import Any, Final
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.columns import DEFAULT_POLICY_ID, Columns
 from rlio.errors import OptionError, excerpt
+from rlio.evaluation.estimates import OffPolicyEstimate
 from rlio.evaluation.estimation import Estimation
-from rlio.evaluation.evaluator import OffPolicyEvaluator
+from rlio.evaluation.evaluator import OffPolicyEvaluator, keeps_order
 from rlio.evaluation.evidence import Evidence
 from rlio.evaluation.target import Target
 from rlio.interfaces import Batch, InputReader, ReadOptions
 from rlio.policies.policy import Policy
-from rlio.rollout.config import RolloutConfig
+from rlio.readers.json_reader import JsonReader
+from rlio.rollout.config import INPUT_ESTIMATORS, RolloutConfig
 
 __all__ = ["Judged", "LoggedEvaluation"]
 
@@ -44,7 +46,7 @@ __all__ = ["Judged", "LoggedEvaluation"]
 _MOST_EPISODES: Final = 65_536
 # Rows that wait for the rest of their episode: some hundred megabytes of Python objects at the very most.
 _MOST_WAITING: Final = 1_000_000
-_WEIGHTED: Final = ("wis", "wpdis")
+_WEIGHTED: Final = ("wis", "wpdis", "stepwise_wis")
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,12 @@ class Judged:
     """What logged episodes said about one policy.
 
     Attributes:
+        names: Those of ``input_evaluation``.
         estimation: What is estimated.
         evidence: The episodes.
     """
 
+    names: tuple[str, ...]
     estimation: Estimation
     evidence: Evidence
 
@@ -65,10 +69,15 @@ class Judged:
         both.absorb(self.evidence)
         both.absorb(other.evidence)
         both.keep_last(_MOST_EPISODES)
-        return Judged(self.estimation, both)
+        return Judged(self.names, self.estimation, both)
 
     def summarise(self) -> dict[str, dict[str, Any]]:
-        """Name of the estimator -> numbers by RLlib's names, and how sure they are; {} without an episode."""
+        """Name of ``input_evaluation`` -> numbers, and how sure they are; {} without an episode.
+
+        By RLlib's names: ``v_behavior``, ``v_target``, ``v_gain``, which is v_target / v_behavior (None where
+        v_behavior is not above 0), and ``v_delta``, their difference. ``estimator`` is the name in
+        `rlio.evaluation`.
+        """
         if not self.evidence.episodes:
             return {}
         estimation = self.estimation
@@ -78,22 +87,25 @@ class Judged:
             if not names:
                 return {}
             estimation = replace(estimation, estimators=names)
-        return {
-            name: {
-                "v_behavior": estimate.v_behavior.value,
-                "v_target": estimate.v_target.value,
-                "v_target_standard_error": estimate.v_target.standard_error,
-                "v_target_interval": list(estimate.v_target.interval),
-                "v_gain": estimate.v_gain.value,
-                "v_gain_ratio": estimate.v_gain_ratio,
-                "effective_sample_size": math.nan
-                if estimate.overlap is None
-                else estimate.overlap.effective_sample_size,
-                "episodes": estimate.episodes,
-                "left_out": estimate.left_out,
-            }
-            for name, estimate in estimation.of(self.evidence).items()
-        }
+        found = estimation.of(self.evidence)
+        meant = {name: INPUT_ESTIMATORS[name] for name in self.names}
+        return {name: _numbers(found[own]) for name, own in meant.items() if own in found}
+
+
+def _numbers(estimate: OffPolicyEstimate) -> dict[str, Any]:
+    overlap = estimate.overlap
+    return {
+        "estimator": estimate.estimator,
+        "v_behavior": estimate.v_behavior.value,
+        "v_target": estimate.v_target.value,
+        "v_target_standard_error": estimate.v_target.standard_error,
+        "v_target_interval": list(estimate.v_target.interval),
+        "v_gain": estimate.v_gain_ratio,
+        "v_delta": estimate.v_gain.value,
+        "effective_sample_size": math.nan if overlap is None else overlap.effective_sample_size,
+        "episodes": estimate.episodes,
+        "left_out": estimate.left_out,
+    }
 
 
 class LoggedEvaluation:
@@ -114,7 +126,9 @@ class LoggedEvaluation:
     def __init__(self, config: RolloutConfig, policies: Mapping[str, Policy]) -> None:
         gamma = config.input_evaluation_gamma
         assert gamma is not None  # The config requires it.
-        self._estimation = Estimation(gamma=gamma, estimators=config.logged_estimators, incomplete="drop")
+        self._names = config.logged_estimators
+        estimators = [INPUT_ESTIMATORS[name] for name in self._names]
+        self._estimation = Estimation(gamma=gamma, estimators=estimators, incomplete="drop")
         self._config = config
         self._policies = policies
         self._evaluators: dict[str, OffPolicyEvaluator] = {}
@@ -129,19 +143,19 @@ class LoggedEvaluation:
             OptionError: It is known of the reader that its rows make no whole episodes.
         """
         _check_order(reader)
-        source = self.sources
+        source, in_order = self.sources, keeps_order(reader)
         self.sources += 1
 
         def judge(batch: Batch) -> Batch:
             parts = batch.items() if isinstance(batch, MultiAgentBatch) else [(DEFAULT_POLICY_ID, batch)]
             with self._lock:
                 for policy_id, rows in parts:
-                    self._judge(policy_id, rows, source)
+                    self._judge(policy_id, rows, source, in_order=in_order)
             return batch
 
         return judge
 
-    def _judge(self, policy_id: str, rows: SampleBatch, source: int) -> None:
+    def _judge(self, policy_id: str, rows: SampleBatch, source: int, *, in_order: bool) -> None:
         policy = self._policies.get(policy_id)
         if policy is None:
             raise OptionError(
@@ -164,14 +178,14 @@ class LoggedEvaluation:
                 "(actions_in_input_normalized=True)"
             )
         evaluator.target = target
-        evaluator.add(rows, source=source)
+        evaluator.add(rows, source=source, in_order=in_order)
         evaluator.evidence.keep_last(_MOST_EPISODES)
 
     def take(self) -> dict[str, Judged]:
         """By policy id, what whole episodes said since the last call."""
         with self._lock:
             return {
-                policy_id: Judged(self._estimation, evaluator.evidence.taken())
+                policy_id: Judged(self._names, self._estimation, evaluator.evidence.taken())
                 for policy_id, evaluator in self._evaluators.items()
             }
 
@@ -183,8 +197,8 @@ def _check_order(reader: InputReader) -> None:
         OptionError: They come shuffled, or the rows between them go to other workers.
     """
     options = getattr(reader, "options", None)
-    if not isinstance(options, ReadOptions):
-        return
+    if not isinstance(options, ReadOptions) or isinstance(reader, JsonReader):
+        return  # Who reads records shuffles and deals these, and one may hold whole episodes.
     instead = "judge the whole data set with rlio.evaluation.evaluate_offline, or by 'simulation'"
     if options.shuffle:
         raise OptionError(

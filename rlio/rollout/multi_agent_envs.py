@@ -14,15 +14,15 @@ Example:
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rlio.envs.context import EnvContext, create, takes_context
+from rlio.envs.context import EnvContext, create
 from rlio.envs.multi_agent import MultiAgentDict, MultiAgentEnv, as_multi_agent_env
 from rlio.envs.multi_agent_stepping import MultiAgentStep, MultiAgentStepper
 from rlio.envs.restarting import RestartPolicy, Restarts
@@ -132,17 +132,7 @@ class MultiAgentEnvs:
                     "env is one environment: pass a function that makes it"
                 )
             return lambda _: given
-        make = env
-        if takes_context(make) or not self._config.env_config:
-            return lambda context: create(make, context)
-        try:
-            inspect.signature(make).bind(None)
-        except TypeError as error:
-            raise OptionError(
-                f"env_config={excerpt(dict(self._config.env_config))}, but env={excerpt(env)} takes no "
-                "argument: let it take an EnvContext"
-            ) from error
-        return make  # type: ignore[no-any-return] # any function
+        return partial(create, env)
 
     def _made(self, index: int, *, recreated: bool = False) -> MultiAgentStepper:
         context = self._context.with_index(index, recreated=recreated)

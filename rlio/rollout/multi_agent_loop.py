@@ -25,6 +25,7 @@ from rlio.rollout.callbacks import Callbacks, RunningEpisode, overridden
 from rlio.rollout.config import RolloutConfig
 from rlio.rollout.metrics import MetricsCollector, PerfCounters
 from rlio.rollout.multi_agent_envs import MultiAgentEnvs
+from rlio.rollout.progress import Progress
 
 __all__ = ["MultiAgentLoop", "PlayedEpisode"]
 
@@ -85,6 +86,7 @@ class MultiAgentLoop:
         config: How.
         callbacks: Told of episodes.
         metrics: Told of what is counted.
+        progress: Counts rows that are opened, and rows that will never be handed out.
         new_id: Gives an episode its id.
         runner: What callbacks get as ``runner``.
         worker_index: Of the runner.
@@ -93,8 +95,7 @@ class MultiAgentLoop:
         playing: Environment -> the episode that runs there.
         over: Episodes that have ended and were not handed out, in the order of their ends.
         fresh: Steps of environments that were not handed out, those of failed episodes left out.
-        timesteps: Rows opened so far.
-        rows_dropped: Rows that were opened and will never be handed out.
+        env_steps: Steps of environments so far.
         late_rewards: Sum of the rewards that came when the row to which they belong was gone.
         explore: Whether policies explore.
         at_random: Whether actions are drawn uniformly.
@@ -108,6 +109,7 @@ class MultiAgentLoop:
         config: RolloutConfig,
         callbacks: Callbacks,
         metrics: MetricsCollector,
+        progress: Progress,
         new_id: Callable[[], int],
         runner: Any = None,
         worker_index: int = 0,
@@ -117,8 +119,7 @@ class MultiAgentLoop:
         self.playing: dict[int, PlayedEpisode] = {}
         self.over: list[PlayedEpisode] = []
         self.fresh = 0
-        self.timesteps = 0
-        self.rows_dropped = 0
+        self.env_steps = 0
         self.late_rewards = 0.0
         self.explore = config.explore
         self.at_random = False
@@ -126,6 +127,7 @@ class MultiAgentLoop:
         self._callbacks = callbacks
         self._hooks = overridden(callbacks)
         self._metrics = metrics
+        self._progress = progress
         self._new_id = new_id
         self._runner = runner
         self._worker_index = worker_index
@@ -162,7 +164,7 @@ class MultiAgentLoop:
         self.fresh = 0
 
     def _count_dropped(self, rows: int) -> None:
-        self.rows_dropped += rows
+        self._progress.dropped += rows
         if rows:
             self._metrics.rows_dropped(rows)
 
@@ -241,10 +243,10 @@ class MultiAgentLoop:
                 envs,
                 explore=self.explore,
                 at_random=self.at_random,
-                timestep=self.timesteps,
+                timestep=self.env_steps,
             )
             perf.lap(PerfCounters.INFERENCE)
-            self.timesteps += len(acted)
+            self._progress.timesteps += len(acted)
             for agent, action in acted:
                 actions.setdefault(agent.episode.env_index, {})[agent.id_] = action
         perf.lap(PerfCounters.ACTION_PROCESSING)
@@ -274,6 +276,7 @@ class MultiAgentLoop:
         episode.rows.t += 1
         episode.fresh += 1
         self.fresh += 1
+        self.env_steps += 1
         episode.shown.length = episode.rows.t
         if step.rewards:
             self._reward(episode, step.rewards)
@@ -288,6 +291,7 @@ class MultiAgentLoop:
             self._arrive(episode, step)
         if self._looks:
             self._look(episode, step, sent)
+        self._call("on_episode_step", episode.shown)
         if step.is_over or cuts:
             episode.terminated, episode.truncated = step.terminated, step.truncated
             self._end(episode, is_over=step.is_over)
@@ -298,8 +302,6 @@ class MultiAgentLoop:
             else:
                 del self.playing[index]
                 self._start(index)
-        elif "on_episode_step" in self._hooks:
-            self._call("on_episode_step", episode.shown)
 
     @property
     def _horizon(self) -> int:
@@ -356,7 +358,7 @@ class MultiAgentLoop:
         for agent_id, flags in step.ended.items():
             agent = episode.agents.get(agent_id)
             if agent is None or agent.row < 0:
-                continue  # born done: it never acted
+                continue  # born done: it never acted, and is no part of the episode
             if self._config.no_done_at_end:
                 flags = (False, False)
             if agent_id in step.finals:
@@ -436,7 +438,7 @@ class MultiAgentLoop:
         for group in self.groups.values():
             group.forget_env(index)
             rows += self._forget_rows(group, group.rows.integers(EPISODE) == episode.number)
-        self.rows_dropped += rows
+        self._progress.dropped += rows
         self.fresh -= episode.fresh
         _release(episode)
         del self.playing[index]
@@ -466,15 +468,19 @@ class MultiAgentLoop:
 
     def _look(self, episode: PlayedEpisode, step: MultiAgentStep, sent: dict[AgentId, Any]) -> None:
         """Let callbacks see what there is to see."""
-        shown = episode.shown
+        shown, born_done = episode.shown, step.ended.keys() - episode.agents.keys()
+
+        def of_its_agents(values: Mapping[AgentId, Any]) -> dict[AgentId, Any]:
+            return {agent: value for agent, value in values.items() if agent not in born_done}
+
         if shown.last_observation is None:
             shown.last_observation, shown.last_info = {}, {}
-        shown.last_observation |= step.observations | step.finals
-        shown.last_info |= dict(step.infos)
+        shown.last_observation |= of_its_agents({**step.observations, **step.finals})
+        shown.last_info |= of_its_agents(step.infos)
         if step.common:
             shown.last_info[COMMON_INFO] = step.common
         if episode.rows.t:
-            shown.last_action, shown.last_reward = sent, dict(step.rewards)
+            shown.last_action, shown.last_reward = sent, of_its_agents(step.rewards)
         _sum_up(episode)
 
     def _call(self, name: str, shown: RunningEpisode) -> None:
@@ -495,9 +501,11 @@ def _release(episode: PlayedEpisode) -> None:
 
 
 def _sum_up(episode: PlayedEpisode) -> None:
-    """Bring the sums of rewards that callbacks and metrics see up to date."""
+    """Bring the sums of rewards that callbacks and metrics see up to date.
+
+    Rewards of agents that have not appeared count once these do: of others there are no rows either.
+    """
     shown = episode.shown
     for agent_id, agent in episode.agents.items():
         shown.agent_rewards[agent_id, agent.group.policy_id] = agent.total
-    early = sum(total for total, _ in episode.early.values())
-    shown.total_reward = float(sum(shown.agent_rewards.values()) + early)
+    shown.total_reward = float(sum(shown.agent_rewards.values()))

@@ -20,7 +20,7 @@ Example:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -44,7 +44,8 @@ from rlio.rollout.metrics import Counts, MetricsCollector, RolloutMetrics
 from rlio.rollout.multi_agent_envs import MultiAgentEnvLike, MultiAgentEnvs
 from rlio.rollout.multi_agent_episode import MultiAgentEpisode
 from rlio.rollout.multi_agent_loop import MultiAgentLoop, PlayedEpisode
-from rlio.rollout.progress import check_amount, whole_number
+from rlio.rollout.progress import Progress, check_amount, whole_number
+from rlio.rollout.runner_seeds import RunnerSeeds
 
 if TYPE_CHECKING:
     from rlio.envs.context import EnvContext
@@ -55,9 +56,6 @@ logger = logging.getLogger("rlio")
 
 #: Policy id -> the batch of its rows, None if a part was changed; and its parts.
 _Parts: TypeAlias = "dict[str, tuple[SampleBatch | None, list[AgentPart]]]"
-
-# Unroll ids of different workers never meet: 2^40 fragments each.
-_UNROLLS_A_WORKER = 1 << 40
 
 
 class MultiAgentEnvRunner:
@@ -93,8 +91,6 @@ class MultiAgentEnvRunner:
         recreated_worker: Whether the runner takes the place of one that failed: for makers, too.
 
     Attributes:
-        seeds: What everything random was seeded with: ``seed, worker_index, policy``; environments are
-            seeded with `episode_seed`.
         metrics: What is counted; see `get_metrics`.
 
     Raises:
@@ -121,11 +117,16 @@ class MultiAgentEnvRunner:
         self.callbacks = combine(callbacks)
         self._hooks = overridden(self.callbacks)
         self.metrics = MetricsCollector(perf_ema_coef=self.config.sampler_perf_stats_ema_coef)
-        self.seeds = _seeds(seed, worker_index)
-        self._restarts = 0
-        self._unrolls = worker_index * _UNROLLS_A_WORKER
+        self._seeds = RunnerSeeds.of(seed, worker_index=worker_index)
+        self._progress = Progress.of_worker(worker_index)
         self._closed = self._warned = False
-        self._mapping = AgentMapping(policies, config=self.config, seed_of=self._seed_of, worker=self)
+        self._mapping = AgentMapping(
+            policies,
+            config=self.config,
+            seed_of=lambda policy_id: _seed_of(self._seeds.policy, policy_id),
+            random_seed_of=lambda policy_id: _seed_of(self._seeds.random_actions, policy_id),
+            worker=self,
+        )
         self._mapping.set_function(policy_mapping_fn)
         self._given_env = env
         self._num_workers, self._recreated = num_workers, recreated_worker
@@ -145,6 +146,7 @@ class MultiAgentEnvRunner:
                 config=self.config,
                 callbacks=self.callbacks,
                 metrics=self.metrics,
+                progress=self._progress,
                 new_id=self._new_episode_id,
                 runner=self,
                 worker_index=worker_index,
@@ -229,14 +231,26 @@ class MultiAgentEnvRunner:
         return str(name) if name else type(inner).__name__
 
     @property
+    def seeds(self) -> dict[str, int]:
+        """What everything random was seeded with: ``seed, worker_index, policy``; environments are seeded
+        with `episode_seed`.
+        """
+        return self._seeds.as_dict()
+
+    @property
     def timesteps(self) -> int:
-        """Rows recorded so far."""
-        return self._loop.timesteps
+        """Rows recorded so far: each is an agent's step."""
+        return self._progress.timesteps
+
+    @property
+    def env_steps(self) -> int:
+        """Steps of environments taken so far."""
+        return self._loop.env_steps
 
     @property
     def steps_dropped(self) -> int:
         """Rows that were recorded and will be in no batch."""
-        return self._loop.rows_dropped
+        return self._progress.dropped
 
     @property
     def late_rewards(self) -> float:
@@ -328,8 +342,9 @@ class MultiAgentEnvRunner:
             num_episodes: Exactly so many whole episodes; begun ones of which rows were handed out are
                 abandoned.
             explore: In place of the config's.
-            random_actions: Act uniformly at random, without policies. New episodes begin where it is
-                different from the last call.
+            random_actions: Act at random, whatever the policies are: the extra columns are those of
+                `RandomPolicy`, and nothing is postprocessed. New episodes begin where it is different from
+                the last call.
             force_reset: Begin new episodes everywhere first.
 
         Raises:
@@ -411,10 +426,9 @@ class MultiAgentEnvRunner:
     def _begin(self) -> None:
         self._ready = False
         if not self._is_seeded:
-            self._envs.start_from(
-                seed=self.seeds["seed"], worker_index=self.worker_index, restart=self._restarts
-            )
-            self._episode_ids = np.random.default_rng(self._sequence(1))
+            seeds = self._seeds
+            self._envs.start_from(seed=seeds.seed, worker_index=self.worker_index, restart=seeds.restarts)
+            self._episode_ids = seeds.episode_ids()
             self._is_seeded = True
         self._tails.clear()
         self._loop.begin()
@@ -517,7 +531,8 @@ class MultiAgentEnvRunner:
         """``parts``, where a policy or a callback wants it, put through `Policy.postprocess_trajectory`."""
         hooked = "on_postprocess_trajectory" in self._hooks
         wanted = [each for each in parts if hooked or self.policies[each].postprocesses]
-        if not wanted:
+        # What a policy computes needs its own extra columns.
+        if not wanted or self._loop.at_random:
             return parts
         by_episode: dict[int, dict[AgentId, tuple[str, SampleBatch]]] = {}
         for _, own in parts.values():
@@ -558,9 +573,12 @@ class MultiAgentEnvRunner:
         batches = {}
         for policy_id, (whole, own) in parts.items():
             batches[policy_id] = joined(
-                own, unrolls=self._unrolls, whole=whole, max_seq_len=self.policies[policy_id].max_seq_len
+                own,
+                unrolls=self._progress.unrolls,
+                whole=whole,
+                max_seq_len=self.policies[policy_id].max_seq_len,
             )
-            self._unrolls += len(own)
+            self._progress.unrolls += len(own)
         return batches
 
     def _count(self, env_steps: int, rows: Mapping[str, int]) -> None:
@@ -614,26 +632,36 @@ class MultiAgentEnvRunner:
 
     # ---- seeds and state ----
 
-    def _sequence(self, *key: int) -> np.random.SeedSequence:
-        return np.random.SeedSequence(self.seeds["seed"], spawn_key=(self.worker_index, self._restarts, *key))
-
-    def _seed_of(self, policy_id: str) -> int:
-        sequence = np.random.SeedSequence(self.seeds["policy"], spawn_key=tuple(policy_id.encode()))
-        return _number(sequence)
-
     def _new_episode_id(self) -> int:
         return int(self._episode_ids.integers(0, 1 << 63, dtype=np.int64, endpoint=False))
 
     def state_dict(self) -> JsonState:
-        """Return seeds and counters as JSON. Environments cannot be saved: see `load_state_dict`."""
+        """Return seeds, counters and what connectors keep as JSON. Environments cannot be saved: see
+        `load_state_dict`.
+        """
         waiting = sum(len(group.rows) for group in self._loop.groups.values())
-        return {
-            "seed": self.seeds["seed"],
-            "restarts": self._restarts,
-            "timesteps": self.timesteps,
-            "unrolls": self._unrolls,
-            "steps_dropped": self.steps_dropped + waiting,
+        state: JsonState = {
+            "seed": self._seeds.seed,
+            "restarts": self._seeds.restarts,
+            "env_steps": self.env_steps,
+            **self._progress.state_dict(waiting=waiting),
         }
+        connectors = {each: own for each, own in self._connector_states().items() if any(own.values())}
+        return state | ({"connectors": connectors} if connectors else {})
+
+    def _connector_states(self) -> dict[str, dict[str, JsonState]]:
+        """The states of connectors by policy id, as JSON."""
+        return {
+            policy_id: {"observation": before, "action": behind}
+            for policy_id, (before, behind) in self._mapping.connector_states().items()
+        }
+
+    def _load_connectors(self, states: Mapping[str, Any], undo: ExitStack) -> None:
+        """Load what `_connector_states` gave; ``undo`` gets what takes that back."""
+        undo.callback(self._mapping.load_connector_states, self._mapping.connector_states())
+        self._mapping.load_connector_states(
+            {policy_id: (own["observation"], own["action"]) for policy_id, own in states.items()}
+        )
 
     def load_state_dict(self, state: JsonState) -> None:
         """Continue counting from a state of `state_dict`, at the start of new episodes.
@@ -642,15 +670,17 @@ class MultiAgentEnvRunner:
         Rows that were recorded but not handed out when it was saved are in `steps_dropped`.
 
         Raises:
-            StateError: A key is missing, or no whole number.
+            StateError: A key is missing, or no whole number; or it is of other connectors.
         """
-        seed, restarts, timesteps, unrolls, dropped = (
-            whole_number(state, key) for key in ("seed", "restarts", "timesteps", "unrolls", "steps_dropped")
-        )
-        self.seeds = _seeds(seed, self.worker_index)
-        self._restarts = restarts + 1
+        saved = RunnerSeeds.from_state(state, worker_index=self.worker_index)
+        progress, env_steps = Progress.from_state(state), whole_number(state, "env_steps")
+        with ExitStack() as undo:
+            self._load_connectors(state.get("connectors", {}), undo)
+            undo.pop_all()
+        self._seeds = saved.after_restart()
         self._loop.forget()
-        self._loop.timesteps, self._unrolls, self._loop.rows_dropped = timesteps, unrolls, dropped
+        self._progress.take_over(progress)
+        self._loop.env_steps = env_steps
         self._is_seeded = self._ready = False
 
     def get_state(
@@ -668,10 +698,7 @@ class MultiAgentEnvRunner:
         """
         parts: dict[str, Callable[[], Any]] = {
             "policies": lambda: {each: self.policies[each].get_state() for each in self.policies},
-            "connectors": lambda: {
-                policy_id: {"observation": before, "action": behind}
-                for policy_id, (before, behind) in self._mapping.connector_states().items()
-            },
+            "connectors": self._connector_states,
             "runner": self.state_dict,
             "metrics": self.metrics.state_dict,
         }
@@ -689,26 +716,22 @@ class MultiAgentEnvRunner:
         """
         if "metrics" in state:
             Counts.from_state(state["metrics"])
-        connectors = {each: (own["observation"], own["action"]) for each, own in _dict(state, "connectors")}
         with ExitStack() as undo:
-            for policy_id, own in _dict(state, "policies"):
+            for policy_id, own in state.get("policies", {}).items():
                 policy = self.policies.get(policy_id)
                 if policy is not None and accepts_weights(policy.weights_seq_no, own.get("weights_seq_no")):
                     undo.callback(policy.set_state, policy.get_state())
                     policy.set_state(own)
-            undo.callback(self._mapping.load_connector_states, self._mapping.connector_states())
-            self._mapping.load_connector_states(connectors)
+            connectors = state.get("connectors", {})
             if "runner" in state:
-                self.load_state_dict(state["runner"])
+                # It has them too, as they were when it was saved alone.
+                runner = state["runner"]
+                self.load_state_dict(runner | {"connectors": runner.get("connectors", {}) | connectors})
+            else:
+                self._load_connectors(connectors, undo)
             undo.pop_all()
         if "metrics" in state:
             self.metrics.load_state_dict(state["metrics"])
-
-
-def _dict(state: PolicyState, name: str) -> Iterable[tuple[str, Any]]:
-    """The items of a component, if it is there."""
-    found: dict[str, Any] = state.get(name, {})
-    return found.items()
 
 
 class _Taken(NamedTuple):
@@ -735,6 +758,11 @@ class _Taken(NamedTuple):
         return sum(self.fresh[number] for number in self.episodes)
 
 
+def _seed_of(seed: int, policy_id: str) -> int:
+    """A seed for each policy, from one of all of them."""
+    return int(np.random.SeedSequence(seed, spawn_key=tuple(policy_id.encode())).generate_state(1)[0])
+
+
 def _check_policies(policies: Any) -> None:
     if not isinstance(policies, Mapping) or not policies:
         raise OptionError(
@@ -747,17 +775,3 @@ def _check_policies(policies: Any) -> None:
                 raise OptionError(
                     f"policies[{excerpt(policy_id)}] is {excerpt(policy)}: expected a Policy, under a str"
                 )
-
-
-def _seeds(seed: int | None, worker_index: int) -> dict[str, int]:
-    """What everything random of a runner is seeded with."""
-    entropy = np.random.SeedSequence(seed).entropy
-    assert isinstance(entropy, int)
-    if seed is None:
-        logger.info("MultiAgentEnvRunner: seed %s, drawn from the OS", entropy)
-    (policy,) = np.random.SeedSequence(entropy, spawn_key=(worker_index,)).spawn(1)
-    return {"seed": entropy, "worker_index": worker_index, "policy": _number(policy)}
-
-
-def _number(sequence: np.random.SeedSequence) -> int:
-    return int(sequence.generate_state(1)[0] >> 2)

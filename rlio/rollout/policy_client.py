@@ -30,11 +30,12 @@ from rlio.errors import (
     excerpt,
 )
 from rlio.policies.policy import Policy
-from rlio.policies.weights import update_weights
+from rlio.policies.weights import GlobalVars, update_weights
 from rlio.rollout.external_episodes import ExternalEpisodes
 from rlio.rollout.policy_protocol import (
     PREFIX,
     REPORT_ID,
+    TIMESTEP,
     WEIGHTS_SEQ_NO,
     error_class,
     from_json,
@@ -180,11 +181,9 @@ class PolicyClient:
         # One after the other: else older weights could arrive after newer ones.
         with self._lock:
             content, headers = self._post("get_weights", b"", _JSON)
-            version = headers.get(WEIGHTS_SEQ_NO, "")
-            if not (version.isascii() and version.isdecimal()):
-                raise CorruptData(
-                    f"{self._parts.netloc} gave the weights' version {excerpt(version)} in {WEIGHTS_SEQ_NO}"
-                )
+            version, steps = (
+                _number(headers, name, self._parts.netloc) for name in (WEIGHTS_SEQ_NO, TIMESTEP)
+            )
             try:
                 with np.load(io.BytesIO(content), allow_pickle=False) as file:
                     weights = {name: file[name] for name in file.files}
@@ -194,7 +193,8 @@ class PolicyClient:
             with self._episodes.changed:
                 # Not only newer ones: a server that was started anew begins at an earlier version.
                 update_weights(policy, weights)
-                policy.weights_seq_no = int(version)
+                policy.weights_seq_no = version
+                policy.on_global_var_update(GlobalVars(steps))
             self._updated_at = time.monotonic()
 
     def _update_if_old(self) -> None:
@@ -321,6 +321,17 @@ class PolicyClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _number(headers: Message, name: str, netloc: str) -> int:
+    """A header of a server's answer that is a whole number."""
+    given = headers.get(name, "")
+    if not (given.isascii() and given.isdecimal()):
+        raise CorruptData(
+            f"{netloc} answered with the header {name}: {excerpt(given)}, expected a whole number: is it a "
+            "PolicyServerInput of this version?"
+        )
+    return int(given)
 
 
 def _error(status: int, content: bytes, netloc: str) -> RlioError:

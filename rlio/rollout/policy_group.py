@@ -19,12 +19,12 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.batch import MultiAgentBatch, SampleBatch
+from rlio.batch import SampleBatch
 from rlio.columns import DEFAULT_POLICY_ID
 from rlio.errors import OptionError, RlioError, StateError, excerpt
 from rlio.interfaces import Batch
@@ -70,6 +70,7 @@ class PolicyGroup:
         policies: The policies.
         policy_mapping_fn: As given, or set since.
         num_grad_updates: How often each policy has learned.
+        count_steps: Gives the environment steps that the worker has sampled itself.
 
     Raises:
         OptionError: ``policies_to_train`` names an unknown policy, or something is no function.
@@ -86,7 +87,9 @@ class PolicyGroup:
         self.policies = policies
         self.policy_mapping_fn: MappingFn | None = None
         self.num_grad_updates: Counter[str] = Counter()
-        self.timestep = 0
+        self.count_steps: Callable[[], int] = lambda: 0
+        #: What others said: the steps of all workers.
+        self._timestep = 0
         self._callbacks = callbacks if callbacks is not None else Callbacks()
         self._hooks = overridden(self._callbacks)
         self._to_train: frozenset[str] | Callable[[str, Batch | None], bool] | None = None
@@ -227,7 +230,7 @@ class PolicyGroup:
     # ---- each ----
 
     def for_policy(self, func: Callable[..., T], policy_id: str = DEFAULT_POLICY_ID, **kwargs: Any) -> T:
-        """``func(policy, **kwargs)``, with that policy in memory meanwhile.
+        """``func(policy, **kwargs)``, with that policy in memory and under its lock meanwhile.
 
         Raises:
             OptionError: There is no such policy.
@@ -253,8 +256,9 @@ class PolicyGroup:
 
     @contextmanager
     def _held(self, policy_id: str) -> Iterator[Policy]:
+        """The policy, in memory and not acting in another thread meanwhile."""
         self._check_known([policy_id])
-        with self.policies.held(policy_id) as policy:
+        with self.policies.held(policy_id) as policy, policy.lock:
             yield policy
 
     # ---- learning ----
@@ -268,11 +272,11 @@ class PolicyGroup:
         Raises:
             OptionError: The batch has rows of an unknown policy, or of one that cannot learn.
         """
-        if isinstance(batch, SampleBatch):
-            self._check_known([DEFAULT_POLICY_ID])
-            learns = batch.count and self.is_policy_to_train(DEFAULT_POLICY_ID, batch)
-            return self._learn(DEFAULT_POLICY_ID, batch) if learns else {}
-        return {policy_id: self._learn(policy_id, rows) for policy_id, rows in self.trained_rows(batch)}
+        return self._own({name: self._learn(name, rows) for name, rows in self.trained_rows(batch)})
+
+    def _own(self, by_policy: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        """Results by policy id, or those of the only policy."""
+        return by_policy.get(DEFAULT_POLICY_ID, {}) if self.is_single else by_policy
 
     def do_minibatch_sgd(
         self, batch: Batch, *, seed: int | np.random.Generator | None = None, **options: Any
@@ -293,14 +297,8 @@ class PolicyGroup:
             MissingColumn: A field to be standardised is absent.
         """
         rng = np.random.default_rng(seed)
-        if isinstance(batch, SampleBatch):
-            self._check_known([DEFAULT_POLICY_ID])
-            learns = batch.count and self.is_policy_to_train(DEFAULT_POLICY_ID, batch)
-            return self._sgd(DEFAULT_POLICY_ID, batch, rng, options) if learns else {}
-        return {
-            policy_id: self._sgd(policy_id, rows, rng, options)
-            for policy_id, rows in self.trained_rows(batch)
-        }
+        learned = self.trained_rows(batch)
+        return self._own({name: self._sgd(name, rows, rng, options) for name, rows in learned})
 
     def _sgd(
         self, policy_id: str, rows: SampleBatch, rng: np.random.Generator, options: Mapping[str, Any]
@@ -309,16 +307,17 @@ class PolicyGroup:
         # A count has no mean.
         return stats | {_UPDATES: self.num_grad_updates[policy_id]}
 
-    def trained_rows(self, batch: MultiAgentBatch) -> list[tuple[str, SampleBatch]]:
+    def trained_rows(self, batch: Batch) -> list[tuple[str, SampleBatch]]:
         """The policies that learn from ``batch``, each with its rows; those without rows are left out.
 
         Raises:
             OptionError: There are rows of an unknown policy.
         """
-        self._check_known(batch)
+        parts = {DEFAULT_POLICY_ID: batch} if isinstance(batch, SampleBatch) else dict(batch.items())
+        self._check_known(parts)
         return [
             (policy_id, rows)
-            for policy_id, rows in batch.items()
+            for policy_id, rows in parts.items()
             if rows.count and self.is_policy_to_train(policy_id, batch)
         ]
 
@@ -327,24 +326,22 @@ class PolicyGroup:
         with self._held(policy_id) as policy:
             if "on_learn_on_batch" in self._hooks:
                 self._callbacks.on_learn_on_batch(policy=policy, train_batch=rows, result=result)
+            if policy.global_vars.timestep < self.timestep:
+                policy.on_global_var_update(self.get_global_vars())
             stats = policy.learn_on_batch(rows)
         self.num_grad_updates[policy_id] += 1
         return {**stats, **result, _UPDATES: self.num_grad_updates[policy_id]}
 
     def compute_gradients(self, batch: Batch) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Gradients and what was measured, with ``batch_count``; nothing is changed.
-
-        For a `MultiAgentBatch` both are by policy id, of those that learn.
+        """Gradients and what was measured, with ``batch_count``, of policies that learn; nothing is changed.
 
         Raises:
             OptionError: As `learn_on_batch`.
         """
-        if isinstance(batch, SampleBatch):
-            return self._gradients(DEFAULT_POLICY_ID, batch)
         found = {policy_id: self._gradients(policy_id, rows) for policy_id, rows in self.trained_rows(batch)}
         return (
-            {policy_id: gradients for policy_id, (gradients, _) in found.items()},
-            {policy_id: stats for policy_id, (_, stats) in found.items()},
+            self._own({policy_id: gradients for policy_id, (gradients, _) in found.items()}),
+            self._own({policy_id: stats for policy_id, (_, stats) in found.items()}),
         )
 
     def _gradients(self, policy_id: str, rows: SampleBatch) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -359,9 +356,9 @@ class PolicyGroup:
             OptionError: They are of an unknown policy.
             StateError: Names or shapes differ.
         """
-        for policy_id, own in _by_policy(gradients).items():
+        for policy_id, own in self._by_policy(gradients).items():
             with self._held(policy_id) as policy:
-                if self.is_policy_to_train(policy_id):
+                if own and self.is_policy_to_train(policy_id):
                     policy.apply_gradients(own)
                     self.num_grad_updates[policy_id] += 1
 
@@ -370,7 +367,7 @@ class PolicyGroup:
     def get_weights(
         self, policies: Collection[str] | None = None, *, inference_only: bool = False
     ) -> dict[str, Any]:
-        """Copies of the weights: name -> array of the only policy, else policy id -> that.
+        """Copies of the weights: policy id -> name -> array; name -> array of ``default_policy`` alone.
 
         Args:
             policies: Of which; None: of those that learn.
@@ -379,19 +376,18 @@ class PolicyGroup:
         Raises:
             OptionError: A policy is unknown.
         """
-        if policies is None and self.is_single:
-            return cast("dict[str, Any]", self.get().get_weights(inference_only=inference_only))
         chosen = self.get_policies_to_train() if policies is None else set(policies)
         self._check_known(chosen)
         ordered = [policy_id for policy_id in self.policies if policy_id in chosen]
         weights = self._foreach(ordered, lambda policy, _: policy.get_weights(inference_only=inference_only))
-        return dict(zip(ordered, weights, strict=True))
+        return self._own(dict(zip(ordered, weights, strict=True)))
 
     def set_weights(self, weights: Mapping[str, Any], weights_seq_no: int | None = None) -> bool:
         """Give policies other weights, those that they have, or newer ones, excepted.
 
         Args:
-            weights: As `get_weights` gave them.
+            weights: As `get_weights` gave them; an empty mapping, as of policies that do not learn, changes
+                no weights.
             weights_seq_no: Their version; 0 or None sets them in any case. See `update_weights`.
 
         Returns:
@@ -401,13 +397,25 @@ class PolicyGroup:
             OptionError: A policy is unknown.
             StateError: Names or shapes differ.
         """
-        parts = _by_policy(weights)
+        parts = self._by_policy(weights)
         self._check_known(parts)
         taken = []
         for policy_id, own in parts.items():
             with self._held(policy_id) as policy:
-                taken.append(update_weights(policy, own, weights_seq_no))
+                if own or not policy.get_weights():
+                    taken.append(update_weights(policy, own, weights_seq_no))
         return any(taken)
+
+    def _by_policy(self, values: Mapping[str, Any]) -> dict[str, Mapping[str, NDArray[Any]]]:
+        """Arrays by policy id and name: those of the only policy are by name alone."""
+        if all(isinstance(value, Mapping) for value in values.values()) and (values or not self.is_single):
+            return dict(values)
+        return {DEFAULT_POLICY_ID: values}
+
+    @property
+    def timestep(self) -> int:
+        """Environment steps that all workers have sampled, as far as it is known here."""
+        return max(self._timestep, self.count_steps())
 
     def get_global_vars(self) -> GlobalVars:
         """What all workers share, as known here."""
@@ -421,7 +429,7 @@ class PolicyGroup:
         """
         chosen = list(self.policies) if policy_ids is None else list(policy_ids)
         self._check_known(chosen)
-        self.timestep = global_vars.timestep
+        self._timestep = global_vars.timestep
         for policy_id, updates in global_vars.num_grad_updates_per_policy.items():
             if policy_id in self.policies:
                 self.num_grad_updates[policy_id] = updates
@@ -507,13 +515,6 @@ class PolicyGroup:
     def _restore(self, policy_id: str, state: PolicyState) -> None:
         with self._held(policy_id) as policy:
             policy.set_state(state)
-
-
-def _by_policy(values: Mapping[str, Any]) -> dict[str, Mapping[str, NDArray[Any]]]:
-    """Arrays by policy id and name: those of the only policy are by name alone."""
-    if values and all(isinstance(value, Mapping) for value in values.values()):
-        return dict(values)
-    return {DEFAULT_POLICY_ID: values}
 
 
 def _policy_state(policy: Policy, policy_id: str) -> dict[str, Any]:

@@ -11,7 +11,8 @@ A command is a POST to ``/v1/<command>`` with the header ``Authorization: Bearer
 | ``end_episode`` | ``episode_id``, ``observation`` (null: unknown), ``truncated`` | ``{}`` |
 | ``get_spaces`` | | ``{"observation": space, "action": space, "explore": bool, "infos": bool}``, spaces as \
 `rlio.schemas.space_to_json` |
-| ``get_weights`` | | ``.npz``, their version in the header ``X-Rlio-Weights-Seq-No`` |
+| ``get_weights`` | | ``.npz``, their version in the header ``X-Rlio-Weights-Seq-No``; in \
+``X-Rlio-Timestep`` the environment steps of all clients |
 | ``report_samples`` | two lines, not an object: a schema and a batch, as in JSON shards | ``{}`` |
 
 A value is nested as its space: objects for Dict, lists for Tuple; an array is a list of lists or, quicker,
@@ -47,6 +48,7 @@ from rlio.schemas.schema import Schema
 __all__ = [
     "PREFIX",
     "REPORT_ID",
+    "TIMESTEP",
     "WEIGHTS_SEQ_NO",
     "batch_from_bytes",
     "batch_to_bytes",
@@ -58,6 +60,7 @@ __all__ = [
 
 PREFIX: Final = "/v1/"
 WEIGHTS_SEQ_NO: Final = "X-Rlio-Weights-Seq-No"
+TIMESTEP: Final = "X-Rlio-Timestep"
 REPORT_ID: Final = "X-Rlio-Report-Id"
 
 _ARRAY_KEYS: Final = {"dtype", "shape", "base64"}

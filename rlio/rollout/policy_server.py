@@ -62,6 +62,7 @@ from rlio.rollout.metrics import RolloutMetrics
 from rlio.rollout.policy_protocol import (
     PREFIX,
     REPORT_ID,
+    TIMESTEP,
     WEIGHTS_SEQ_NO,
     batch_from_bytes,
     from_json,
@@ -81,10 +82,8 @@ logger = logging.getLogger("rlio")
 
 # How often the server looks whether it is to end.
 _POLL_SECONDS: Final = 0.05
-# A client that says nothing for so long in the middle of a request, or between two, is gone; one that has not
-# shown the token yet has less time.
+# A client that has shown the token and says nothing for so long, in a body or between two requests, is gone.
 _SILENCE_SECONDS: Final = 300.0
-_STRANGER_SECONDS: Final = 10.0
 # How often it is looked for episodes whose clients are gone.
 _LOOK_SECONDS: Final = 1.0
 _MOST_NAME: Final = 256
@@ -105,6 +104,8 @@ class ServerLimits:
         request_bytes: Of one request.
         waiting_bytes: Of reported rows that nobody has sampled yet: whoever reports more waits.
         connections: At a time.
+        head_seconds: For the head of a request, which has the token: from the moment of connecting on, or
+            from the first byte of a later request, however often something comes.
         episodes: That run at a time, with remote inference.
         episode_seconds: An episode (with remote inference) is given up when its client has said nothing for
             so long, and is not waiting for an action; None: never. It has no end then; in complete mode its
@@ -117,6 +118,7 @@ class ServerLimits:
     request_bytes: int = 64 << 20
     waiting_bytes: int = 1 << 30
     connections: int = 1000
+    head_seconds: float = 10.0
     episodes: int = 10_000
     episode_seconds: float | None = 3600.0
 
@@ -157,7 +159,7 @@ class PolicyServerInput(InputReader):
         url: Where clients connect to.
         token: What they must know.
         runner: The `ExternalRunner` of remote clients.
-        weights_lock: Held while weights are read for a client: hold it while you set them, or learn.
+        weights_lock: The policy's `rlio.Policy.lock`, held while weights are read for a client.
 
     Raises:
         OptionError: The policy has no spaces, or the address cannot be listened on.
@@ -192,7 +194,7 @@ class PolicyServerInput(InputReader):
         self._timeout, self._idle_timeout = timeout, idle_timeout
         self._heard_at = self._looked_at = time.monotonic()
         self._reported = ReportedRows(observation_space, action_space)
-        self.weights_lock = threading.Lock()
+        self.weights_lock = policy.lock
         try:
             self._server = _Server((host, port), self)
         except (OSError, OverflowError) as error:
@@ -251,10 +253,15 @@ class PolicyServerInput(InputReader):
         return self.runner.get_metrics()
 
     def _position(self) -> JsonState:
-        return {"runner": self.runner.state_dict()}
+        runner = self.runner.state_dict()
+        with self.runner.episodes.changed:
+            runner["steps_dropped"] += self._reported.rows
+        return {"runner": runner}
 
     def _seek(self, position: JsonState) -> None:
-        self.runner.load_state_dict(position["runner"])
+        with self.runner.episodes.changed:
+            self.runner.load_state_dict(position["runner"])
+            self.runner.episodes.progress.timesteps += self._reported.rows
 
     def interrupt(self) -> None:
         """Let clients and a `sample` that waits go; see `InputReader`."""
@@ -320,7 +327,7 @@ class PolicyServerInput(InputReader):
             self._check_open()
             batch[Columns.UNROLL_ID] = episodes.unroll_ids(batch[Columns.EPS_ID])
             if reported.add(batch, report_id):
-                episodes.timesteps += len(batch)
+                episodes.progress.timesteps += len(batch)
                 episodes.changed.notify_all()
 
     def _has_room(self) -> bool:
@@ -329,9 +336,11 @@ class PolicyServerInput(InputReader):
     def _weights(self) -> tuple[str, bytes, dict[str, str]]:
         with self.weights_lock:
             weights, version = self.policy.get_weights(), self.policy.weights_seq_no
+        steps = max(self.runner.env_steps, self.policy.global_vars.timestep)
         buffer = io.BytesIO()
         np.savez(buffer, **weights)  # type: ignore[arg-type]  # The stub takes the keywords for allow_pickle.
-        return "application/octet-stream", buffer.getvalue(), {WEIGHTS_SEQ_NO: str(version)}
+        headers = {WEIGHTS_SEQ_NO: str(version), TIMESTEP: str(steps)}
+        return "application/octet-stream", buffer.getvalue(), headers
 
 
 class _Elsewhere(ExternalEnv):
@@ -424,6 +433,8 @@ class _Server(ThreadingHTTPServer):
     """One thread a connection; connections are kept."""
 
     daemon_threads = True
+    # How many may wait to be accepted: the workers of a cluster connect at once.
+    request_queue_size = 1024
     # Threads that wait for an action are let go by the runner, and those that wait for a request end with
     # the interpreter.
     block_on_close = False
@@ -466,19 +477,55 @@ class _Server(ThreadingHTTPServer):
         logger.info("a connection has ended: %s", excerpt(repr(sys.exc_info()[1])))
 
 
+class _Received(io.RawIOBase):
+    """What comes from a connection, until a deadline: one of each ``recv`` alone would never end."""
+
+    def __init__(self, connection: socket.socket, until: float) -> None:
+        self._connection = connection
+        #: On the monotonic clock; None: there is none, but for silence.
+        self.until: float | None = until
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left = _SILENCE_SECONDS if self.until is None else self.until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the head of a request took too long")
+        self._connection.settimeout(left)
+        return self._connection.recv_into(buffer)
+
+
 class _Handler(BaseHTTPRequestHandler):
     """Reads requests, lets the reader answer, and says what went wrong."""
 
     protocol_version = "HTTP/1.1"
     server_version = "rlio"
     sys_version = ""
-    timeout = _STRANGER_SECONDS
     server: _Server
+    rfile: io.BufferedReader
 
     def setup(self) -> None:
         super().setup()
         # Answers are small, and somebody waits for each of them.
         self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.rfile.close()
+        self._received = _Received(self.connection, self._deadline())
+        self.rfile = io.BufferedReader(self._received)
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self.server.reader.limits.head_seconds
+
+    def handle_one_request(self) -> None:
+        if self._received.until is None:  # A later request: it begins with its first byte.
+            try:
+                self.rfile.peek(1)
+            except OSError as error:
+                logger.debug("a client says nothing any more: %s", error)
+                self.close_connection = True
+                return
+            self._received.until = self._deadline()
+        super().handle_one_request()
 
     def do_POST(self) -> None:
         reader = self.server.reader
@@ -487,6 +534,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not hmac.compare_digest(given, f"Bearer {reader.token}".encode()):
             self._refuse(401, "UnsafeData", "this server wants the header Authorization: Bearer <its token>")
             return
+        self._received.until = None
         self.connection.settimeout(_SILENCE_SECONDS)
         body = self._body()
         if body is None:

@@ -4,7 +4,7 @@ Example:
     >>> progress = Progress(timesteps=40)
     >>> progress.dropped += 3
     >>> Progress.from_state({"seed": 1, **progress.state_dict()})
-    Progress(timesteps=40, unrolls=0, dropped=3)
+    Progress(timesteps=40, unrolls=268435456, dropped=3)
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ __all__ = ["Progress", "check_amount", "whole_number"]
 
 # Unroll ids of different workers never meet: 2^40 fragments each.
 _UNROLLS_A_WORKER = 1 << 40
+# A runner that loads a state skips the ids that the runner which saved it may have given since.
+_UNROLLS_A_RESTART = 1 << 28
 
 
 @dataclass(slots=True)
@@ -41,12 +43,17 @@ class Progress:
 
     @classmethod
     def from_state(cls, state: JsonState) -> Progress:
-        """That of a state which has what `state_dict` gave.
+        """That of a runner which loads a state with what `state_dict` gave.
+
+        Its unroll ids are others than those that were given after the state was saved.
 
         Raises:
             StateError: A key is missing, or no whole number.
         """
-        return cls(*(whole_number(state, key) for key in ("timesteps", "unrolls", "steps_dropped")))
+        timesteps, unrolls, dropped = (
+            whole_number(state, key) for key in ("timesteps", "unrolls", "steps_dropped")
+        )
+        return cls(timesteps, unrolls + _UNROLLS_A_RESTART, dropped)
 
     def take_over(self, other: Progress) -> None:
         """Go on where ``other`` is."""

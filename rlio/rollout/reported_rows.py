@@ -68,6 +68,11 @@ class ReportedRows:
         """Batches that wait."""
         return len(self._batches)
 
+    @property
+    def rows(self) -> int:
+        """Rows of the batches that wait."""
+        return sum(map(len, self._batches))
+
     def add(self, batch: SampleBatch, report_id: str | None = None) -> bool:
         """Put a batch that was checked behind the others.
 

@@ -1,4 +1,4 @@
-"""`RunnerSeeds`: what everything random of an `EnvRunner` is seeded with.
+"""`RunnerSeeds`: what everything random of a runner is seeded with.
 
 Example:
     >>> seeds = RunnerSeeds.of(7, worker_index=2)
@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rlio.envs.seeding import EpisodeSeeds
+from rlio.interfaces import JsonState
+from rlio.rollout.progress import whole_number
 
 __all__ = ["RunnerSeeds"]
 
@@ -47,8 +49,17 @@ class RunnerSeeds:
         entropy = np.random.SeedSequence(seed).entropy
         assert isinstance(entropy, int)
         if seed is None:
-            logger.info("EnvRunner: seed %s, drawn from the OS", entropy)
+            logger.info("runner: seed %s, drawn from the OS", entropy)
         return cls(entropy, worker_index, restarts)
+
+    @classmethod
+    def from_state(cls, state: JsonState, *, worker_index: int) -> RunnerSeeds:
+        """Those of a runner's state, for the runner with ``worker_index``.
+
+        Raises:
+            StateError: A key is missing, or no whole number.
+        """
+        return cls(whole_number(state, "seed"), worker_index, whole_number(state, "restarts"))
 
     def after_restart(self) -> RunnerSeeds:
         """Those of a runner that loads the state of this one."""
