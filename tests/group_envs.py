@@ -14,7 +14,7 @@ from gymnasium.spaces import Box, Discrete
 from linear_policy import LinearPolicy
 
 from rlio.connectors.connector import Connector, Streams
-from rlio.distributed import WorkerGroup
+from rlio.distributed import WorkerGroup, WorkerStatus
 from rlio.envs.context import EnvContext
 
 __all__ = [
@@ -143,9 +143,14 @@ class Counting(Connector):
 
 def settle(group: WorkerGroup) -> None:
     """Take what comes until every worker is there and has nothing to do."""
-    while any(status.alive and (status.in_flight or not status.started) for status in group.status()):
+    while any(_is_busy(status) for status in group.status()):
         group.ready()
         group.probe()
+
+
+def _is_busy(status: WorkerStatus) -> bool:
+    # What came and waits is a batch less that is asked for, and is counted already.
+    return status.alive and bool(status.in_flight or status.waiting or not status.started)
 
 
 def until_answered(group: WorkerGroup) -> None:
