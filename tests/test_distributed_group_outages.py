@@ -162,6 +162,24 @@ def test_a_row_that_is_acknowledged_as_published_is_in_the_data_set_whatever_is_
         check_has(root, served)
 
 
+def test_logs_on_this_machine_are_recovered_where_ray_was_shut_down_before_the_group_was_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = str(tmp_path / "rows")
+    group = WorkerGroup(
+        make_known, LinearPolicy, num_workers=2, seed=0, rollout=config_of(tmp_path), output=root
+    )
+    served = [group.sample()]
+    for index in (1, 2):
+        kill(group, index)
+    with monkeypatch.context() as without:
+        without.setattr("ray.is_initialized", lambda: False)
+        without.setattr("ray.nodes", None)
+        group.close()
+    assert [loss.rows_unpublished for loss in group.losses] == [0, 0]
+    check_has(root, served)
+
+
 class Down(rlio.NoopOutput):
     """Cannot publish anything while a file is there."""
 

@@ -488,7 +488,7 @@ class Crew:
                 rows=worker.written,
                 stored=worker.published,
             )
-            self._recovery.add(len(self.losses) - 1, lost)
+            self._recovery.add(len(self.losses) - 1, lost, connected=self.connected)
         worker.published = worker.written  # The loss counts them from here on.
         return loss
 

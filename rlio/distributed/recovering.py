@@ -73,10 +73,17 @@ class LogRecovery:
         self._left: dict[int, LostLog] = {}
         self._running: dict[Any, int] = {}
 
-    def add(self, number: int, lost: LostLog) -> None:
-        """Begin to recover the logs of loss ``number``; `ended` says when that is done."""
+    def add(self, number: int, lost: LostLog, *, connected: bool) -> None:
+        """Begin to recover the logs of loss ``number``; `ended` says when that is done.
+
+        Args:
+            number: Of the loss.
+            lost: What is to be recovered.
+            connected: Whether Ray still runs. Else it is left to `finish`.
+        """
         self._left[number] = lost
-        self._start(number)
+        if connected:
+            self._start(number)
 
     def _start(self, number: int) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

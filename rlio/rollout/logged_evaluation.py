@@ -84,6 +84,8 @@ class Judged:
                 "v_target": estimate.v_target.value,
                 "v_target_standard_error": estimate.v_target.standard_error,
                 "v_target_interval": list(estimate.v_target.interval),
+                "reliable": estimate.reliable,
+                "doubts": list(estimate.doubts),
                 "v_gain": estimate.v_gain.value,
                 "v_gain_ratio": estimate.v_gain_ratio,
                 "effective_sample_size": math.nan
