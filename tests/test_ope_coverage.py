@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import ope_coverage
 import pytest
-from ope_coverage import Found, coverage, intervals
+from ope_coverage import FAMILIES, Found, coverage, intervals
 from tabular_problems import PROBLEMS, Problem, survivor
 from typer.testing import CliRunner
 
@@ -109,16 +109,15 @@ def test_intervals_that_are_called_reliable_hold_the_truth_and_those_that_miss_i
 
 
 @pytest.mark.soak
-def test_in_all_problems_reliable_intervals_hold_the_truth_nine_times_out_of_ten() -> None:
+def test_in_all_problems_hardly_any_interval_that_misses_the_truth_is_called_reliable() -> None:
     found = ope_coverage.experiment(60)
-    for family in ope_coverage.FAMILIES:
-        for name in ope_coverage.ESTIMATORS:
-            chosen = [one for one in found if (one.family, one.estimator) == (family, name)]
-            reliable = [one for one in chosen if one.reliable]
-            if len(reliable) >= 100:
-                assert coverage(reliable) > 0.88, (family, name)
-    # What is not reliable does not hold it in long episodes, whatever the effective sample size is.
-    doubted = [one for one in found if one.family == "long" and not one.reliable and one.estimator == "wpdis"]
-    assert coverage(doubted) < 0.7
-    large = [one for one in doubted if one.effective_sample_size > 100]
-    assert coverage(large) < 0.8
+    for name in ope_coverage.ESTIMATORS:
+        short, long = ([one for one in found if (one.family, one.estimator) == (f, name)] for f in FAMILIES)
+        assert coverage([one for one in short if one.reliable]) > 0.92, name
+        assert sum(one.reliable for one in short) > 0.2 * len(short), name
+        assert sum(one.reliable and not one.holds for one in long) < 0.02 * len(long), name
+        if name not in ("dr", "wdr"):
+            doubted = [one for one in long if not one.reliable]
+            assert coverage(doubted) < 0.75, name
+            # The effective sample size alone does not tell.
+            assert coverage([one for one in doubted if one.effective_sample_size > 100]) < 0.85, name
