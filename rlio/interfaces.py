@@ -428,6 +428,7 @@ class OutputWriter(ABC):
         self._closed = False
         #: Rows that `write` has accepted.
         self.rows_received = 0
+        self._rows_flushed = 0
         # Whether it had its time to close while the process was on its way out.
         self._gave_up = False
         _open_writers.add(self)
@@ -450,6 +451,14 @@ class OutputWriter(ABC):
     def closed(self) -> bool:
         """Whether `close` has been called, and has succeeded."""
         return self._closed
+
+    @property
+    def rows_published(self) -> int:
+        """Rows that every reader can see, at least so many.
+
+        The base counts those before the last `flush`. Writers that publish on their own override it.
+        """
+        return self._rows_flushed
 
     def write(self, batch: Batch) -> None:
         """Take a batch; thread-safe. The writer keeps no reference to it.
@@ -480,6 +489,7 @@ class OutputWriter(ABC):
         with self._held():
             if not self._closed:
                 self._flush()
+                self._rows_flushed = self.rows_received
 
     def close(self) -> None:
         """Flush and release; may be called again. Also called when the interpreter exits.
@@ -493,6 +503,7 @@ class OutputWriter(ABC):
             if self._closed:
                 return
             self._flush()
+            self._rows_flushed = self.rows_received
             self._closed = True
             _open_writers.discard(self)
             _written_writers.discard(self)

@@ -14,6 +14,7 @@ from gymnasium.spaces import Box, Discrete
 from linear_policy import LinearPolicy
 
 from rlio.connectors.connector import Connector, Streams
+from rlio.distributed import WorkerGroup, WorkerStatus
 from rlio.envs.context import EnvContext
 
 __all__ = [
@@ -22,8 +23,11 @@ __all__ = [
     "Weighed",
     "check_nothing_missing",
     "check_rows",
+    "kill",
     "length_of",
     "make_known",
+    "settle",
+    "until_answered",
 ]
 
 
@@ -135,3 +139,31 @@ class Counting(Connector):
 
     def final(self, values: Any, streams: Streams | None = None) -> Any:
         return values
+
+
+def settle(group: WorkerGroup) -> None:
+    """Take what comes until every worker is there and has nothing to do."""
+    while any(_is_busy(status) for status in group.status()):
+        group.ready()
+        group.probe()
+
+
+def _is_busy(status: WorkerStatus) -> bool:
+    # What came and waits is a batch less that is asked for, and is counted already.
+    return status.alive and bool(status.in_flight or status.waiting or not status.started)
+
+
+def until_answered(group: WorkerGroup) -> None:
+    """Wait until all batches that were asked for are in this process; nobody has looked at them then."""
+    import ray
+
+    requests = [request for worker in group._crew.workers for request in worker.requests]
+    there, _ = ray.wait(requests, num_returns=len(requests))
+    assert len(there) == len(requests)
+
+
+def kill(group: WorkerGroup, index: int) -> None:
+    """End the process of a worker that has started."""
+    pid = group.status()[index - 1].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 #: Where the tests lie, so that what they define can be imported by name in Ray's processes.
@@ -46,6 +48,7 @@ def cluster(cpus: int = 8) -> Iterator[None]:
         stack.enter_context(mock.patch.object(services, "resolve_ip_for_localhost", lambda address: address))
         ray.init(
             num_cpus=cpus,
+            resources={"seat": 1},
             include_dashboard=False,
             object_store_memory=256 * 2**20,
             log_to_driver=False,
@@ -55,6 +58,44 @@ def cluster(cpus: int = 8) -> Iterator[None]:
         )
         stack.callback(_stop)
         yield
+
+
+@contextlib.contextmanager
+def second_node() -> Iterator[Any]:
+    """Add a node to the cluster, with one more ``seat``; it may be gone at the end.
+
+    It is another raylet of this machine: all nodes have one host name, and one disk.
+    """
+    from ray._private import worker
+    from ray.cluster_utils import Cluster
+
+    head = worker._global_node
+    assert head is not None
+    nodes = Cluster()
+    nodes.head_node, nodes.redis_address = head, head.redis_address
+    node = nodes.add_node(
+        num_cpus=2,
+        resources={"seat": 1},
+        object_store_memory=80 * 2**20,
+        node_ip_address="127.0.0.1",
+        temp_dir=head.get_temp_dir_path(),
+    )
+    try:
+        yield node
+    finally:
+        stop_node(node)
+
+
+def stop_node(node: Any) -> None:
+    """End a node and all workers on it, and wait until the cluster knows; it may have been ended before.
+
+    It is told to end: the cluster takes a quarter of a minute to miss one that was killed.
+    """
+    import ray
+
+    node.kill_all_processes(check_alive=False, allow_graceful=True, wait=True)
+    while any(other["NodeID"] == node.node_id and other["Alive"] for other in ray.nodes()):
+        time.sleep(0.01)
 
 
 def _stop() -> None:

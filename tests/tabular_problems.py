@@ -5,7 +5,7 @@ States and actions are numbered. Episodes begin in state 0 and end in the state 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -46,6 +46,11 @@ class Problem:
     def truth(self) -> float:
         """What the judged policy earns from state 0."""
         return self.value(self.judged)
+
+    def further(self, strength: float) -> Problem:
+        """The same with a judged policy that is ``strength`` times as far from the one that acts, in logs."""
+        judged = self.behavior ** (1.0 - strength) * self.judged**strength
+        return replace(self, judged=judged / judged.sum(-1, keepdims=True))
 
     def log_probabilities(self, obs: Any, actions: Any) -> Floats:
         with np.errstate(divide="ignore"):
@@ -146,6 +151,18 @@ def gridworld(size: int = 3) -> Problem:
     behavior = np.tile([0.35, 0.35, 0.15, 0.15], (cells, 1))
     judged = np.tile([0.42, 0.38, 0.1, 0.1], (cells, 1))
     return Problem(transitions, rewards, behavior, judged, gamma=0.95, noise=0.1)
+
+
+def survivor() -> Problem:
+    """As CartPole: each step earns 1 and may be the last, less often with one action; about 33 steps."""
+    return Problem(
+        transitions=np.array([[[0.99, 0.01], [0.95, 0.05]]]),
+        rewards=np.ones((1, 2)),
+        behavior=np.array([[0.5, 0.5]]),
+        judged=np.array([[0.7, 0.3]]),
+        gamma=1.0,
+        noise=0.0,
+    )
 
 
 PROBLEMS = {"bandit": bandit(), "chain": chain(), "gridworld": gridworld()}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from golden_data import cartpole_like, frames, sequences, two_policies
 from stored_batches import assert_identical, load, numbered, store
@@ -190,6 +191,31 @@ def test_nothing_is_a_data_set_without_rows(root: str) -> None:
     ds = read_dataset(root, filter="t > 5", columns=["obs"])
     assert ds.count() == 0
     assert ds.schema().names == ["obs"]
+
+
+def test_columns_without_any_value_are_left_out_with_one_warning(
+    root: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As RLlib's agent_id of one agent: of a type, or of none."""
+    table = pa.table({"t": np.arange(6), "agent_id": pa.array([None] * 6, pa.string()), "x": pa.nulls(6)})
+    caplog.set_level(logging.WARNING, "rlio")
+    report = write_dataset(ray.data.from_arrow([table, table.slice(2)]), root)
+    assert report.left_out == ("agent_id", "x")
+    assert report.rows == 10
+    (told,) = caplog.records
+    assert "agent_id" in told.getMessage()
+    found = rlio.concat_samples(list(rlio.DatasetReader(root, epochs=1)))
+    assert sorted(found) == ["t"]
+    assert sorted(found["t"]) == [0, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+
+
+def test_a_column_with_values_in_some_parts_alone_is_an_error(root: str) -> None:
+    empty = pa.table({"t": [0, 1], "x": pa.array([None, None], pa.float64())})
+    full = pa.table({"t": [2, 3], "x": [1.0, 2.0]})
+    for tables in ([empty, full], [full, empty]):
+        with pytest.raises(SchemaError) as caught:
+            write_dataset(ray.data.from_arrow(tables), root)
+        assert caught.value.column == "x"
 
 
 def test_errors_of_tasks_are_ours(root: str, tmp_path: Path) -> None:

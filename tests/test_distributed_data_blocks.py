@@ -223,11 +223,23 @@ def test_what_has_no_type_in_arrow_is_refused_with_its_name() -> None:
     [
         (pa.table({"a": [1, None]}), "1 of 2 rows have no value"),
         (pa.table({"a": [[1], [1, 2]]}), "rows of the shapes"),
+        (pa.table({"a": pa.nulls(2), "b": pa.array([None, None], pa.string())}), "none of 2 rows has"),
     ],
 )
 def test_rows_that_are_no_array_are_refused(table: pa.Table, match: str) -> None:
     with pytest.raises(SchemaError, match=match):
         batch_of([table])
+
+
+def test_columns_without_a_value_are_left_out_in_all_blocks_or_in_none() -> None:
+    full, empty = pa.table({"a": [1], "b": [2]}), pa.table({"a": [3], "b": pa.nulls(1)})
+    assembler = Assembler()
+    batches = list(assembler.batches([empty, empty.to_pandas(), empty.slice(1)]))
+    assert_identical(rlio.concat_samples(batches), rlio.SampleBatch(a=[3, 3]))
+    assert (assembler.left_out, assembler.names) == ({"b"}, {"a"})
+    for tables in ([full, empty], [empty, full]):
+        with pytest.raises(SchemaError):
+            batch_of(tables)
 
 
 def test_blocks_have_the_same_columns_in_any_order() -> None:

@@ -176,11 +176,15 @@ def test_statistics_are_put_together_policy_by_policy(ray_cluster: None) -> None
 
 def test_where_nobody_is_ready_in_time_there_is_a_batch_of_the_same_kind(ray_cluster: None) -> None:
     """Of several policies, and of one that acts for all agents."""
-    config = RolloutConfig(rollout_fragment_length=2_000)
+    config = RolloutConfig(rollout_fragment_length=STEPS)
     for policies, options in (
         ({"even": Chosen, "odd": Chosen}, {"policy_mapping_fn": map_agent}),
         (Chosen, {}),
     ):
         with WorkerGroup(AgentCounter, policies, num_workers=1, seed=0, rollout=config, **options) as group:
+            pid = group.status()[0].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGSTOP)
             assert ma(group.sample(timeout_s=0)).agent_steps() == 0
-            assert ma(group.sample()).env_steps() == 2_000
+            os.kill(pid, signal.SIGCONT)
+            assert ma(group.sample()).env_steps() == STEPS

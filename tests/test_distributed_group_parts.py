@@ -148,11 +148,34 @@ def test_how_workers_are_started_anew_is_the_groups_affair(name: str) -> None:
         {"start_timeout_s": None},
         {"request_timeout_s": 0},
         {"probe_timeout_s": True},
+        {"restart_window_s": 0},
+        {"restart_pause_s": -1},
+        {"max_restart_pause_s": None},
     ],
 )
 def test_a_tolerance_that_means_nothing_is_refused(options: Any) -> None:
     with pytest.raises(OptionError, match=next(iter(options))):
         FaultTolerance(**options)
+
+
+def test_restarts_count_against_the_limit_within_a_window_and_wait_with_growing_pauses() -> None:
+    tolerance = FaultTolerance(max_restarts=3, restart_window_s=100.0, max_restarts_in_a_row=2)
+    restarted = [0.0, 40.0, 60.0]
+    assert not tolerance.allows(restarted=restarted, now=99.0, in_a_row=0)
+    assert tolerance.allows(restarted=restarted, now=101.0, in_a_row=1)
+    assert not tolerance.allows(restarted=restarted, now=101.0, in_a_row=2)
+    for_ever = FaultTolerance(max_restarts=3, restart_window_s=None)
+    assert not for_ever.allows(restarted=restarted, now=1e9, in_a_row=0)
+    # An outage of two minutes uses up no more than what one worker may use in a row.
+    tolerance = FaultTolerance()
+    shortest = [tolerance.pause_s(in_a_row=n, spread=0.0) for n in range(tolerance.max_restarts_in_a_row)]
+    longest = [tolerance.pause_s(in_a_row=n, spread=1.0) for n in range(tolerance.max_restarts_in_a_row)]
+    assert shortest[0] == longest[0] == 0.0
+    assert all(2 * short == long for short, long in zip(shortest, longest, strict=True))
+    assert sorted(longest) == longest
+    assert max(longest) == tolerance.max_restart_pause_s
+    assert sum(longest) > 120.0
+    assert FaultTolerance(restart_pause_s=0.0).pause_s(in_a_row=500, spread=1.0) == 0.0
 
 
 def test_ray_is_imported_by_what_uses_it_and_missed_with_the_line_that_installs_it() -> None:

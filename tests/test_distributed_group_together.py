@@ -34,7 +34,7 @@ def paced(root: str, context: Any) -> rlio.OutputWriter:
     """In each worker: a writer that waits for who follows."""
     made_by = Provenance(**context.made_by)
     writer = rlio.ParquetWriter(root, worker_index=context.worker_index, provenance=made_by)
-    return rlio.PacedWriter(writer, pace=rlio.Pace(poll_seconds=0.01, stale_seconds=60))
+    return rlio.PacedWriter(writer, pace=rlio.Pace(poll_seconds=0.01, stale_seconds=600))
 
 
 def waits(worker: RolloutWorker) -> tuple[int, int]:
@@ -52,7 +52,7 @@ def test_a_learner_follows_what_a_group_writes_within_limits_and_across_a_kill(t
         ratio=LIMITS,
         markers=rlio.Markers("learner", every_seconds=0.01),
         poll_seconds=0.01,
-        timeout=60,
+        timeout=600,
     )
 
     def learn() -> None:
@@ -85,7 +85,7 @@ def test_a_learner_follows_what_a_group_writes_within_limits_and_across_a_kill(t
             served.append(group.sample())
         felt: Any = group.foreach_worker(waits)
         losses = group.losses
-    learner.join(60)
+    learner.join(600)
     with replay:
         assert not learner.is_alive()
         assert not failed

@@ -310,7 +310,7 @@ def test_a_result_says_all_of_it_in_words_and_in_json() -> None:
         "v_gain",
         "effective sample size",
         "for sure in",
-        "Below 30, no interval",
+        "not reliable",
     ):
         assert part in text
     assert json.loads(json.dumps(found.to_json()))["overlap"]["log_weight_quantiles"]["0.5"] < 1

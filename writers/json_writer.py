@@ -32,7 +32,7 @@ from rlio.storage.shard_log import ShardLog, WriteLedger
 from rlio.storage.wal import Sync
 from rlio.writers.age_timer import AgeTimer
 from rlio.writers.line_collector import LineCollector
-from rlio.writers.recovery import json_header, recover_before_writing, recover_interrupted
+from rlio.writers.recovery import WriterLog, json_header, recover_before_writing, recover_interrupted
 from rlio.writers.roll import Roll
 from rlio.writers.spooling import SpoolLike, make_room, parse_spool, schema_after
 
@@ -138,6 +138,12 @@ class JsonWriter(OutputWriter):
     def bytes_published(self) -> int:
         """Bytes of the shards that every reader can see."""
         return self._log.bytes_published
+
+    @property
+    def logs(self) -> tuple[WriterLog, ...]:
+        """Where this writer's write-ahead log lies; empty without one."""
+        journal = self._log.journal
+        return () if journal is None else (WriterLog(self.storage, journal.path),)
 
     @property
     def ledger(self) -> WriteLedger:

@@ -20,13 +20,16 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from rlio.errors import ClosedError, OptionError, PublishError, RlioError, excerpt
 from rlio.interfaces import Batch, OutputWriter
 from rlio.storage.clients import within
 from rlio.storage.filesystem import Storage
 from rlio.storage.progress import Mark, list_marks, newest
+
+if TYPE_CHECKING:
+    from rlio.writers.recovery import WriterLog
 
 __all__ = ["Pace", "PacedWriter", "Pacing", "Stored"]
 
@@ -285,6 +288,16 @@ class PacedWriter(OutputWriter):
             logger.warning("rows of writer %s wait for the store: %s", self.writer_id, error)
 
     # ---- hooks of OutputWriter ----
+
+    @property
+    def rows_published(self) -> int:
+        """Rows that every reader can see."""
+        return self.rows_received - (self.writer.rows_received - self.writer.rows_published)
+
+    @property
+    def logs(self) -> tuple[WriterLog, ...]:
+        """The write-ahead log of the writer that is wrapped; empty where it has none."""
+        return tuple(getattr(self.writer, "logs", ()))
 
     def _write(self, batch: Batch) -> None:
         self.writer.write(batch)

@@ -24,7 +24,7 @@ from rlio.storage.filesystem import Storage
 from rlio.storage.shard_log import ShardLog, WriteLedger
 from rlio.storage.wal import Sync
 from rlio.writers.age_timer import AgeTimer
-from rlio.writers.recovery import parquet_header, recover_before_writing, recover_interrupted
+from rlio.writers.recovery import WriterLog, parquet_header, recover_before_writing, recover_interrupted
 from rlio.writers.roll import Roll
 from rlio.writers.row_collector import RowCollector
 from rlio.writers.shard_builder import ShardBuilder
@@ -129,6 +129,12 @@ class ParquetWriter(OutputWriter):
     def bytes_published(self) -> int:
         """Bytes of the shards that every reader can see."""
         return self._log.bytes_published
+
+    @property
+    def logs(self) -> tuple[WriterLog, ...]:
+        """Where this writer's write-ahead log lies; empty without one."""
+        journal = self._log.journal
+        return () if journal is None else (WriterLog(self.storage, journal.path),)
 
     @property
     def ledger(self) -> WriteLedger:

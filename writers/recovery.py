@@ -15,6 +15,7 @@ import itertools
 import logging
 import os
 import stat
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -53,11 +54,13 @@ __all__ = [
     "Outcome",
     "RecoveredLog",
     "RecoveryReport",
+    "WriterLog",
     "json_header",
     "parquet_header",
     "recover",
     "recover_before_writing",
     "recover_interrupted",
+    "recover_log",
 ]
 
 logger = logging.getLogger("rlio")
@@ -68,6 +71,8 @@ _ASIDE: Final = "_damaged"
 _MOST_WAITING: Final = 128 << 20
 #: Seconds that a writer which opens waits for what others have left to be stored; the rest follows meanwhile.
 _OPEN_SECONDS: Final = 30.0
+#: Seconds between two looks at whether a writer has died.
+_POLL_SECONDS: Final = 0.05
 
 
 Outcome: TypeAlias = Literal["recovered", "alive", "other-host", "other-user", "elsewhere", "failed"]
@@ -125,6 +130,19 @@ class RecoveryReport:
     def to_json(self) -> dict[str, Any]:
         """As `rlio recover --json` prints it."""
         return {**asdict(self), "logs": [asdict(log) for log in self.logs], "rows": self.rows}
+
+
+@dataclass(frozen=True)
+class WriterLog:
+    """Where a writer's write-ahead log lies. Travels to other processes by pickle.
+
+    Attributes:
+        storage: The data set's root.
+        folder: The log's folder, on the machine of the writer.
+    """
+
+    storage: Storage
+    folder: str
 
 
 def parquet_header(compression: Compression, *, roll: Roll, provenance: str) -> dict[str, Any]:
@@ -190,6 +208,35 @@ def recover(
     if must_exist and not report.logs and not list_shards(storage).writers:
         read_header(storage)
     return report
+
+
+def recover_log(log: WriterLog, *, timeout: float) -> int:
+    """Publish what one dead writer left in its log, on the machine of that log. Safe at any time.
+
+    Args:
+        log: Of the writer.
+        timeout: Seconds to wait for a writer that still lives, such as one that was killed a moment ago.
+
+    Returns:
+        Rows of the writer that the data set has now, from its first row on. There may be fewer than the
+        writer has logged: the log was damaged, or is gone with its disk.
+
+    Raises:
+        PublishError: The log could not be recovered, or its writer lives; it stays.
+        OSError: The store did not answer.
+    """
+    deadline = time.monotonic() + timeout
+    abandoned = AbandonedLog(log.folder)
+    while True:
+        found = _try_log(log.storage, abandoned)
+        if found is None or found.outcome == "recovered":
+            return _end_of(_coverage(log.storage, abandoned.writer))
+        if found.outcome != "alive" or time.monotonic() >= deadline:
+            raise PublishError(
+                f"the log {log.folder} is not recovered ({found.outcome}): {found.error or 'it stays'}",
+                uri=log.storage.uri,
+            )
+        time.sleep(_POLL_SECONDS)
 
 
 def _elsewhere(storage: Storage, spool: Spool | None) -> list[RecoveredLog]:

@@ -14,9 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rlio.errors import LedgerError, OptionError, excerpt
 from rlio.interfaces import Batch, OutputWriter
+
+if TYPE_CHECKING:
+    from rlio.writers.recovery import WriterLog
 
 __all__ = ["TeeLedger", "TeeWriter"]
 
@@ -86,6 +90,16 @@ class TeeWriter(OutputWriter):
             TeeLedger(writer=type(writer).__name__, given=given, received=writer.rows_received - before)
             for writer, given, before in zip(self.writers, self._taken, self._before, strict=True)
         )
+
+    @property
+    def rows_published(self) -> int:
+        """Rows that every reader of each output can see."""
+        return self.rows_received - max(each.rows_received - each.rows_published for each in self.writers)
+
+    @property
+    def logs(self) -> tuple[WriterLog, ...]:
+        """The write-ahead logs of all writers."""
+        return tuple(log for writer in self.writers for log in getattr(writer, "logs", ()))
 
     def _write(self, batch: Batch) -> None:
         rows = batch.agent_steps()

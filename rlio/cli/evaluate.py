@@ -20,7 +20,7 @@ from rlio.errors import MissingExtra, OptionError, excerpt
 
 if TYPE_CHECKING:
     from rlio.dataset import Dataset
-    from rlio.evaluation.estimates import OffPolicyEstimate
+    from rlio.evaluation.estimates import Measured, OffPolicyEstimate
     from rlio.evaluation.target import Target
 
 __all__ = ["EvaluateOptions", "draw_intervals", "evaluate"]
@@ -197,14 +197,14 @@ def _print(uri: str, found: Mapping[str, OffPolicyEstimate]) -> None:
     first = next(iter(found.values()))
     bounded = any(estimate.v_target.concentration for estimate in found.values())
     headings = ["estimator", "v_target", "std. error", f"{first.confidence:.0%} interval"]
-    headings += ["for sure"] * bounded + ["v_gain", "interval of v_gain", "ratio"]
+    headings += ["for sure"] * bounded + ["v_gain", "interval of v_gain", "ratio", "reliable"]
     rows = []
     for name, estimate in found.items():
         target, gain, ratio = estimate.v_target, estimate.v_gain, estimate.v_gain_ratio
-        row = [name, f"{target.value:.6g}", f"{target.standard_error:.2g}", _interval(target.interval)]
+        row = [name, f"{target.value:.6g}", f"{target.standard_error:.2g}", _checked_interval(target)]
         row += [_interval(target.concentration)] * bounded
-        row += [f"{gain.value:.6g}", _interval(gain.interval), "" if ratio is None else f"{ratio:.4g}"]
-        rows.append(row)
+        row += [f"{gain.value:.6g}", _checked_interval(gain), "" if ratio is None else f"{ratio:.4g}"]
+        rows.append([*row, "yes" if estimate.reliable else "no"])
     print_table(uri, headings, rows)
     typer.echo(
         f"v_behavior {first.v_behavior}: {first.episodes} episodes, {first.steps} steps, "
@@ -214,6 +214,16 @@ def _print(uri: str, found: Mapping[str, OffPolicyEstimate]) -> None:
     overlap = next((estimate.overlap for estimate in found.values() if estimate.overlap is not None), None)
     if overlap is not None:
         typer.echo(f"overlap: {overlap}")
+    doubted: dict[tuple[str, ...], list[str]] = {}
+    for name, estimate in found.items():
+        doubted.setdefault(estimate.doubts, []).append(name)
+    for doubts, names in doubted.items():
+        if doubts:
+            typer.echo(f"not reliable: {', '.join(names)}: {'; '.join(doubts)}")
+
+
+def _checked_interval(measured: Measured) -> str:
+    return _interval(measured.interval) + ("" if measured.reliable else " (not reliable)")
 
 
 def _interval(ends: tuple[float, float] | None) -> str:
@@ -251,11 +261,13 @@ def draw_intervals(found: Mapping[str, OffPolicyEstimate], path: Path) -> None:
         if target.concentration is not None:
             wide = axes.plot([place, place], target.concentration, color="lightgray", linewidth=6)
             wide[0].set_label(None if place else "concentration bound")
-        axes.plot([place, place], target.interval, color="black")
+        style = "solid" if target.reliable else "dotted"
+        axes.plot([place, place], target.interval, color="black", linestyle=style)
         axes.plot([place], [target.value], "o", color="black")
     axes.axhspan(*first.v_behavior.interval, color="tab:blue", alpha=0.2)
     axes.axhline(first.v_behavior.value, color="tab:blue", label="as recorded")
-    axes.set_xticks(range(len(found)), list(found))
+    names = [name if one.v_target.reliable else f"{name}\n(not reliable)" for name, one in found.items()]
+    axes.set_xticks(range(len(found)), names)
     axes.set_xlim(-0.5, len(found) - 0.5)
     axes.set_ylabel("discounted return of an episode")
     axes.set_title(f"{first.confidence:.0%} intervals, {first.episodes} episodes")

@@ -17,25 +17,31 @@ Example:
 
 from __future__ import annotations
 
+import logging
 import os
+import pickle
+import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from rlio.connectors.mean_std import MeanStdFilter
-from rlio.distributed.recipe import Recipe, Seat
+from rlio.distributed.recipe import Acknowledge, Recipe, Seat
 from rlio.errors import ClosedError, EndOfData
-from rlio.interfaces import Batch, JsonState, Unit
+from rlio.interfaces import Batch, JsonState, OutputWriter, Unit
 from rlio.nested import map_structure
 from rlio.policies.policy_spec import Spaces
 from rlio.policies.weights import GlobalVars
 from rlio.rollout.metrics import RolloutMetrics
 from rlio.rollout.multi_agent_runner import MultiAgentEnvRunner
 from rlio.worker import RolloutWorker
+from rlio.writers.recovery import WriterLog
 
 __all__ = ["Broadcast", "Filters", "Opened", "Sampled", "WorkerActor"]
+
+logger = logging.getLogger("rlio")
 
 #: `MeanStdFilter`s by policy id.
 Filters = Mapping[str, Sequence[MeanStdFilter]]
@@ -62,16 +68,20 @@ class Opened:
 
     Attributes:
         pid: Of its process.
+        host: Name of its machine.
         node_id: Ray's id of its machine; "" where there is no Ray.
         writer_id: Under which its rows lie; None where its output has no such id.
+        logs: The write-ahead logs of its writer; empty where it has none, or none that can travel.
         unit: What its batches are counted in.
         spaces: See `RolloutWorker.get_spaces`.
         several_agents: Whether its batches are `MultiAgentBatch`es.
     """
 
     pid: int
+    host: str
     node_id: str
     writer_id: str | None
+    logs: tuple[WriterLog, ...]
     unit: Unit
     spaces: dict[str, Spaces]
     several_agents: bool
@@ -85,11 +95,15 @@ class Sampled:
         batch: None at the end of its data.
         metrics: What happened since the batch before.
         position: Behind the batch, where one can go on from there: see `InputReader.state_dict`; else None.
+        written: Rows that the writer had taken when this was sent.
+        published: Those of them that were in the data set.
     """
 
     batch: Batch | None
     metrics: RolloutMetrics
     position: JsonState | None = None
+    written: int = 0
+    published: int = 0
 
 
 class WorkerActor:
@@ -99,6 +113,9 @@ class WorkerActor:
 
     def __init__(self) -> None:
         self._worker: RolloutWorker | None = None
+        self._acknowledge: Acknowledge = "written"
+        #: What was sampled and could not be published yet, where that is waited for: the next call's.
+        self._kept: Sampled | None = None
 
     def open(
         self,
@@ -119,6 +136,7 @@ class WorkerActor:
         """
         self.close()
         self._worker = worker = recipe.make(seat)
+        self._acknowledge = recipe.acknowledge
         if filters:
             worker.sync_filters(filters)
         if position is not None:
@@ -127,8 +145,10 @@ class WorkerActor:
         writer_id = getattr(worker.writer, "writer_id", None)
         return Opened(
             pid=os.getpid(),
+            host=platform.node(),
             node_id=_node_id(),
             writer_id=writer_id if isinstance(writer_id, str) else None,
+            logs=_portable_logs(worker.writer),
             unit=worker.unit,
             spaces=worker.get_spaces(),
             # One policy may act for several agents; of stored rows, several policies tell.
@@ -147,8 +167,22 @@ class WorkerActor:
         return worker
 
     def sample(self, *broadcasts: Broadcast) -> Sampled:
-        """The worker's next batch, in its own size. It is written to the output when this returns."""
+        """The worker's next batch, in its own size. When this returns, the output's writer has taken it; and
+        has published it, where that is what the group acknowledges.
+
+        Raises:
+            PublishError: It could not be published; it is kept, and the next call tries again.
+        """
         worker = self._taken(broadcasts)
+        if self._kept is None:
+            self._kept = self._sampled(worker)
+        if self._acknowledge == "published":
+            worker.writer.flush()
+        sampled, self._kept = self._kept, None
+        writer = worker.writer
+        return replace(sampled, written=writer.rows_received, published=writer.rows_published)
+
+    def _sampled(self, worker: RolloutWorker) -> Sampled:
         try:
             batch = worker.sample()
         except EndOfData:
@@ -183,8 +217,20 @@ class WorkerActor:
     def close(self) -> None:
         """Close the worker: its rows are stored when this returns."""
         worker, self._worker = self._worker, None
+        self._kept = None
         if worker is not None:
             worker.close()
+
+
+def _portable_logs(writer: OutputWriter) -> tuple[WriterLog, ...]:
+    """The logs of ``writer``, unless they name a store that cannot be opened in another process."""
+    logs: tuple[WriterLog, ...] = getattr(writer, "logs", ())
+    try:
+        pickle.dumps(logs)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        logger.warning("the group cannot recover the log of this worker: %s", error)
+        return ()
+    return logs
 
 
 def _node_id() -> str:

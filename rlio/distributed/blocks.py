@@ -29,7 +29,7 @@ from rlio.nested import Path, unflatten
 from rlio.replay.arrow_tables import POLICY_ID, Layout, TableColumn
 from rlio.schemas.json_values import load_value
 
-__all__ = ["Assembler", "block_arrays", "ray_tensors"]
+__all__ = ["Assembler", "block_arrays", "ray_tensors", "without_empty_columns"]
 
 
 def ray_tensors(values: NDArray[Any]) -> pa.Array:
@@ -54,12 +54,19 @@ class Assembler:
     """Makes batches of tables that come one after the other, with whole sequences and joint steps.
 
     Rows of a sequence or joint step at the end of a table wait for the next table: Ray cuts blocks anywhere.
+    Columns without a value in any row are left out: see `without_empty_columns`.
 
     Args:
         like: What is known of columns whose fields do not say it.
+
+    Attributes:
+        left_out: Names of columns that were left out.
+        names: Of those that were not.
     """
 
     like: Layout | None = None
+    left_out: set[str] = field(default_factory=set)
+    names: set[str] = field(default_factory=set)
     _waiting: dict[str, NDArray[Any]] = field(default_factory=dict)
     _layout: Layout | None = None
 
@@ -70,12 +77,16 @@ class Assembler:
             tables: Blocks, Arrow tables or data frames.
 
         Raises:
-            SchemaError: A column has nulls, or rows of several shapes; or sequences were cut.
+            SchemaError: A column has values in some rows only, or rows of several shapes; no column has any
+                value; or sequences were cut.
         """
-        for table in tables:
+        for block in tables:
+            table, left_out = without_empty_columns(block)
             arrays, layout = block_arrays(table, self.like)
             if not len(next(iter(arrays.values()), ())):
                 continue
+            self.left_out.update(left_out)
+            self.names.update(arrays)
             if self._layout is not None and set(layout.names) != set(self._layout.names):
                 raise SchemaError(
                     f"a block with the columns {excerpt(layout.names)} after blocks with "
@@ -165,6 +176,32 @@ def _from_block(values: NDArray[Any], column: TableColumn) -> NDArray[Any]:
             given = values.astype(wanted)
             return given if np.array_equal(given.astype(values.dtype), values, equal_nan=True) else values
     return values
+
+
+def without_empty_columns(block: Any) -> tuple[pa.Table, list[str]]:
+    """The table of a block without the columns that have no value in any row; and their names.
+
+    RLlib's ``agent_id`` is such a column where there is one agent.
+
+    Raises:
+        SchemaError: No column has a value.
+    """
+    from ray.data.block import BlockAccessor
+
+    table = BlockAccessor.for_block(block).to_arrow()
+    empty = [
+        name
+        for name in table.column_names
+        if table.num_rows
+        and table.column(name).null_count == table.num_rows
+        and not _has_nat(table.schema.field(name).type)
+    ]
+    if empty and len(empty) == table.num_columns:
+        raise SchemaError(
+            f"none of {table.num_rows} rows has a value in any of the columns {excerpt(empty)}: there is "
+            "nothing to write; look at where these rows come from"
+        )
+    return table.drop_columns(empty), empty
 
 
 def block_arrays(block: Any, like: Layout | None) -> tuple[dict[str, NDArray[Any]], Layout]:

@@ -6,6 +6,7 @@ One thread at a time uses it; nothing here waits longer than it is told to.
 from __future__ import annotations
 
 import logging
+import math
 import re
 import threading
 import time
@@ -13,12 +14,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from rlio.distributed.actors import Opened, Sampled, WorkerActor
 from rlio.distributed.broadcasts import Broadcasts
 from rlio.distributed.fault_tolerance import FaultTolerance, Loss
 from rlio.distributed.joint_metrics import JointMetrics
 from rlio.distributed.ray_import import require_ray
 from rlio.distributed.recipe import Recipe
+from rlio.distributed.recovering import LogRecovery, LostLog
 from rlio.distributed.remote_worker import Fragment, RemoteWorker, Request
 from rlio.errors import ClosedError, OptionError, WorkerError, WorkerLost, excerpt
 
@@ -35,7 +39,9 @@ _SALVAGE_S = 5.0
 # Ray's own, in tracebacks.
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 # Of a message of somebody else's.
-_SHOWN = 500
+_SHOWN = 200
+# Where Ray says in half a sentence what became of a process; the rest of its report is for debugging.
+_WHY_DEAD = re.compile(r"[Aa]ctor (?:is dead|died) because ([^.\n]*)")
 _SHUT_DOWN = "Ray was shut down before the group was closed"
 # The group starts workers anew itself, as others: Ray would start the same ones.
 _OURS = ("max_restarts", "max_task_retries", "max_concurrency", "concurrency_groups")
@@ -64,7 +70,6 @@ class Crew:
         filters: Reference to the filters that those begin with which come later; None: new ones.
         metrics: What they counted.
         losses: Those that were lost.
-        restarts: How many have taken another's place.
         interrupted: Set by whoever wants those who wait to give up.
 
     Raises:
@@ -89,7 +94,10 @@ class Crew:
         self.filters: Any = None
         self.metrics = JointMetrics()
         self.losses: list[Loss] = []
-        self.restarts = 0
+        #: When workers were allowed to take another's place, `time.monotonic`.
+        self._restarted: list[float] = []
+        self._seed = recipe.seed
+        self._recovery = LogRecovery(options.get("runtime_env"))
         self.interrupted = threading.Event()
         self._class = self._ray.remote(WorkerActor).options(
             **{"num_cpus": 1, **options}, max_restarts=0, max_task_retries=0
@@ -106,6 +114,7 @@ class Crew:
         """Make workers with seeds of ``seed`` from now on."""
         # Ray's copy, not the caller's objects: a policy among them may have begun to act in this process.
         self._recipe = self._ray.put(replace(self._ray.get(self._recipe), seed=seed))
+        self._seed = seed
 
     def _present_session(self) -> tuple[str, str]:
         context = self._ray.get_runtime_context()
@@ -117,9 +126,19 @@ class Crew:
         return self._ray.is_initialized() and self._present_session() == self._session
 
     @property
+    def restarts(self) -> int:
+        """How many workers have taken another's place, or will after a pause."""
+        return len(self._restarted)
+
+    @property
     def alive(self) -> list[RemoteWorker]:
-        """Places where somebody sits."""
+        """Places where a worker is, or will be after a restart."""
         return [worker for worker in self.workers if worker.gone is None]
+
+    @property
+    def present(self) -> list[RemoteWorker]:
+        """Of those, the ones that do not wait for their restart."""
+        return [worker for worker in self.alive if worker.restart_at is None]
 
     # ---- starting ----
 
@@ -131,24 +150,42 @@ class Crew:
             WorkerLost: One does not start in time, or dies too often.
         """
         for worker in self.workers:
+            worker.incarnation += 1
             self._start(worker)
         self.settle()
 
     def settle(self) -> None:
-        """Wait until all workers that are starting are there."""
-        while any(worker.opening is not None for worker in self.workers):
+        """Wait until all workers that start, or wait for their restart, are there."""
+        while any(worker.opening is not None or worker.restart_at is not None for worker in self.workers):
             self.wait(None)
 
     def reopen(self) -> None:
         """Let another worker begin at each place, in the processes that are there."""
         for worker in self.alive:
             worker.incarnation, worker.position = worker.incarnation + 1, None
-            self._open(worker, worker.actor)
+            self._open(worker, worker.actor or self._class.remote())
         self.settle()
 
     def _start(self, worker: RemoteWorker) -> None:
-        worker.incarnation += 1
         self._open(worker, self._class.remote())
+
+    def _start_due(self) -> float:
+        """Start the workers whose pause is over; gives the seconds until the next one's is."""
+        now, waiting = time.monotonic(), [math.inf]
+        for worker in self.workers:
+            if worker.restart_at is not None and worker.restart_at <= now:
+                self._start(worker)
+            elif worker.restart_at is not None:
+                waiting.append(worker.restart_at - now)
+        return min(waiting)
+
+    def _await_restart(self, worker: RemoteWorker, deadline: float | None) -> None:
+        """Wait until ``worker`` is started, if it waits for that, but not past the deadline."""
+        while worker.restart_at is not None and not self.interrupted.is_set():
+            moment = min(self._start_due(), _LOOK_UP_S)
+            if worker.restart_at is None or (deadline is not None and time.monotonic() >= deadline):
+                return
+            self.interrupted.wait(moment)
 
     def _open(self, worker: RemoteWorker, actor: Any) -> None:
         count, references = self.broadcasts.snapshot(0)
@@ -182,19 +219,23 @@ class Crew:
             By worker, what it answered, or the `WorkerError` in its place.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        asked = [self._asked(worker, method, arguments) for worker in workers]
+        chosen = list(workers)
+        for worker in chosen:
+            self._await_restart(worker, deadline)
+        asked = [self._asked(worker, method, arguments) for worker in chosen]
         return [self._answer(each, deadline) for each in asked]
 
     def _asked(self, worker: RemoteWorker, method: str, arguments: Sequence[Any] = ()) -> _Asked:
-        told = worker.told
-        reference = self.ask(worker, method, *arguments) if worker.gone is None else None
+        told, is_there = worker.told, worker.gone is None and worker.restart_at is None
+        reference = self.ask(worker, method, *arguments) if is_there else None
         return _Asked(worker, worker.incarnation, told, reference)
 
     def _answer(self, asked: _Asked, deadline: float | None = None) -> Any:
         worker, incarnation, told, reference = asked
         where = {"worker_index": worker.index, "incarnation": incarnation}
         if reference is None:
-            return WorkerLost(f"worker {worker.index} is lost: {worker.gone}", **where)
+            why = worker.gone or "another takes its place, after a pause"
+            return WorkerLost(f"worker {worker.index} is lost: {why}", **where)
         errors = self._ray.exceptions
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:
@@ -215,7 +256,7 @@ class Crew:
         except errors.RayError as error:
             reason = _reason(error)
             if worker.incarnation == incarnation:
-                self.lose(worker, reason)
+                self.lose(worker, reason, cause=error)
             return WorkerLost(f"worker {worker.index} was lost before it answered: {reason}", **where)
 
     # ---- listening ----
@@ -241,10 +282,17 @@ class Crew:
 
     def _take_answers(self, deadline: float | None) -> bool:
         """Wait for a moment; gives whether there is something new, or nothing to wait for."""
-        asked = {worker.first: worker for worker in self.workers if worker.first is not None}
-        if not asked:
+        paused = [worker for worker in self.workers if worker.restart_at is not None]
+        due = self._start_due()
+        if any(worker.restart_at is None for worker in paused):
             return True
-        moment = _LOOK_UP_S if deadline is None else min(_LOOK_UP_S, max(0.0, deadline - time.monotonic()))
+        self._take_recovered(self._recovery.ended())
+        asked = {worker.first: worker for worker in self.workers if worker.first is not None}
+        moment = min(_LOOK_UP_S, due, math.inf if deadline is None else deadline - time.monotonic())
+        moment = max(0.0, moment)
+        if not asked:
+            self.interrupted.wait(moment if math.isfinite(due) else 0.0)
+            return not math.isfinite(due)
         there, _ = self._ray.wait(list(asked), num_returns=1, timeout=moment)
         if there:
             there, _ = self._ray.wait(list(asked), num_returns=len(asked), timeout=0)
@@ -258,7 +306,7 @@ class Crew:
         except self._raised as error:
             self._failed(worker, reference, error)
         except self._ray.exceptions.RayError as error:
-            self.lose(worker, _reason(error))
+            self.lose(worker, _reason(error), cause=error)
         else:
             self._answered(worker, reference, answer)
 
@@ -268,6 +316,7 @@ class Crew:
             worker.opening, worker.opened = None, answer
             return
         del worker.requests[reference]
+        worker.written, worker.published = answer.written, answer.published
         self.metrics.add(worker.seat, answer.metrics)
         if answer.batch is None:
             worker.ended = True
@@ -290,7 +339,7 @@ class Crew:
             self._let_go(worker, f"it could not be made: {_line(str(told.__cause__))}")
             self._errors.append(told)
         else:
-            self.lose(worker, f"it could not be made anew: {_line(str(told.__cause__))}", cause=told)
+            self.lose(worker, f"it could not be made again: {_line(str(told.__cause__))}", cause=told)
 
     def _look_for_hanging(self) -> bool:
         """Lose those that have not answered for too long; gives whether there were any."""
@@ -362,24 +411,32 @@ class Crew:
 
     # ---- losing ----
 
-    def lose(self, worker: RemoteWorker, reason: str, *, cause: WorkerError | None = None) -> None:
-        """Give a worker up, keep what had come of it, and let another take its place if that is allowed."""
+    def lose(self, worker: RemoteWorker, reason: str, *, cause: BaseException | None = None) -> None:
+        """Give a worker up, keep what had come of it, and let another take its place if that is allowed.
+
+        Args:
+            worker: Which.
+            reason: In one line.
+            cause: What Ray or the worker raised, with all that they say.
+        """
         self._ray.kill(worker.actor)  # It may be out of reach, or hang, rather than be dead.
-        lost = self._salvage(worker)
-        again = self.tolerance.allows(restarts=self.restarts, in_a_row=worker.failures)
-        self._write_off(worker, reason, requests=lost, restarted=again)
+        lost, pause = self._salvage(worker), self._pause_before_restart(worker)
+        loss = self._write_off(worker, reason, requests=lost, restarted=pause is not None)
         worker.failures += 1
         logger.warning(
-            "worker %d (incarnation %d) is lost, with %d batches that it was asked for: %s; %s",
-            worker.index,
-            worker.incarnation,
-            lost,
+            "worker %d (incarnation %d, machine %s) is lost: %s; %d batches that it was asked for will not "
+            "come, %d of its rows are not in the data set yet; %s",
+            loss.worker_index,
+            loss.incarnation,
+            loss.host,
             reason,
-            "another takes its place" if again else "nobody takes its place, see FaultTolerance",
+            loss.requests,
+            loss.rows_unpublished,
+            _what_follows(pause),
         )
-        if again:
-            self.restarts += 1
-            self._start(worker)
+        logger.debug("worker %d is lost", loss.worker_index, exc_info=cause)
+        if pause is not None:
+            self._restart(worker, pause)
             return
         self._let_go(worker, reason)
         if self.tolerance.lost_workers == "raise" or all(other.gone for other in self.workers):
@@ -391,7 +448,22 @@ class Crew:
             error.__cause__ = cause
             self._errors.append(error)
 
-    def _write_off(self, worker: RemoteWorker, reason: str, *, requests: int, restarted: bool) -> None:
+    def _pause_before_restart(self, worker: RemoteWorker) -> float | None:
+        """Seconds until another may take the place of ``worker``; None: none may."""
+        now = time.monotonic()
+        if not self.tolerance.allows(restarted=self._restarted, now=now, in_a_row=worker.failures):
+            return None
+        spread = np.random.default_rng([self._seed, worker.index, worker.incarnation]).random()
+        return self.tolerance.pause_s(in_a_row=worker.failures, spread=spread)
+
+    def _restart(self, worker: RemoteWorker, pause: float) -> None:
+        now = time.monotonic()
+        self._restarted.append(now)
+        worker.incarnation += 1
+        worker.wait_for_restart(now + pause)
+        self._start_due()
+
+    def _write_off(self, worker: RemoteWorker, reason: str, *, requests: int, restarted: bool) -> Loss:
         opened = worker.opened
         loss = Loss(
             worker_index=worker.index,
@@ -399,23 +471,53 @@ class Crew:
             reason=reason,
             requests=requests,
             rows=worker.rows,
+            rows_unpublished=worker.written - worker.published,
             writer_id=None if opened is None else opened.writer_id,
+            host=None if opened is None else opened.host,
+            logs=() if opened is None else tuple(log.folder for log in opened.logs),
             node_id=None if opened is None else opened.node_id,
             restarted=restarted,
         )
         self.losses.append(loss)
+        if opened is not None and opened.logs:
+            lost = LostLog(
+                worker_index=worker.index,
+                logs=opened.logs,
+                host=opened.host,
+                node_id=opened.node_id,
+                rows=worker.written,
+                stored=worker.published,
+            )
+            self._recovery.add(len(self.losses) - 1, lost, connected=self.connected)
+        worker.published = worker.written  # The loss counts them from here on.
+        return loss
+
+    def _take_recovered(self, found: Mapping[int, int]) -> None:
+        """Note in the losses how many rows are in the data set now."""
+        for number, unpublished in found.items():
+            self.losses[number] = replace(self.losses[number], rows_unpublished=unpublished)
+
+    def recover(self, timeout_s: float) -> None:
+        """Recover the logs of lost workers that are not recovered yet; called once, at the end."""
+        self._take_recovered(self._recovery.finish(timeout_s, connected=self.connected))
 
     def _let_go(self, worker: RemoteWorker, reason: str) -> None:
-        worker.gone = reason
-        self._ray.kill(worker.actor)
+        worker.gone, worker.restart_at = reason, None
+        if worker.actor is not None:
+            self._ray.kill(worker.actor)
 
     def _salvage(self, worker: RemoteWorker) -> int:
-        """Take the answers of a lost worker that had come; gives how many never will."""
-        worker.opening, lost = None, 0
-        requests = list(worker.requests)
-        if requests:
-            self._ray.wait(requests, num_returns=len(requests), timeout=_SALVAGE_S)
-        for reference in requests:
+        """Take the answers of a lost worker that had come; gives how many batches never will."""
+        expected = [*([] if worker.opening is None else [worker.opening]), *worker.requests]
+        if expected:
+            self._ray.wait(expected, num_returns=len(expected), timeout=_SALVAGE_S)
+        if worker.opening is not None and not self._has_opened(worker):
+            # All else that it answers is that it is not open.
+            lost, worker.opening = len(worker.requests), None
+            worker.requests.clear()
+            return lost
+        lost = 0
+        for reference in list(worker.requests):
             try:
                 answer = self._ray.get(reference, timeout=0)
             except self._raised as error:
@@ -426,6 +528,15 @@ class Crew:
             else:
                 self._answered(worker, reference, answer)
         return lost
+
+    def _has_opened(self, worker: RemoteWorker) -> bool:
+        """Take the first answer of a worker, if it has one and that is no error."""
+        try:
+            answer = self._ray.get(worker.opening, timeout=0)
+        except (*self._raised, self._ray.exceptions.RayError):
+            return False
+        self._answered(worker, worker.opening, answer)
+        return True
 
     def replace_silent(self, workers: Sequence[RemoteWorker], *, timeout_s: float) -> None:
         """Lose those of ``workers`` that do not answer a call in time."""
@@ -451,7 +562,10 @@ class Crew:
         """
         if not self.connected:
             self._shut_down()
-        asked = [(worker, worker.actor.close.remote()) for worker in self.alive]
+        asked = [(worker, worker.actor.close.remote()) for worker in self.present]
+        for worker in self.alive:
+            if worker.restart_at is not None:
+                self._let_go(worker, "the group was closed")
         if asked:
             references = [reference for _, reference in asked]
             self._ray.wait(references, num_returns=len(references), timeout=timeout_s)
@@ -465,8 +579,9 @@ class Crew:
         """Take note that Ray, and with it all workers, ended before the group."""
         alive = self.alive
         for worker in alive:
-            worker.gone = _SHUT_DOWN
-            self._write_off(worker, _SHUT_DOWN, requests=len(worker.requests), restarted=False)
+            if worker.restart_at is None:
+                self._write_off(worker, _SHUT_DOWN, requests=len(worker.requests), restarted=False)
+            worker.gone, worker.restart_at = _SHUT_DOWN, None
             worker.requests.clear()
         if alive:
             logger.error("%s: what workers had written is in their logs, see `rlio recover`", _SHUT_DOWN)
@@ -485,22 +600,30 @@ class Crew:
             reason = f"{_reason(error)}, while it was closed"
         else:
             reference = None
+            worker.published = worker.written
         self._let_go(worker, reason)
         lost = self._salvage(worker)
         if reference is None or failed is not None:
             return failed
         self._write_off(worker, reason, requests=lost, restarted=False)
         return WorkerLost(
-            f"worker {worker.index} is lost: {reason}; what it had written is in its log, and is published "
-            "by the next writer on its machine, or by `rlio recover`",
+            f"worker {worker.index} is lost: {reason}; what it had written is in its log, which is recovered "
+            "now, or by `rlio recover` on its machine",
             worker_index=worker.index,
             incarnation=worker.incarnation,
         )
 
 
+def _what_follows(pause: float | None) -> str:
+    if pause is None:
+        return "no other takes its place, see FaultTolerance"
+    return f"another starts in {pause:.1f} s" if pause else "another starts at once"
+
+
 def _reason(error: Any) -> str:
-    """What became of a worker that did not answer, in one line."""
-    return _line(f"{type(error).__name__}: {error}")
+    """What became of a worker that did not answer, in one short line."""
+    found = _WHY_DEAD.search(str(error))
+    return f"{type(error).__name__}: {_line(found[1] if found else str(error))}"
 
 
 def _line(text: str) -> str:

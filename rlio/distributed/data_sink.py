@@ -59,11 +59,13 @@ class WriteReport:
         uri: The root.
         job: Name of the job: given, or drawn.
         parts: In order.
+        left_out: Columns of the dataset that have no value in any row: they are not written.
     """
 
     uri: str
     job: str
     parts: tuple[WrittenPart, ...]
+    left_out: tuple[str, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -95,7 +97,8 @@ def write_dataset(
     Columns are those that `read_dataset` gives, or any with one value, text or array of one shape a row:
     ``obs/position`` becomes a leaf of a nested ``obs``, the texts of ``infos`` become objects, the column
     ``policy_id`` says that there are several agents. ``new_obs`` that is the next row's ``obs``, and frames
-    that repeat, are stored once, where rows of an episode follow each other.
+    that repeat, are stored once, where rows of an episode follow each other. A column without a value in any
+    row (RLlib's ``agent_id`` where there is one agent) is left out, with one warning.
 
     Args:
         ds: The rows. They must not depend on time or chance where tasks may run again.
@@ -116,7 +119,8 @@ def write_dataset(
     Raises:
         MissingExtra: Ray is not installed.
         OptionError: An option is illegal, or an earlier run of the job wrote other rows.
-        SchemaError: Rows cannot be stored. (SchemaConflict: they do not fit those that are there.)
+        SchemaError: Rows cannot be stored, such as those of a column with values in some rows only.
+            (SchemaConflict: they do not fit those that are there.)
         PublishError: Something could not be stored.
     """
     require_ray()
@@ -143,7 +147,7 @@ def write_dataset(
     with _ordered(ds, job is not None), _our_errors(job):
         ds.write_datasink(sink, ray_remote_args=remote_args, concurrency=concurrency)
     parts = tuple(WrittenPart(done.sealed.writer, done.sealed.rows, done.written) for done in sink.done)
-    return WriteReport(storage.uri, name, parts)
+    return WriteReport(storage.uri, name, parts, sink.left_out)
 
 
 def check_shared(storage: Storage) -> None:

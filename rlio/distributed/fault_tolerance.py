@@ -1,14 +1,17 @@
 """`FaultTolerance`: what a `WorkerGroup` does about workers that die or hang; `Loss`: what it then tells.
 
 Example:
-    >>> FaultTolerance(max_restarts=2).allows(restarts=1, in_a_row=1)
-    True
-    >>> FaultTolerance(max_restarts=2).allows(restarts=2, in_a_row=1)
-    False
+    >>> tolerance = FaultTolerance(max_restarts=2, restart_window_s=60.0)
+    >>> [tolerance.allows(restarted=[0.0, 30.0], now=now, in_a_row=0) for now in (50.0, 70.0)]
+    [False, True]
+    >>> [tolerance.pause_s(in_a_row=failures, spread=1.0) for failures in range(5)]
+    [0.0, 1.0, 2.0, 4.0, 8.0]
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,7 +20,14 @@ from rlio.errors import OptionError, excerpt
 __all__ = ["FaultTolerance", "Loss"]
 
 _COUNTS = ("max_restarts", "max_restarts_in_a_row")
-_SECONDS = ("start_timeout_s", "request_timeout_s", "probe_timeout_s", "close_timeout_s")
+_SECONDS = (
+    "restart_window_s",
+    "start_timeout_s",
+    "request_timeout_s",
+    "probe_timeout_s",
+    "close_timeout_s",
+)
+_PAUSES = ("restart_pause_s", "max_restart_pause_s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +38,19 @@ class FaultTolerance:
     An exception that its environment or policy raises is no such thing: it is raised where the group is asked
     for samples, and the worker stays.
 
+    The first restart of a worker comes at once. If it is lost again before it has given a batch, the next
+    restart waits `restart_pause_s` seconds, and each further one twice as long as the one before, up to
+    `max_restart_pause_s`. Each pause is shortened by up to a half, at random by the group's seed, so that
+    workers that were lost together do not come back together. The other workers go on meanwhile.
+
     Attributes:
-        max_restarts: Of all workers together, over the life of the group.
+        max_restarts: Of all workers together, within any `restart_window_s` seconds.
+        restart_window_s: Seconds after which a restart no longer counts against `max_restarts`. None: it
+            counts for the life of the group.
         max_restarts_in_a_row: Of one worker, without a batch of it in between: one that dies whenever it
-            samples is not to be started for ever.
+            samples is not to be started for ever. With the default pauses, 8 take about two minutes.
+        restart_pause_s: Seconds before the second restart in a row; 0: restarts never wait.
+        max_restart_pause_s: Seconds before any restart, at most.
         lost_workers: What happens to a worker that may not be started again. ``"raise"``: the group raises a
             `WorkerLost`, now and whenever it is asked for samples. ``"drop"``: it goes on with the others, as
             long as there are any.
@@ -41,7 +60,8 @@ class FaultTolerance:
             place. None: environments may take as long as they like, and outputs too: a `PacedWriter` waits
             for those who follow it.
         probe_timeout_s: Seconds for an idle worker to answer `WorkerGroup.probe`.
-        close_timeout_s: Seconds for all workers to store what they have, when the group is closed.
+        close_timeout_s: Seconds for all workers to store what they have, when the group is closed; and as
+            long again for the logs of lost workers.
 
     Raises:
         OptionError: A value is illegal.
@@ -49,7 +69,11 @@ class FaultTolerance:
 
     # As RLlib: a run of days on machines that come and go.
     max_restarts: int = 1000
-    max_restarts_in_a_row: int = 3
+    restart_window_s: float | None = 3600.0
+    # A service that restarts, or a machine that is short of memory, is back within two minutes.
+    max_restarts_in_a_row: int = 8
+    restart_pause_s: float = 1.0
+    max_restart_pause_s: float = 60.0
     lost_workers: Literal["raise", "drop"] = "raise"
     # A process takes 2 to 5 s with its imports; a cluster that grows takes minutes to get a machine.
     start_timeout_s: float = 300.0
@@ -63,23 +87,41 @@ class FaultTolerance:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 raise OptionError(f"{name}={excerpt(value)}: a whole number, at least 0")
-        for name in _SECONDS:
-            value = getattr(self, name)
-            if value is None and name == "request_timeout_s":
+        for name in (*_SECONDS, *_PAUSES):
+            value, least = getattr(self, name), 0 if name in _PAUSES else 1e-9
+            if value is None and name in ("request_timeout_s", "restart_window_s"):
                 continue
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-                raise OptionError(f"{name}={excerpt(value)}: seconds, above 0")
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not number or not least <= value < float("inf"):
+                raise OptionError(
+                    f"{name}={excerpt(value)}: seconds, {'at least' if least == 0 else 'above'} 0"
+                )
         if self.lost_workers not in ("raise", "drop"):
             raise OptionError(f"lost_workers={excerpt(self.lost_workers)}: 'raise' or 'drop'")
 
-    def allows(self, *, restarts: int, in_a_row: int) -> bool:
+    def allows(self, *, restarted: Sequence[float], now: float, in_a_row: int) -> bool:
         """Whether a worker may be started once more.
 
         Args:
-            restarts: Of all workers, so far.
-            in_a_row: Of this one since its last batch.
+            restarted: When workers were started again so far, all of them, in seconds.
+            now: On the same clock.
+            in_a_row: Restarts of this one since its last batch.
         """
-        return restarts < self.max_restarts and in_a_row < self.max_restarts_in_a_row
+        since = -math.inf if self.restart_window_s is None else now - self.restart_window_s
+        recent = sum(when > since for when in restarted)
+        return recent < self.max_restarts and in_a_row < self.max_restarts_in_a_row
+
+    def pause_s(self, *, in_a_row: int, spread: float) -> float:
+        """Seconds to wait before a restart.
+
+        Args:
+            in_a_row: Restarts of this worker since its last batch.
+            spread: From 0 to 1, drawn for each restart: the pause is between half and all of its length.
+        """
+        if in_a_row == 0:
+            return 0.0
+        pause = self.restart_pause_s * 2.0 ** min(in_a_row - 1, 60)
+        return min(pause, self.max_restart_pause_s) * (0.5 + 0.5 * spread)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,13 +131,19 @@ class Loss:
     Attributes:
         worker_index: Which, 1 to the number of workers.
         incarnation: How often another had taken its place before.
-        reason: What happened.
+        reason: What happened, in one line.
         requests: Batches that it was asked for and that never came. The rows of those that it had begun may
             be in its output, complete or not, but are in no batch and in no metrics.
         rows: Rows of its batches that did come.
+        rows_unpublished: Of the rows that its writer had taken when its last batch came, those that are not
+            in the data set as far as is known: at most so many of `rows` are missing there. Once the log is
+            recovered this is 0, or the number of rows that could not be recovered.
         writer_id: Under which its rows lie in a data set, in their order: the first ``rows`` of them came,
             those behind are of the lost batches. None where its output has no such id.
-        node_id: Ray's id of the machine that it was on; None if it had not started.
+        host: Name of the machine that it was on; None if it had not started.
+        logs: Folders of its write-ahead log on that machine, one for each data set that it wrote; empty where
+            its output has no log that the group knows.
+        node_id: Ray's id of that machine; None if it had not started.
         restarted: Whether another takes its place.
     """
 
@@ -104,6 +152,9 @@ class Loss:
     reason: str
     requests: int
     rows: int
+    rows_unpublished: int
     writer_id: str | None
+    host: str | None
+    logs: tuple[str, ...]
     node_id: str | None
     restarted: bool

@@ -12,7 +12,7 @@ from rlio.dataset import dataset_on
 from rlio.distributed.blocks import Assembler
 from rlio.distributed.part_writer import PartOptions, PartWriter, Sealed
 from rlio.distributed.row_digest import RowDigest
-from rlio.errors import OptionError
+from rlio.errors import OptionError, SchemaError
 from rlio.readers.dataset_reader import DatasetReader
 from rlio.replay.arrow_tables import Layout
 from rlio.storage.filesystem import Storage
@@ -30,11 +30,15 @@ class Done(NamedTuple):
         part: Its id.
         sealed: The attempt that is sealed.
         written: Whether this task's attempt is it.
+        left_out: Columns that have no value in any of its rows.
+        names: The other columns.
     """
 
     part: str
     sealed: Sealed
     written: bool
+    left_out: tuple[str, ...]
+    names: tuple[str, ...]
 
 
 class DatasetSink(Datasink[Any]):
@@ -78,24 +82,27 @@ class DatasetSink(Datasink[Any]):
         writer = PartWriter(self._storage, part, self._options)
         if writer.taken is not None:
             # If in this run: by a task that was killed before it could say so. It had the same rows.
-            if part in self._before:
-                self._compare(writer.taken, blocks)
+            assembler = self._compare(writer.taken, blocks, known=part in self._before)
             logger.info("%s is sealed already: nothing is written", writer.taken.writer)
-            return Done(part, writer.taken, written=False)
+            return _done(part, writer.taken, assembler, written=False)
+        assembler = Assembler(self._like)
         try:
-            for batch in Assembler(self._like).batches(blocks):
+            for batch in assembler.batches(blocks):
                 writer.write(batch)
         except BaseException:
             writer.abandon()
             raise
         sealed = writer.finish()
-        return Done(part, sealed, written=sealed.writer == writer.writer_id)
+        return _done(part, sealed, assembler, written=sealed.writer == writer.writer_id)
 
-    def _compare(self, taken: Sealed, blocks: Iterable[Any]) -> None:
-        """Raise where the part that an earlier run sealed has other rows than these."""
-        new, old = RowDigest(), RowDigest()
-        for batch in Assembler(self._like).batches(blocks):
-            new.add(batch)
+    def _compare(self, taken: Sealed, blocks: Iterable[Any], *, known: bool) -> Assembler:
+        """Raise where the part that an earlier run sealed (``known``) has other rows than these."""
+        new, old, assembler = RowDigest(), RowDigest(), Assembler(self._like)
+        for batch in assembler.batches(blocks):
+            if known:
+                new.add(batch)
+        if not known:
+            return assembler
         dataset = dataset_on(self._storage, at={str(taken.writer): taken.rows})
         with DatasetReader(dataset, epochs=1) as reader:
             for batch in reader:
@@ -107,10 +114,12 @@ class DatasetSink(Datasink[Any]):
                 "the same rows in the same order, or name another job",
                 uri=self._storage.uri,
             )
+        return assembler
 
     def on_write_complete(self, write_result: Any) -> None:
         """Take what the tasks say. In the driver."""
         self.done = sorted(write_result.write_returns)
+        self._tell_of_left_out()
         extra = self._before - {done.part for done in self.done}
         if extra:
             raise OptionError(
@@ -118,3 +127,37 @@ class DatasetSink(Datasink[Any]):
                 f"{min(extra)} first: run it again with the same rows in the same order, or name another job",
                 uri=self._storage.uri,
             )
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Columns that have no value in any row of the job."""
+        return tuple(dict.fromkeys(name for done in self.done for name in done.left_out))
+
+    def _tell_of_left_out(self) -> None:
+        """Warn of columns without a value in any row; raise where only some parts have values.
+
+        Raises:
+            SchemaError: They do. The parts are stored by then, as parts are where another task fails.
+        """
+        for name in self.left_out:
+            without = [done.part for done in self.done if name in done.left_out]
+            others = [done.part for done in self.done if name in done.names]
+            if others:
+                raise SchemaError(
+                    f"all rows of {len(others)} parts ({others[0]} first) have a value, and no row of "
+                    f"{len(without)} parts ({without[0]} first) has one: expected values in all rows or in "
+                    "none; fill them, or leave the column out",
+                    uri=self._storage.uri,
+                    column=name,
+                )
+        if self.left_out:
+            logger.warning(
+                "%s: %s have no value in any row, and are not written",
+                self._storage.uri,
+                ", ".join(self.left_out),
+            )
+
+
+def _done(part: str, sealed: Sealed, assembler: Assembler, *, written: bool) -> Done:
+    left_out, names = tuple(sorted(assembler.left_out)), tuple(sorted(assembler.names))
+    return Done(part, sealed, written, left_out, names)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict
 
 import numpy as np
 
@@ -31,9 +31,13 @@ from rlio.rollout.policy_setup import PolicySetup
 from rlio.storage.paths import is_uri
 from rlio.worker import RolloutWorker
 
-__all__ = ["Recipe", "Seat", "WorkerKeywords", "draw_seed", "portable"]
+__all__ = ["Acknowledge", "Recipe", "Seat", "WorkerKeywords", "draw_seed", "portable"]
 
 # Any in this module: arguments are what `RolloutWorker` takes.
+
+
+#: When a group returns a row: once its writer has taken it, or once it is in the data set.
+Acknowledge: TypeAlias = Literal["written", "published"]
 
 
 class WorkerKeywords(TypedDict, total=False):
@@ -84,6 +88,7 @@ class Recipe:
         keywords: The others, as `portable` gave them.
         num_workers: In the group.
         seed: Of the group.
+        acknowledge: See `WorkerGroup`.
     """
 
     env: Any
@@ -91,6 +96,7 @@ class Recipe:
     keywords: Mapping[str, Any]
     num_workers: int
     seed: int
+    acknowledge: Acknowledge = "written"
 
     def seed_of(self, seat: Seat) -> int:
         """The seed of one worker: another for each place, and for each that takes it."""

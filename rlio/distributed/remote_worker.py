@@ -45,11 +45,15 @@ class WorkerStatus:
         worker_index: Which.
         incarnation: How often another took the place of the one before.
         alive: False: it was lost, and nobody takes its place.
-        started: Whether it has said that it is there.
+        started: Whether it has said that it is there. False too while it waits for its restart.
         in_flight: Batches that it was asked for.
         waiting: Batches of it that nobody has asked the group for yet.
         rows: Rows of its batches so far, those of earlier ones at its place excepted.
+        rows_unpublished: Rows that its writer had taken, and that were not in the data set, when its last
+            batch came: they are in its log, or in memory where it has none. At most so many of `rows` are not
+            in the data set.
         pid: Of its process; None before it has started.
+        host: Name of its machine; None before it has started.
         node_id: Ray's id of its machine; None before it has started.
         writer_id: Under which its rows lie; None where its output has no such id.
         ended: Whether its data have come to an end.
@@ -62,7 +66,9 @@ class WorkerStatus:
     in_flight: int
     waiting: int
     rows: int
+    rows_unpublished: int
     pid: int | None
+    host: str | None
     node_id: str | None
     writer_id: str | None
     ended: bool
@@ -94,7 +100,10 @@ class RemoteWorker:
         told: The number of the last broadcast that it has got, or will get with what it was asked for.
         position: Where its reader was behind the last batch that came, if one can go on from there.
         rows: Rows of its batches.
-        failures: How often somebody here was lost, since the last batch.
+        written: Rows that its writer had taken when its last batch came.
+        published: Those of them that were in the data set then.
+        failures: How often a worker here was lost, since the last batch.
+        restart_at: When the next worker starts here, `time.monotonic`; None: no restart is due.
         heard: When something last came, or was first asked for: `time.monotonic`.
         gone: Why nobody sits here any longer.
         ended: Whether its data have come to an end.
@@ -110,7 +119,10 @@ class RemoteWorker:
     told: int = 0
     position: JsonState | None = None
     rows: int = 0
+    written: int = 0
+    published: int = 0
     failures: int = 0
+    restart_at: float | None = None
     heard: float = 0.0
     gone: str | None = None
     ended: bool = False
@@ -122,8 +134,13 @@ class RemoteWorker:
 
     @property
     def samples(self) -> bool:
-        """Whether it may be asked for batches."""
+        """Whether batches are expected from here, now or after a restart."""
         return self.gone is None and not self.ended
+
+    @property
+    def can_be_asked(self) -> bool:
+        """Whether there is an actor that may be asked for batches."""
+        return self.samples and self.restart_at is None
 
     @property
     def first(self) -> Any:
@@ -143,10 +160,17 @@ class RemoteWorker:
         self.heard = time.monotonic()
 
     def begin(self, actor: Any, opening: Any, *, told: int) -> None:
-        """Somebody sits down, whom ``opening`` is the first answer of."""
+        """A worker starts here; ``opening`` is the reference to its first answer."""
         self.actor, self.opening, self.opened = actor, opening, None
-        self.told, self.rows, self.ended = told, 0, False
+        self.told, self.ended, self.restart_at = told, False, None
+        self.rows = self.written = self.published = 0
         self.note()
+
+    def wait_for_restart(self, until: float) -> None:
+        """No worker is here until then, `time.monotonic`."""
+        self.actor = self.opening = self.opened = None
+        self.rows = self.written = self.published = 0
+        self.restart_at = until
 
     def status(self) -> WorkerStatus:
         """How it is."""
@@ -159,7 +183,9 @@ class RemoteWorker:
             in_flight=len(self.requests),
             waiting=len(self.ready),
             rows=self.rows,
+            rows_unpublished=self.written - self.published,
             pid=None if opened is None else opened.pid,
+            host=None if opened is None else opened.host,
             node_id=None if opened is None else opened.node_id,
             writer_id=None if opened is None else opened.writer_id,
             ended=self.ended,

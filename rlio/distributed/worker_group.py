@@ -37,8 +37,7 @@ from rlio.distributed.fault_tolerance import FaultTolerance, Loss
 from rlio.distributed.joint_filters import JointFilters
 from rlio.distributed.joint_metrics import JointMetrics
 from rlio.distributed.ray_import import require_ray
-from rlio.distributed.recipe import Recipe, WorkerKeywords, draw_seed, portable
-from rlio.distributed.recovering import recover_elsewhere, recover_here
+from rlio.distributed.recipe import Acknowledge, Recipe, WorkerKeywords, draw_seed, portable
 from rlio.distributed.remote_worker import Fragment, RemoteWorker, WorkerStatus
 from rlio.errors import EndOfData, OptionError, RlioError, WorkerError, excerpt
 from rlio.interfaces import Batch, InputReader, JsonState
@@ -71,11 +70,14 @@ class WorkerGroup(InputReader):
     not know of each other. Each has a seed of its own, which the provenance in its shards holds, with the
     group's; so has each that takes the place of a lost one: no two record the same episodes.
 
-    A worker that dies or hangs is replaced, as ``fault_tolerance`` allows; the others go on. What it had
-    written stays: batches that came are served and counted, and what it left in its log is published by the
-    writer that opens next on its machine, or when the group is closed. Batches that it was asked for and that
-    never came are told in `losses`. An exception in its environment or policy is raised in `sample`, and is
-    no death.
+    A worker that dies or hangs is replaced, as ``fault_tolerance`` allows; the others go on. Batches of it
+    that came are served and counted. What it left in its log is published at once by a task on its machine,
+    or when the group is closed. Batches that it was asked for and that never came are told in `losses`. An
+    exception in its environment or policy is raised in `sample`, and is no death.
+
+    A row that a call returned is in the output's write-ahead log, on a disk of the worker's machine, and in
+    the data set once it is published: usually within half a minute. If that disk is lost before, so is the
+    row. `rows_unpublished` counts such rows, and ``acknowledge="published"`` excludes them.
 
     Ray is used as it is: call ``ray.init()`` before, or Ray starts itself on this machine, and listens to the
     network: see docs/distributed.md. What workers import must be importable in their processes; functions and
@@ -89,6 +91,9 @@ class WorkerGroup(InputReader):
         seed: Of all of them. None draws one from the OS, logs it and keeps it in the state.
         local_worker: Whether to make a worker 0 in this process too, without environment, input and output:
             to learn, and to hold the weights. A policy given as an object becomes that worker's.
+        acknowledge: What has happened to a row when a call returns it. ``"written"``: the worker's writer has
+            taken it. ``"published"``: it is in the data set. Workers then flush their output before they
+            return a batch: one shard a fragment, and one wait for the store.
         fault_tolerance: What to do about workers that die; None: the defaults.
         actor_options: For Ray's ``options()``: ``num_cpus`` (1), ``num_gpus``, ``resources``,
             ``runtime_env``, ``scheduling_strategy`` and the like.
@@ -102,7 +107,8 @@ class WorkerGroup(InputReader):
         fault_tolerance: As given.
 
     Raises:
-        OptionError: An argument is illegal, or a worker cannot be made of them.
+        OptionError: An argument is illegal, or a worker cannot be made of them; or ``acknowledge`` is
+            "published" without an output.
         MissingExtra: Ray is not installed.
         WorkerError: A worker cannot be made, for another reason.
         WorkerLost: Workers do not start.
@@ -118,6 +124,7 @@ class WorkerGroup(InputReader):
         num_workers: int,
         seed: int | None = None,
         local_worker: bool = False,
+        acknowledge: Acknowledge = "written",
         fault_tolerance: FaultTolerance | None = None,
         actor_options: Mapping[str, Any] | None = None,
         **arguments: Unpack[WorkerKeywords],
@@ -126,6 +133,7 @@ class WorkerGroup(InputReader):
             raise OptionError(f"num_workers={num_workers}: at least 1")
         self._ray = require_ray()
         self._arguments = portable(env, policy, arguments)
+        _check_acknowledge(acknowledge, self._arguments.get("output"))
         self.num_workers = num_workers
         self.seed = draw_seed() if seed is None else seed
         if seed is None:
@@ -136,7 +144,7 @@ class WorkerGroup(InputReader):
         self._filters = JointFilters()
         self._earlier_incarnations: dict[str, int] = {}
         self._wanted: tuple[int | None, float | None] = (None, None)
-        recipe = Recipe(env, policy, self._arguments, num_workers, self.seed)
+        recipe = Recipe(env, policy, self._arguments, num_workers, self.seed, acknowledge)
         self._crew = Crew(recipe, tolerance=self.fault_tolerance, actor_options=actor_options)
         try:
             self._crew.start()
@@ -314,7 +322,7 @@ class WorkerGroup(InputReader):
         while True:
             crew.check_whole()
             for worker in crew.workers:
-                if worker.samples and not worker.unserved:
+                if worker.can_be_asked and not worker.unserved:
                     crew.request(worker)
             waited_for = [worker for worker in crew.workers if worker.samples and not worker.ready]
             if not waited_for or (looked and _is_past(deadline)):
@@ -346,7 +354,7 @@ class WorkerGroup(InputReader):
             self._check_open()
             self._crew.check_whole()
             for worker in self._crew.workers:
-                while worker.samples and worker.unserved < max_in_flight:
+                while worker.can_be_asked and worker.unserved < max_in_flight:
                     self._crew.request(worker)
                     asked += 1
         return asked
@@ -401,7 +409,7 @@ class WorkerGroup(InputReader):
                 waiting = [worker for worker in crew.workers if worker.ready]
                 if waiting:
                     return min(waiting, key=lambda worker: worker.ready[0].order).ready.popleft()
-                if not any(worker.requests or worker.opening for worker in crew.workers):
+                if not any(worker.requests or worker.opening or worker.restart_at for worker in crew.workers):
                     return None
                 crew.wait(None)
 
@@ -498,13 +506,12 @@ class WorkerGroup(InputReader):
         """
         with self._lock:
             self._check_open()
-            alive = self._crew.alive
-            answers = self._crew.call(alive, "take_filters")
+            answers = self._crew.call(self._crew.present, "take_filters")
             parts = [part for part in answers if not isinstance(part, WorkerError)]
             self._filters.add(parts)
             if any(self._filters.filters.values()):
                 self._crew.filters = self._ray.put(self._filters.filters)
-                answers += self._crew.call(self._crew.alive, "adopt_filters", self._crew.filters)
+                answers += self._crew.call(self._crew.present, "adopt_filters", self._crew.filters)
             self._raise_first(answers)
             return self.get_filters()
 
@@ -597,7 +604,7 @@ class WorkerGroup(InputReader):
         with self._lock:
             self._check_open()
             crew.wait(0.0)
-            idle = [worker for worker in self._crew.alive if worker.first is None]
+            idle = [worker for worker in crew.present if worker.first is None]
             limit = self.fault_tolerance.probe_timeout_s if timeout_s is None else timeout_s
             crew.replace_silent(idle, timeout_s=limit)
             crew.raise_errors()
@@ -609,8 +616,20 @@ class WorkerGroup(InputReader):
 
     @property
     def losses(self) -> list[Loss]:
-        """Workers that were lost so far, and what with them."""
+        """Workers that were lost so far, and what with them. Calls that sample, and `probe`, note what was
+        recovered since.
+        """
         return list(self._crew.losses)
+
+    @property
+    def rows_unpublished(self) -> int:
+        """Rows that were returned and are not in the data set as far as the group knows: at most so many.
+
+        Those of workers that live were counted when their last batches came; since then their writers may
+        have published more. Those of `losses` are there until a log is recovered.
+        """
+        living = sum(status.rows_unpublished for status in self.status())
+        return living + sum(loss.rows_unpublished for loss in self._crew.losses)
 
     @property
     def restarts(self) -> int:
@@ -672,12 +691,11 @@ class WorkerGroup(InputReader):
         _open_groups.discard(self)
         with self._lock:
             try:
-                recover_elsewhere(self._crew, self._arguments)
                 self._crew.close(self.fault_tolerance.close_timeout_s)
             finally:
                 if self.local_worker is not None:
                     self.local_worker.close()
-                recover_here(self._crew, self._arguments)
+                self._crew.recover(self.fault_tolerance.close_timeout_s)
 
     def stop(self) -> None:
         """Same as `close`: the name that RLlib's users know."""
@@ -703,6 +721,16 @@ def _all_weights(worker: RolloutWorker) -> dict[str, Any]:
 
 def _filters_of(worker: RolloutWorker) -> dict[str, list[MeanStdFilter]]:
     return worker.get_filters()
+
+
+def _check_acknowledge(acknowledge: Any, output: Any) -> None:
+    if acknowledge not in ("written", "published"):
+        raise OptionError(f"acknowledge={excerpt(acknowledge)}: 'written' or 'published'")
+    if acknowledge == "published" and output is None:
+        raise OptionError(
+            "acknowledge='published' without an output: nothing is published then; give output=, or leave "
+            "acknowledge out"
+        )
 
 
 def _check(num_steps: int | None, timeout_s: float | None) -> None:

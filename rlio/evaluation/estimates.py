@@ -27,8 +27,11 @@ from rlio.evaluation.weighting import Contributions, rescaled
 __all__ = ["Measured", "OffPolicyEstimate", "Overlap", "measured"]
 
 Floats = NDArray[np.float64]
-# Below so many effective episodes sums are far from normal, and what would change them is likely not there.
-_FEW = 30
+# What an interval needs, by measurement: docs/evaluation.md, "When an interval is reliable". Intervals that
+# fail one of these hold the truth far less often than they say.
+_LEAST_SAMPLE_SIZE = 30
+_LEAST_ERROR_SIZE = 20
+_MOST_WEIGHT_OFF = 0.1
 _QUANTILES = (0.0, 0.01, 0.25, 0.5, 0.75, 0.99, 1.0)
 
 
@@ -42,19 +45,30 @@ class Measured:
         interval: Bootstrap interval at the result's `confidence`; see `Resampling.intervals`.
         concentration: Interval that holds at least so often whatever the distribution is; None where no
             bounds of the weighted return were given, or the estimator has none.
+        error_sample_size: How many episodes the standard error rests on: (sum of i^2)^2 / sum of i^4, where i
+            is what an episode adds to the estimate; about a third of the episodes where i is normal.
+        doubts: Why the standard error and the interval are not reliable; empty where they are.
     """
 
     value: float
     standard_error: float
     interval: tuple[float, float]
     concentration: tuple[float, float] | None = None
+    error_sample_size: float = math.inf
+    doubts: tuple[str, ...] = ()
+
+    @property
+    def reliable(self) -> bool:
+        """Whether the interval may be expected to hold the true value as often as its confidence says."""
+        return not self.doubts
 
     def __float__(self) -> float:
         return self.value
 
     def __str__(self) -> str:
         low, high = self.interval
-        return f"{self.value:.6g} +- {self.standard_error:.2g} [{low:.6g}, {high:.6g}]"
+        said = "" if self.reliable else ", not reliable:"
+        return f"{self.value:.6g}{said} +- {self.standard_error:.2g} [{low:.6g}, {high:.6g}]"
 
 
 def measured(
@@ -62,8 +76,19 @@ def measured(
     draws: Resampling,
     options: IntervalOptions,
     concentration: tuple[float, float] | None = None,
+    *,
+    doubts: Sequence[str] | None = None,
 ) -> Measured:
-    """The first of ``parts``, minus the second if there is one, with its errors."""
+    """The first of ``parts``, minus the second if there is one, with its errors.
+
+    Args:
+        parts: One or two.
+        draws: Of their episodes.
+        options: Of intervals.
+        concentration: Passed on.
+        doubts: About the interval of an estimate that uses weights or a model; those that ``parts`` give are
+            added. None: it is a plain mean, whose interval is not in doubt.
+    """
     log_scale = parts[0].log_scale
     value = parts[0].value - (parts[1].value if len(parts) > 1 else 0.0)
     on_scale = [_on_scale(part, log_scale) for part in parts]
@@ -72,7 +97,20 @@ def measured(
     squares = float(((influences / largest) ** 2).sum())
     error = largest * math.sqrt(squares / (count - 1) / count) if count > 1 else math.nan
     interval = draws.interval(on_scale, confidence=options.confidence)
-    return Measured(value, rescaled(error, log_scale), rescaled_interval(interval, log_scale), concentration)
+    rests_on = squares**2 / float(((influences / largest) ** 4).sum()) if squares else float(count)
+    found = list(doubts or ())
+    if doubts is not None and rests_on < _LEAST_ERROR_SIZE:
+        found.append(
+            f"the standard error rests on {rests_on:.1f} episodes in effect, fewer than {_LEAST_ERROR_SIZE}"
+        )
+    return Measured(
+        value,
+        rescaled(error, log_scale),
+        rescaled_interval(interval, log_scale),
+        concentration,
+        error_sample_size=rests_on,
+        doubts=tuple(found),
+    )
 
 
 def _on_scale(part: Contributions, log_scale: float) -> Contributions:
@@ -116,6 +154,22 @@ class Overlap:
         mean = rescaled(total / len(weights), largest)
         return cls(total**2 / float((weights**2).sum()), 1.0 / total, mean, table, impossible)
 
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Why intervals of estimates that use these weights are not reliable; empty where they are."""
+        found = []
+        if self.effective_sample_size < _LEAST_SAMPLE_SIZE:
+            found.append(
+                f"the effective sample size is {self.effective_sample_size:.1f}, less than "
+                f"{_LEAST_SAMPLE_SIZE}"
+            )
+        if not abs(self.mean_weight - 1.0) <= _MOST_WEIGHT_OFF:
+            found.append(
+                f"the mean weight is {self.mean_weight:.3g}, more than {_MOST_WEIGHT_OFF} from 1: episodes "
+                "that would count are missing, or there are too many of them"
+            )
+        return tuple(found)
+
     def __str__(self) -> str:
         text = (
             f"effective sample size {self.effective_sample_size:.1f}, largest weight "
@@ -126,8 +180,6 @@ class Overlap:
         )
         if self.impossible:
             text += f"; {self.impossible} episodes have weight 0"
-        if self.effective_sample_size < _FEW:
-            text += f". Below {_FEW}, no interval of a weighted estimator is to be believed"
         return text
 
 
@@ -161,9 +213,21 @@ class OffPolicyEstimate:
     gamma: float
     confidence: float
 
+    @property
+    def reliable(self) -> bool:
+        """Whether the intervals of `v_target` and `v_gain` may be expected to hold as often as they say."""
+        return not self.doubts
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Why they may not; empty where they may."""
+        return self.v_target.doubts or self.v_gain.doubts
+
     def to_json(self) -> dict[str, Any]:
         """All of it as JSON takes it."""
-        found = asdict(self)
+        found = asdict(self) | {"reliable": self.reliable, "doubts": self.doubts}
+        for name in ("v_behavior", "v_target", "v_gain"):
+            found[name]["reliable"] = not found[name]["doubts"]
         if self.overlap is not None:
             quantiles = {f"{q:g}": value for q, value in self.overlap.log_weight_quantiles.items()}
             found["overlap"]["log_weight_quantiles"] = quantiles
@@ -184,4 +248,6 @@ class OffPolicyEstimate:
             lines.append(f"  v_target for sure in [{low:.6g}, {high:.6g}], by a concentration bound")
         if self.overlap is not None:
             lines.append(f"  overlap     {self.overlap}")
+        if self.doubts:
+            lines.append(f"  not reliable: {'; '.join(self.doubts)}")
         return "\n".join(lines)

@@ -159,6 +159,10 @@ class Estimation:
         return weighted_steps(episodes, self.gamma, values)
 
 
+#: A doubt about the direct method, which weighs nothing.
+_MODEL_ERROR: Final = "the interval does not include the error of the model"
+
+
 class _Results:
     """Makes estimates of contributions, all by the same episodes and draws.
 
@@ -188,13 +192,14 @@ class _Results:
     def _estimate(self, name: str, found: Contributions, overlap: Overlap | None) -> OffPolicyEstimate:
         options, lengths = self._intervals, self._weights.lengths
         concentration = self._concentration(found) if name in ("is", "pdis") else None
-        target = measured([found], self._draws, options, concentration)
+        doubts = [_MODEL_ERROR] if overlap is None else overlap.doubts
+        target = measured([found], self._draws, options, concentration, doubts=doubts)
         behavior = self._behavior
         return OffPolicyEstimate(
             estimator=name,
             v_behavior=behavior,
             v_target=target,
-            v_gain=measured([found, self._logged], self._draws, options),
+            v_gain=measured([found, self._logged], self._draws, options, doubts=doubts),
             v_gain_ratio=target.value / behavior.value if behavior.value > 0 else None,
             overlap=overlap,
             episodes=len(lengths),

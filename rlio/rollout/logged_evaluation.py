@@ -100,6 +100,8 @@ def _numbers(estimate: OffPolicyEstimate) -> dict[str, Any]:
         "v_target": estimate.v_target.value,
         "v_target_standard_error": estimate.v_target.standard_error,
         "v_target_interval": list(estimate.v_target.interval),
+        "reliable": estimate.reliable,
+        "doubts": list(estimate.doubts),
         "v_gain": estimate.v_gain_ratio,
         "v_delta": estimate.v_gain.value,
         "effective_sample_size": math.nan if overlap is None else overlap.effective_sample_size,
