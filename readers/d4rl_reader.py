@@ -48,6 +48,7 @@ from rlio.errors import (
     excerpt,
 )
 from rlio.interfaces import ReadKeywords, ReadOptions
+from rlio.options import checked_keywords
 from rlio.readers.inputs import Cursor, Failures, StoredReader, TableCursor, raise_at
 from rlio.readers.rllib_json import wanted_columns
 from rlio.storage import InputFile, expand_inputs, open_input
@@ -119,6 +120,7 @@ class D4RLReader(StoredReader):
         SchemaError: A file is not in D4RL's layout, or unlike the first.
     """
 
+    @checked_keywords
     def __init__(
         self,
         inputs: StrPath | Sequence[StrPath],

@@ -43,6 +43,7 @@ from rlio.errors import (
 )
 from rlio.interfaces import Batch, ReadKeywords, ReadOptions
 from rlio.limits import DEFAULT_LIMITS, Limits
+from rlio.options import checked_keywords
 from rlio.readers.arrow_columns import to_column
 from rlio.readers.inputs import Cursor, Failures, RecordCursor, StoredReader, TableCursor, raise_at
 from rlio.readers.parquet_footer import Extension, ForeignFile, open_parquet, registered_extensions
@@ -109,6 +110,7 @@ class ForeignParquetReader(StoredReader):
         SchemaError: A column is no column of a batch, or unlike that of the first file.
     """
 
+    @checked_keywords
     def __init__(
         self,
         inputs: StrPath | Sequence[StrPath],

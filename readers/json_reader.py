@@ -40,6 +40,7 @@ from typing import IO, Any, Protocol, Unpack
 from rlio.columns import is_per_sequence
 from rlio.errors import CorruptData, DataNotFound, EndOfData, OptionError, SchemaError
 from rlio.interfaces import Batch, JsonState, ReadKeywords, ReadLedger, ReadOptions, Unit
+from rlio.options import checked_keywords
 from rlio.readers.inputs import Cursor, Failures, RecordCursor, StoredReader, index_in, raise_at
 from rlio.readers.line_files import READ_ERRORS, Line, LineFile, open_line_files, read_lines, too_long
 from rlio.readers.rllib_json import RllibDecoder
@@ -122,6 +123,7 @@ class JsonReader(StoredReader):
             missing; with ``on_error="skip"`` each such place counts as one record.
     """
 
+    @checked_keywords
     def __init__(
         self,
         inputs: StrPath | Sequence[StrPath],

@@ -5,7 +5,7 @@
     RlioError
     |- EndOfData                     a finite reader has no more batches
     |- OptionError (ValueError)      an argument is illegal, or two contradict each other
-    |  |- UnknownName                no registered reader, writer or filesystem has that name
+    |  |- UnknownName                no reader, writer, filesystem or option has that name
     |- SchemaError (ValueError)      data does not fit the schema: dtype, shape, length
     |  |- SchemaConflict             two schemas give one column different types
     |  |- MissingColumn (KeyError)   a column that is needed is absent
@@ -99,7 +99,7 @@ class OptionError(RlioError, ValueError):
 
 
 class UnknownName(OptionError):
-    """No reader, writer or filesystem is known under the given name."""
+    """No reader, writer, filesystem or option is known under the given name."""
 
 
 class SchemaError(RlioError, ValueError):

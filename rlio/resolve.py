@@ -25,12 +25,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from inspect import signature
 from types import MappingProxyType
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from rlio.errors import DataNotFound, OptionError, excerpt
 from rlio.interfaces import InputReader, IOContext, OutputWriter
+from rlio.options import option_names, refuse_unknown
 
 __all__ = [
     "read",
@@ -124,6 +124,7 @@ class _Registry(Generic[T]):
     def create(self, creator: Callable[..., Any], context: IOContext, origin: str) -> T:
         """Call ``creator`` and check what it gives."""
         if isinstance(creator, type) and issubclass(creator, self.kind):
+            refuse_unknown(context.options, option_names(creator), of=creator.__name__)
             made = creator(**context.options)
         else:
             made = creator(context)
@@ -294,10 +295,6 @@ def resolve_output(value: Any, context: IOContext) -> OutputWriter:
     if context.made_by:
         options.setdefault("provenance", _class(_PROVENANCE)(**context.made_by))
     writer = _class(_PARQUET_WRITER)
-    takes = [name for name in signature(writer).parameters if name != "root"]
-    for name in options:
-        if name not in takes:
-            raise OptionError(f"{writer.__name__} has no option {name!r}; it takes {', '.join(takes)}")
     return writer(value, **options)  # type: ignore[no-any-return]  # found by name
 
 

@@ -27,6 +27,7 @@ from rlio.envs.context import EnvContext
 from rlio.envs.making import EnvLike
 from rlio.errors import OptionError, StateError, excerpt
 from rlio.interfaces import Batch, InputReader, IOContext, JsonState
+from rlio.options import checked_keywords
 from rlio.policies.checkpoint import load_state, save_state, select_components
 from rlio.policies.policy import Policy, PolicyState
 from rlio.policies.policy_spec import Spaces, as_specs
@@ -107,6 +108,7 @@ class RolloutWorker(InputReader):
         DataNotFound: Nothing is stored where ``input`` says.
     """
 
+    @checked_keywords
     def __init__(
         self,
         env: EnvLike | MultiAgentEnvLike | None,
@@ -357,6 +359,7 @@ class RolloutWorker(InputReader):
         with self._not_acting():
             return self.group.learn_on_batch(batch)
 
+    @checked_keywords
     def sample_and_learn(
         self,
         expected_batch_size: int | None = None,

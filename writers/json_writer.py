@@ -22,6 +22,7 @@ from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.columns import Columns
 from rlio.errors import OptionError
 from rlio.interfaces import Batch, OutputWriter
+from rlio.options import checked_keywords
 from rlio.schemas.json_lines import LineTooLarge, encode_line
 from rlio.schemas.provenance import Provenance
 from rlio.schemas.row_groups import unpadded
@@ -76,6 +77,7 @@ class JsonWriter(OutputWriter):
         PublishError: Nothing can be stored, or logged, there.
     """
 
+    @checked_keywords
     def __init__(
         self,
         root: str | os.PathLike[str],

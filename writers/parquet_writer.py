@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlio.interfaces import Batch, OutputWriter
+from rlio.options import checked_keywords
 from rlio.schemas.log_frames import LogFrames
 from rlio.schemas.parquet import Compression
 from rlio.schemas.provenance import Provenance
@@ -63,6 +64,7 @@ class ParquetWriter(OutputWriter):
         PublishError: Nothing can be stored, or logged, there.
     """
 
+    @checked_keywords
     def __init__(
         self,
         root: str | os.PathLike[str],

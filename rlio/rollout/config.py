@@ -12,6 +12,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlio.errors import OptionError, excerpt
+from rlio.options import checked_keywords
 
 if TYPE_CHECKING:
     from rlio.connectors.connector import ConnectorLike
@@ -52,6 +53,7 @@ _FLAGS = (
 )
 
 
+@checked_keywords
 @dataclass(frozen=True, kw_only=True)
 class RolloutConfig:
     """How environments are stepped and recorded.

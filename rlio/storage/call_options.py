@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from rlio.errors import OptionError, excerpt
+from rlio.options import refuse_unknown
 
 __all__ = ["CallOptions", "refuse_call_options", "split_options"]
 
@@ -48,10 +49,7 @@ def split_options(options: Mapping[str, Any] | None) -> tuple[dict[str, Any], Ca
         elif name == "rlio_retries":
             ours["rlio_retries"] = _count(value)
         elif _is_ours(name):
-            raise OptionError(
-                f"storage_options[{excerpt(name)}] is not known; rlio's own are "
-                f"{', '.join(sorted(CallOptions.__annotations__))}"
-            )
+            refuse_unknown([name], CallOptions.__annotations__, of="storage_options")
     return theirs, ours
 
 
