@@ -242,8 +242,8 @@ class ReplayLoader(Iterator[Item]):
     def __init__(self, dataset: ReplayDataset, *, num_workers: int = 0, **options: Any) -> None:
         if operator.index(num_workers) < 0:
             raise OptionError(f"num_workers={num_workers}: worker processes, 0 or more")
-        # Batches and their order are the dataset's.
-        refuse_unknown(options, ("num_workers", *_LOADER_OPTIONS), of="loader()")
+        taken = ("num_workers", *_LOADER_OPTIONS)
+        refuse_unknown(options, taken, of="loader() (batches and their order are the dataset's)")
         self._dataset = dataset
         self._num_workers = num_workers
         self._options = options
