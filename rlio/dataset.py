@@ -46,7 +46,15 @@ from rlio.storage.sealed_index import list_to_read
 from rlio.storage.shards import OpenShard, open_shard
 from rlio.storage.spool import Spool, find_logs, spool_of
 
-__all__ = ["Dataset", "EpisodeInfo", "Snapshot", "common_columns", "dataset_on", "open_dataset"]
+__all__ = [
+    "Dataset",
+    "EpisodeInfo",
+    "Snapshot",
+    "common_columns",
+    "dataset_on",
+    "open_dataset",
+    "require_header",
+]
 
 logger = logging.getLogger("rlio")
 
@@ -407,6 +415,22 @@ def open_dataset(
 
 def dataset_on(storage: Storage, *, at: Snapshot | None = None) -> Dataset:
     """`open_dataset` for a root that is open already; what is missing is counted."""
+    require_header(storage)
+    found = _listed(storage, at)
+    if at is None and not len(found) and (waiting := _waiting(storage)):
+        logger.warning("%s has no rows%s", storage.uri, waiting)
+    return found
+
+
+def require_header(storage: Storage) -> None:
+    """Raise unless ``storage`` is the root of a data set.
+
+    Raises:
+        DataNotFound: It is none. The message says what is there: rows in logs, the layout of another library,
+            a file, or the names of some files.
+        OptionError: It is one of a format version that this library does not read.
+        CorruptData: Its header is damaged.
+    """
     try:
         read_header(storage)
     except DataNotFound as error:
@@ -419,10 +443,6 @@ def dataset_on(storage: Storage, *, at: Snapshot | None = None) -> Dataset:
                 uri=storage.uri,
             ) from error
         raise
-    found = _listed(storage, at)
-    if at is None and not len(found) and (waiting := _waiting(storage)):
-        logger.warning("%s has no rows%s", storage.uri, waiting)
-    return found
 
 
 def _waiting(storage: Storage) -> str:

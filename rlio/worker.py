@@ -133,7 +133,7 @@ class RolloutWorker(InputReader):
         self.creation_args = {name: value for name, value in locals().items() if name in _ARGUMENTS}
         if record not in ("live", "all"):
             raise OptionError(f"record={excerpt(record)}: 'live' or 'all'")
-        self.rollout = rollout if rollout is not None else RolloutConfig()
+        self.rollout = RolloutConfig.of(rollout)
         self.callbacks = combine(callbacks)
         self.runner: AnyRunner | None = None
         self._setup = policy_setup if policy_setup is not None else PolicySetup()

@@ -189,6 +189,22 @@ class RolloutConfig:
     render_env: bool = False
     extra_python_environs: Mapping[str, str] = field(default_factory=dict, hash=False)
 
+    @classmethod
+    def of(cls, given: RolloutConfig | None) -> RolloutConfig:
+        """What was ``given`` as a configuration; None: the defaults.
+
+        Raises:
+            OptionError: It is something else, such as a dict.
+        """
+        if given is None:
+            return cls()
+        if not isinstance(given, cls):
+            raise OptionError(
+                f"the configuration is {excerpt(given)}: expected a rlio.RolloutConfig, such as "
+                "rlio.RolloutConfig(num_envs=2); of a dict, rlio.RolloutConfig(**options)"
+            )
+        return given
+
     def __post_init__(self) -> None:
         for name, least in _LEAST:
             value = getattr(self, name)

@@ -110,7 +110,7 @@ class EnvRunner:
     ) -> None:
         if not isinstance(policy, Policy):
             raise OptionError(f"policy={excerpt(policy)}: expected a Policy, such as RandomPolicy()")
-        self.config = config if config is not None else RolloutConfig()
+        self.config = RolloutConfig.of(config)
         self.policy = policy
         self.callbacks = combine(callbacks)
         self.metrics = MetricsCollector(perf_ema_coef=self.config.sampler_perf_stats_ema_coef)

@@ -102,7 +102,7 @@ def evaluate(
     """
     if episodes < 1:
         raise OptionError(f"episodes={episodes}: at least 1")
-    given = RolloutConfig() if rollout is None else rollout
+    given = RolloutConfig.of(rollout)
     connectors = given.observation_connectors
     config = replace(
         given,

@@ -85,7 +85,7 @@ class ExternalRunner:
         if not isinstance(env, ExternalEnv):
             raise OptionError(f"env={excerpt(env)}: expected an ExternalEnv; others are EnvRunner's")
         self.env, self.policy = env, policy
-        self.config = (config if config is not None else RolloutConfig()).resolved()
+        self.config = RolloutConfig.of(config).resolved()
         self.config.refuse_others("the sampler of an ExternalEnv", _USED | _OF_WORKERS)
         self.metrics = MetricsCollector()
         self._callbacks = combine(callbacks)

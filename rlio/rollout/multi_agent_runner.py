@@ -115,7 +115,7 @@ class MultiAgentEnvRunner:
         recreated_worker: bool = False,
     ) -> None:
         _check_policies(policies)
-        given = config if config is not None else RolloutConfig()
+        given = RolloutConfig.of(config)
         self.config = given.resolved(num_workers=num_workers, worker_index=worker_index)
         self.worker_index = worker_index
         self.callbacks = combine(callbacks)

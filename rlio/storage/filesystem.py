@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import builtins
 import logging
+import os
 import time
 import zlib
 from collections.abc import Callable, Mapping
@@ -199,6 +200,11 @@ class Storage:
     def is_local(self) -> bool:
         """Whether the folder is on this machine's own filesystem, with real files to map."""
         return self._location.fs is None
+
+    @property
+    def is_file(self) -> bool:
+        """Whether a file is where the folder should be; False where the store is not local, unasked."""
+        return self.is_local and os.path.isfile(self.root)
 
     @property
     def lists_flat(self) -> bool:

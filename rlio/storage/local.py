@@ -109,8 +109,8 @@ class LocalFolder:
             prefix = f"{parent}/" if parent else ""
             try:
                 children = os.scandir(os.path.join(self.root, parent) if parent else self.root)
-            except FileNotFoundError:
-                continue  # a folder that is gone has no files
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # a folder that is gone, or is a file now, has no files
             with children:
                 for child in children:
                     seen += 1

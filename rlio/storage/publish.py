@@ -89,10 +89,12 @@ def put_header(storage: Storage) -> None:
     """Make ``storage`` a data set's root, if it is not one yet.
 
     Raises:
-        OptionError: It is the root of a data set in another format version.
+        OptionError: It is the root of a data set in another format version, or a file.
         CorruptData: Its header is damaged, or not ours.
         PublishError: The header could not be stored.
     """
+    if storage.is_file:
+        raise OptionError("found a file, expected a folder or nothing: name another folder", uri=storage.uri)
     try:
         present = storage.read(HEADER, limit=_HEADER_LIMIT)
     except DataNotFound:
@@ -151,6 +153,8 @@ def _parse(data: bytes, storage: Storage) -> dict[str, Any]:
 def _contents(storage: Storage) -> str:
     """What is directly in the folder: some of the names, since there may be millions, and none below."""
     names = [name for name, _ in storage.children(most=_LOOKED_AT)]
+    if storage.is_file:
+        return "this is a file: give the folder of the data set, or open the file with rlio.read()"
     if not names:
         return "the folder is empty or does not exist"
     more = f"{len(names) - _SHOWN} more" if len(names) < _LOOKED_AT else "many more"
