@@ -27,8 +27,9 @@ from typing import Any, Literal, Self, TypedDict, Unpack
 
 from tqdm import tqdm
 
+from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.dataset import Dataset, Snapshot, open_dataset
-from rlio.errors import ClosedError, OptionError, excerpt
+from rlio.errors import ClosedError, OptionError, SchemaError, excerpt
 from rlio.interfaces import Batch, ReadOptions
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.options import checked_keywords, refuse_unknown
@@ -376,13 +377,18 @@ class ReplayStore:
 
         Raises:
             OptionError: It is the store of a data set.
-            SchemaError: The batch has not the columns of those before.
+            SchemaError: The batch has not the columns of those before, or ``batch`` is no batch.
             ClosedError: After `close`.
         """
         self.check_open()
         if not self.live:
             raise OptionError(
                 "append() to the store of a data set: record rows with a writer, and open it anew"
+            )
+        if not isinstance(batch, (SampleBatch, MultiAgentBatch)):
+            raise SchemaError(
+                f"append() was given {excerpt(batch)}: expected a SampleBatch or MultiAgentBatch, such as "
+                "rlio.SampleBatch(columns)"
             )
         with self.lock:
             if self._rows is None:
