@@ -17,13 +17,14 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
 from rlio.errors import OptionError, UnknownName, excerpt
 
-__all__ = ["checked_keywords", "folded", "option_names", "refuse_unknown"]
+__all__ = ["checked_keywords", "expected", "expected_mapping", "folded", "option_names", "refuse_unknown"]
 
+T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 _SPELLINGS = (("is(?=[aei])", "iz"), ("our", "or"), ("grey", "gray"))
@@ -35,6 +36,31 @@ def folded(name: str) -> str:
     for british, american in _SPELLINGS:
         name = re.sub(british, american, name, flags=re.IGNORECASE)
     return name
+
+
+def expected(value: T | None, kind: type[T], name: str) -> T:
+    """The ``value`` of the option ``name``, a ``kind`` of options; None: its defaults.
+
+    Raises:
+        OptionError: It is something else, such as a dict.
+    """
+    if value is None:
+        return kind()
+    if not isinstance(value, kind):
+        how = f"{kind.__name__}(**{name})" if isinstance(value, Mapping) else f"{kind.__name__}(...)"
+        raise OptionError(f"{name}={excerpt(value)}: expected a {kind.__name__}; write {name}={how}")
+    return value
+
+
+def expected_mapping(value: Mapping[str, Any] | None, name: str) -> Mapping[str, Any]:
+    """The ``value`` of the option ``name``, a mapping of keywords; None: none.
+
+    Raises:
+        OptionError: It is something else.
+    """
+    if value is not None and not isinstance(value, Mapping):
+        raise OptionError(f"{name}={excerpt(value)}: expected a dict of keywords, or None")
+    return value or {}
 
 
 def option_names(taker: Callable[..., Any]) -> tuple[str, ...] | None:

@@ -8,7 +8,7 @@ import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import fsspec
 import numpy as np
@@ -222,5 +222,24 @@ def test_an_argument_of_the_wrong_kind_is_an_error_of_ours(tmp_path: Path) -> No
             rlio.RolloutWorker("CartPole-v1", rlio.RandomPolicy(), rollout=rollout)  # type: ignore[arg-type]
         with pytest.raises(OptionError):
             rlio.EnvRunner("CartPole-v1", rlio.RandomPolicy(), config=rollout)  # type: ignore[arg-type]
+    recorded(tmp_path / "data")
+    root, wrong = str(tmp_path / "data"), cast("Any", {"max_rows": 3})
+    for use in (
+        lambda: rlio.ParquetWriter(tmp_path / "out", roll=wrong),
+        lambda: rlio.JsonWriter(tmp_path / "out", roll=wrong),
+        lambda: rlio.open_dataset(root, limits=wrong),
+        lambda: rlio.open_dataset(root, storage_options=cast("Any", [1])),
+        lambda: rlio.open_dataset(cast("Any", None)),
+        lambda: rlio.DatasetReader(cast("Any", 3)),
+        lambda: rlio.verify(cast("Any", None)),
+        lambda: rlio.FollowingReplay(root, capacity=10, ratio=wrong),
+        lambda: rlio.RolloutConfig(env_config=cast("Any", [1])),
+        lambda: rlio.RolloutWorker(
+            "CartPole-v1", rlio.RandomPolicy(), input=root, input_options=cast("Any", [1])
+        ),
+    ):
+        with pytest.raises(OptionError):
+            use()
+    assert not (tmp_path / "out").exists()
     with rlio.RolloutWorker("CartPole-v1", rlio.RandomPolicy(), seed=0) as worker, pytest.raises(OptionError):
         worker.set_global_vars({"timestep": 5})  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlio.errors import OptionError, excerpt
-from rlio.options import checked_keywords
+from rlio.options import checked_keywords, expected_mapping
 
 if TYPE_CHECKING:
     from rlio.connectors.connector import ConnectorLike
@@ -189,23 +189,8 @@ class RolloutConfig:
     render_env: bool = False
     extra_python_environs: Mapping[str, str] = field(default_factory=dict, hash=False)
 
-    @classmethod
-    def of(cls, given: RolloutConfig | None) -> RolloutConfig:
-        """What was ``given`` as a configuration; None: the defaults.
-
-        Raises:
-            OptionError: It is something else, such as a dict.
-        """
-        if given is None:
-            return cls()
-        if not isinstance(given, cls):
-            raise OptionError(
-                f"the configuration is {excerpt(given)}: expected a rlio.RolloutConfig, such as "
-                "rlio.RolloutConfig(num_envs=2); of a dict, rlio.RolloutConfig(**options)"
-            )
-        return given
-
     def __post_init__(self) -> None:
+        expected_mapping(self.env_config, "env_config")
         for name, least in _LEAST:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from rlio.errors import OptionError, excerpt
-from rlio.options import refuse_unknown
+from rlio.options import expected_mapping, refuse_unknown
 
 __all__ = ["CallOptions", "refuse_call_options", "split_options"]
 
@@ -41,9 +41,10 @@ def split_options(options: Mapping[str, Any] | None) -> tuple[dict[str, Any], Ca
     Raises:
         OptionError: One of ours is not known, or has an illegal value.
     """
-    theirs = {name: value for name, value in (options or {}).items() if not _is_ours(name)}
+    given = expected_mapping(options, "storage_options")
+    theirs = {name: value for name, value in given.items() if not _is_ours(name)}
     ours: CallOptions = {}
-    for name, value in (options or {}).items():
+    for name, value in given.items():
         if name == "rlio_timeout":
             ours["rlio_timeout"] = _seconds(value)
         elif name == "rlio_retries":

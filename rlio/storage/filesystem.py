@@ -26,6 +26,7 @@ from typing import Any, NoReturn, Protocol, Self, TypeVar
 
 from rlio.errors import DataNotFound, OptionError, PublishError, RlioError, UnsafeData, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
+from rlio.options import expected
 from rlio.storage.call_options import split_options
 from rlio.storage.clients import CONNECTING, within
 from rlio.storage.failures import as_os_error, is_permanent
@@ -131,7 +132,7 @@ class Storage:
             raise OptionError(f"timeout={timeout!r}: expected seconds > 0, or None for no limit")
         self._location = location
         #: What is stored here may ask for this much when it is read.
-        self.limits = limits
+        self.limits = expected(limits, Limits, "limits")
         self._retry = Retry() if retry is None else retry
         self._backend: _Backend = (
             LocalFolder(location.path, sync=sync)
