@@ -1,6 +1,7 @@
 # Two commands do everything, from nothing but Python >= 3.11, make and a network:
 #   make demo    sets up .venv and runs the main job: record, train offline, mix with live
 #   make test    sets up .venv, then lint and all tests
+#   make test-lowest   sets up .venv-lowest, the oldest versions that pyproject.toml allows, then the main tests
 
 # The Python that .venv is made from; once .venv exists, it stays as it is.
 PYTHON ?= python3
@@ -20,11 +21,24 @@ STAMP := .venv/.rlio-is-installed
 # Microsoft's emulator of Azure storage comes from npm; without npm, or a network, its tests are skipped.
 AZURITE := .node/azurite-3.35.0
 
-.PHONY: help setup demo test soak lint format
+# An editable install that puts the checkout on sys.path. Setuptools' default one is a finder that comes after
+# the path: a script beside a checkout folder called rlio would import that folder, as an empty namespace.
+INSTALL = -m pip install --disable-pip-version-check --quiet --config-settings editable_mode=compat
+
+# What `make test-lowest` runs beside the doctests: the main path of every public name, see tests/test_packaging.py.
+LOWEST := public_names readme batch_builder mapped_input cli cli_errors options batch tables_as_batches multi_agent_batch multi_agent_episode \
+  episode schema spaces arrow dataset parquet_writer json_writer outputs recording recording_input resolve \
+  dataset_reader json_reader d4rl_reader foreign_parquet foreign_layouts rllib_recordings mixed_input shuffled_input \
+  replay_store following_replay paced_writer torch envs envs_atari pettingzoo connectors env_runner callbacks \
+  multi_agent_runner external sampler_input metrics sinks policies torch_policy dqn behaviour_cloning policy_map \
+  postprocessing worker_live weaving spool verify_cli compact distributed_data real_servers
+
+.PHONY: help setup demo test test-lowest soak lint format
 
 help:
 	@echo "make demo     set up, then record CartPole, train from the record, mix it with live experience"
 	@echo "make test     set up, then lint and all tests"
+	@echo "make test-lowest   the main tests, with the oldest versions that pyproject.toml allows, and RLlib"
 	@echo "make soak     the tests that run for minutes or hours"
 	@echo "make lint     ruff and mypy"
 	@echo "make format   put the code into its one format"
@@ -40,7 +54,7 @@ $(BIN)/python:
 
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing rlio and its development tools into .venv: some minutes, once."
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python $(INSTALL) -c constraints.txt -e '.[dev]'
 	@touch $@
 
 $(AZURITE):
@@ -55,6 +69,16 @@ demo: $(STAMP)
 
 test: lint $(AZURITE)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+
+# Together with RLlib, which pins its gymnasium.
+.venv-lowest/.rlio-is-installed: pyproject.toml constraints-lowest.txt | $(BIN)/python
+	@echo "Installing the oldest versions into .venv-lowest: some minutes, once."
+	$(BIN)/python -m venv --clear .venv-lowest
+	.venv-lowest/bin/python $(INSTALL) -c constraints-lowest.txt -e '.[dev]' 'ray[rllib]'
+	@touch $@
+
+test-lowest: .venv-lowest/.rlio-is-installed
+	.venv-lowest/bin/python -m pytest -n $(JOBS) --dist loadgroup rlio $(LOWEST:%=tests/test_%.py) $(ARGS)
 
 soak: $(STAMP) $(AZURITE)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m soak --timeout=7200 $(ARGS)

@@ -27,6 +27,7 @@ from rlio.dataset import Dataset, Snapshot, open_dataset
 from rlio.errors import OptionError, excerpt
 from rlio.interfaces import Batch, InputReader, JsonState, ReadKeywords, ReadLedger, ReadOptions, Unit
 from rlio.limits import DEFAULT_LIMITS, Limits
+from rlio.options import checked_keywords
 from rlio.readers.epoch_pass import EpochPass
 from rlio.readers.follow import FollowPass
 from rlio.readers.growing_pass import GrowingPass
@@ -108,6 +109,7 @@ class DatasetReader(InputReader):
 
     replayable = True
 
+    @checked_keywords
     def __init__(
         self,
         root: str | os.PathLike[str] | Dataset,

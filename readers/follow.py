@@ -555,8 +555,8 @@ class FollowPass:
         try:
             read_header(self._storage)
         except DataNotFound:
-            if self._listing.shards:
-                raise  # Rows without a header: it was put before them, and is lost.
+            if self._listing.shards or self._storage.is_file:
+                raise  # Rows without a header: it was put before them, and is lost. A file stays one.
             return False
         dataset = Dataset(self._storage, self._listing)
         if not dataset.schemas and not self._listing.shards:

@@ -31,6 +31,7 @@ import numpy as np
 from rlio.errors import ClosedError, EndOfData, OptionError, StateError, WaitTimeout, excerpt
 from rlio.interfaces import Batch, InputReader, JsonState, ReadLedger, ReadOptions, Unit
 from rlio.limits import DEFAULT_LIMITS, Limits
+from rlio.options import checked_keywords, expected
 from rlio.readers.feeding import Cursors, Feed
 from rlio.readers.follow import FollowPass, rank_of
 from rlio.readers.follow_marks import Markers, MarkKeeper
@@ -130,6 +131,7 @@ class FollowingReplay(InputReader):
 
     replayable = False
 
+    @checked_keywords
     def __init__(
         self,
         root: str | os.PathLike[str],
@@ -152,7 +154,7 @@ class FollowingReplay(InputReader):
         limits: Limits = DEFAULT_LIMITS,
         **draw: Unpack[DrawKeywords],
     ) -> None:
-        self.ratio = ratio or SamplesPerInsert()
+        self.ratio = expected(ratio, SamplesPerInsert, "ratio")
         self._draw = draw_of(draw)
         if self._draw.unit == "episodes":
             raise OptionError(

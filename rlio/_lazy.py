@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 
+from rlio.options import folded
+
 __all__ = ["lazy_exports"]
 
 
@@ -24,14 +26,16 @@ def lazy_exports(
         homes: Public name -> full name of the module that defines it.
 
     Returns:
-        The two functions. A name is looked up once: it then is an ordinary attribute of the package.
+        The two functions. A name is looked up once: it then is an ordinary attribute of the package. A name
+        in the other spelling, British or American, is found too.
     """
+    spelled = {folded(name): name for name in homes}
 
     def getattr_(name: str) -> object:
-        home = homes.get(name)
-        if home is None:
+        known = name if name in homes else spelled.get(folded(name))
+        if known is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value: object = getattr(import_module(home), name)
+        value: object = getattr(import_module(homes[known]), known)
         setattr(sys.modules[package], name, value)
         return value
 

@@ -39,6 +39,7 @@ __all__ = [
     "row_count",
     "size_bytes",
     "slice_leaf",
+    "table_columns",
     "take_leaf",
     "to_numpy",
     "zero_leaf",
@@ -66,10 +67,11 @@ def as_column(name: str, value: Any) -> Column:
 
     Arrays and tensors are kept, not copied. A number is one row. Lists become arrays as NumPy makes them
     (int64, float64, bool); lists of str, bytes, dicts or None, and every list of ``infos``, become 1-D object
-    arrays.
+    arrays. Columns of tables (pandas, Polars, Arrow) become arrays of their dtype, lists in them rows of one
+    shape.
 
     Raises:
-        SchemaError: ``value`` is no column, or a list of rows of unlike shape.
+        SchemaError: ``value`` is no column, a list of rows of unlike shape, or a table's column with nulls.
     """
     if isinstance(value, np.ndarray):
         return value if value.ndim else value.reshape(1)
@@ -92,7 +94,59 @@ def as_column(name: str, value: Any) -> Column:
             "rows, or a dict or tuple of these",
             column=name,
         )
-    return as_column(name, np.asarray(value))
+    return _from_table(name, value)
+
+
+def _from_table(name: str, column: Any) -> Column:
+    """A column of a table, or another sequence, as an array of its own dtype."""
+    # NumPy has no nulls: it makes floats of integers that have some, and objects of others.
+    if nulls := _nulls(column):
+        raise SchemaError(
+            f"{nulls} of {len(column)} rows are null: expected a value in each; drop or fill those rows",
+            column=name,
+        )
+    array = np.asarray(column)
+    if not array.dtype.hasobject or not len(array):
+        return as_column(name, array)
+    if array.ndim > 1:
+        raise SchemaError("several columns of unlike types: expected one type; convert them", column=name)
+    if isinstance(array[0], np.ndarray | list):
+        return _from_list(name, [_cell(cell) for cell in array])
+    return array
+
+
+def _nulls(column: Any) -> int:
+    """Nulls in a column of a table, where its type has them: NaN is a value of NumPy's floats."""
+    count = getattr(column, "null_count", None)
+    if count is not None:  # Arrow has a number, Polars a method.
+        return int(count() if callable(count) else count)
+    dtype = getattr(column, "dtype", None)
+    if dtype is None or isinstance(dtype, np.dtype) or not hasattr(column, "isna"):
+        return 0
+    return int(np.sum(column.isna()))
+
+
+def _cell(cell: Any) -> Any:
+    """A list in a column; lists of lists come as object arrays of arrays."""
+    if isinstance(cell, np.ndarray) and cell.dtype.hasobject and all(isinstance(c, np.ndarray) for c in cell):
+        return np.array([_cell(part) for part in cell])
+    return cell
+
+
+def table_columns(table: Any) -> dict[str, Any]:
+    """The columns of a mapping, of (name, column) pairs, or of a data frame or Arrow table.
+
+    Raises:
+        SchemaError: Two columns of a table have one name.
+    """
+    names = getattr(table, "column_names", getattr(table, "columns", None))
+    if isinstance(table, Mapping) or names is None:
+        return dict(table)
+    listed = list(names)
+    for name in listed:
+        if listed.count(name) > 1:
+            raise SchemaError(f"the table has two columns {excerpt(name)}: rename one of them")
+    return {name: table[name] for name in listed}
 
 
 def _from_list(name: str, rows: list[Any]) -> Column:

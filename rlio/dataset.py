@@ -33,6 +33,7 @@ from rlio.errors import (
     SchemaConflict,
     excerpt,
 )
+from rlio.foreign_layouts import recognise
 from rlio.interfaces import ReadOptions
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.schema import Schema, canonical_json
@@ -53,7 +54,15 @@ if TYPE_CHECKING:
 
     from rlio.replay.filters import RowFilter, RowFunction
 
-__all__ = ["Dataset", "EpisodeInfo", "Snapshot", "common_columns", "dataset_on", "open_dataset"]
+__all__ = [
+    "Dataset",
+    "EpisodeInfo",
+    "Snapshot",
+    "common_columns",
+    "dataset_on",
+    "open_dataset",
+    "require_header",
+]
 
 logger = logging.getLogger("rlio")
 
@@ -547,17 +556,34 @@ def open_dataset(
 
 def dataset_on(storage: Storage, *, at: Snapshot | None = None) -> Dataset:
     """`open_dataset` for a root that is open already; what is missing is counted."""
+    require_header(storage)
+    found = _listed(storage, at)
+    if at is None and not len(found) and (waiting := _waiting(storage)):
+        logger.warning("%s has no rows%s", storage.uri, waiting)
+    return found
+
+
+def require_header(storage: Storage) -> None:
+    """Raise unless ``storage`` is the root of a data set.
+
+    Raises:
+        DataNotFound: It is none. The message says what is there: rows in logs, the layout of another library,
+            a file, or the names of some files.
+        OptionError: It is one of a format version that this library does not read.
+        CorruptData: Its header is damaged.
+    """
     try:
         read_header(storage)
     except DataNotFound as error:
         # Its writer may have died before the store could be reached.
         if waiting := _waiting(storage):
             raise DataNotFound(f"no data set yet: {HEADER} is not there{waiting}", uri=storage.uri) from error
+        if layout := recognise(storage):
+            raise DataNotFound(
+                f"no data set of rlio: {HEADER} is not there; found {layout.name}'s layout: {layout.advice}",
+                uri=storage.uri,
+            ) from error
         raise
-    found = _listed(storage, at)
-    if at is None and not len(found) and (waiting := _waiting(storage)):
-        logger.warning("%s has no rows%s", storage.uri, waiting)
-    return found
 
 
 def _waiting(storage: Storage) -> str:

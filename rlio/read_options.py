@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal, TypedDict
 
 from rlio.errors import LedgerError, OptionError, excerpt
+from rlio.options import refuse_unknown
 
 __all__ = ["ReadKeywords", "ReadLedger", "ReadOptions"]
 
@@ -57,10 +58,7 @@ class ReadOptions:
     @classmethod
     def of(cls, keywords: ReadKeywords, *, reader: str) -> ReadOptions:
         """Check ``keywords`` of the class named ``reader`` and give the options."""
-        known = [f.name for f in fields(cls)]
-        for name in keywords:
-            if name not in known:
-                raise OptionError(f"{reader} has no option {name!r}; it takes {', '.join(known)}")
+        refuse_unknown(keywords, (field.name for field in fields(cls)), of=reader)
         return cls(**keywords)
 
     def __post_init__(self) -> None:

@@ -557,7 +557,7 @@ class RecordExperience(gym.Wrapper[Any, Any, Any, Any]):
             self.writer.close()
 
 
-class RecordVectorExperience(VectorWrapper[Any, Any, Any]):
+class RecordVectorExperience(VectorWrapper):
     """Steps the vector environment ``envs`` as it is, and writes every transition down.
 
     Rows are as those of `RecordExperience`, with ``env_id``, and are written when there are as many of all

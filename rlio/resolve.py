@@ -25,12 +25,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from inspect import signature
 from types import MappingProxyType
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from rlio.errors import DataNotFound, OptionError, excerpt
 from rlio.interfaces import InputReader, IOContext, OutputWriter
+from rlio.options import option_names, refuse_unknown
 
 __all__ = [
     "read",
@@ -124,6 +124,7 @@ class _Registry(Generic[T]):
     def create(self, creator: Callable[..., Any], context: IOContext, origin: str) -> T:
         """Call ``creator`` and check what it gives."""
         if isinstance(creator, type) and issubclass(creator, self.kind):
+            refuse_unknown(context.options, option_names(creator), of=creator.__name__)
             made = creator(**context.options)
         else:
             made = creator(context)
@@ -294,10 +295,6 @@ def resolve_output(value: Any, context: IOContext) -> OutputWriter:
     if context.made_by:
         options.setdefault("provenance", _class(_PROVENANCE)(**context.made_by))
     writer = _class(_PARQUET_WRITER)
-    takes = [name for name in signature(writer).parameters if name != "root"]
-    for name in options:
-        if name not in takes:
-            raise OptionError(f"{writer.__name__} has no option {name!r}; it takes {', '.join(takes)}")
     return writer(value, **options)  # type: ignore[no-any-return]  # found by name
 
 
@@ -419,11 +416,13 @@ def _is_dataset(
 
 def _reader_of(values: list[str | os.PathLike[str]], storage_options: Mapping[str, Any] | None) -> str:
     """The place of the reader class for files that are no data set of ours, by their endings."""
+    from rlio.foreign_layouts import refuse_known
     from rlio.storage.inputs import expand_inputs
 
     try:
         files = expand_inputs(values, storage_options=storage_options)
     except DataNotFound as error:
+        refuse_known(values, storage_options, error)
         if len(values) == 1 and isinstance(values[0], str) and _may_be_name(values[0]):
             raise DataNotFound(
                 f"{error}; no input has that name either: the names are {', '.join(_inputs.names())}"
@@ -439,8 +438,10 @@ def _reader_of(values: list[str | os.PathLike[str]], storage_options: Mapping[st
         return found[0]
     names = [file.uri.rpartition("/")[2] for file in files]
     known = ", ".join(suffix for suffixes in _READERS.values() for suffix in suffixes)
-    raise OptionError(
+    unknown = OptionError(
         f"{excerpt([os.fspath(value) for value in values])} holds {len(files)} files, "
         f"{what or 'of no kind that is known'} ({excerpt(names[:10])}): expected a data set ({_HEADER}) "
         f"or files of one kind ({known}); give a glob that names one kind, or pass a reader"
     )
+    refuse_known(values, storage_options, unknown)
+    raise unknown

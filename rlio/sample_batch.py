@@ -33,6 +33,7 @@ from rlio.arrays import (
     row_count,
     size_bytes,
     slice_leaf,
+    table_columns,
     to_numpy,
 )
 from rlio.column_mapping import ColumnMapping, named_column
@@ -73,8 +74,9 @@ class SampleBatch(ColumnMapping):
     column, and cannot be written.
 
     Args:
-        columns: A mapping, or (name, column) pairs. Arrays and tensors are kept, not copied; lists and
-            numbers become arrays (`rlio.arrays.as_column`). ``seq_lens`` that is None or ``[]`` is left out.
+        columns: A mapping, (name, column) pairs, or a table: a data frame of pandas or Polars, or an Arrow
+            table. Arrays and tensors are kept, not copied; lists, numbers and the columns of tables become
+            arrays (`rlio.arrays.as_column`). ``seq_lens`` that is None or ``[]`` is left out.
         time_major: Columns are (T, B, ...); implies ``zero_padded``.
         zero_padded: Each sequence takes ``max_seq_len`` rows.
         max_seq_len: Rows of a padded sequence, or the bound that its maker promised; None: the longest
@@ -101,7 +103,7 @@ class SampleBatch(ColumnMapping):
         **more: Any,
     ) -> None:
         given = columns._columns if isinstance(columns, SampleBatch) else columns
-        raw = {**dict(given or {}), **more}
+        raw = {**({} if given is None else table_columns(given)), **more}
         made = {}
         for name, value in raw.items():
             if type(value) is np.ndarray and value.ndim and name != Columns.DONES:

@@ -48,6 +48,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from rlio.dataset import Dataset, Snapshot
 from rlio.errors import ClosedError, DataNotFound, EndOfData, OptionError, StateError, excerpt
 from rlio.interfaces import Batch, InputReader, JsonState
+from rlio.options import refuse_unknown
 from rlio.prefetching import Prefetch
 from rlio.readers.dataset_reader import DatasetReader
 
@@ -241,12 +242,8 @@ class ReplayLoader(Iterator[Item]):
     def __init__(self, dataset: ReplayDataset, *, num_workers: int = 0, **options: Any) -> None:
         if operator.index(num_workers) < 0:
             raise OptionError(f"num_workers={num_workers}: worker processes, 0 or more")
-        for name in options:
-            if name not in _LOADER_OPTIONS:
-                raise OptionError(
-                    f"loader() has no option {excerpt(name)}: it takes num_workers, "
-                    f"{', '.join(_LOADER_OPTIONS)}; batches and their order are the dataset's"
-                )
+        taken = ("num_workers", *_LOADER_OPTIONS)
+        refuse_unknown(options, taken, of="loader() (batches and their order are the dataset's)")
         self._dataset = dataset
         self._num_workers = num_workers
         self._options = options

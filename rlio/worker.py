@@ -27,6 +27,7 @@ from rlio.envs.context import EnvContext
 from rlio.envs.making import EnvLike
 from rlio.errors import OptionError, StateError, excerpt
 from rlio.interfaces import Batch, InputReader, IOContext, JsonState
+from rlio.options import checked_keywords, expected, expected_mapping
 from rlio.policies.checkpoint import load_state, save_state, select_components
 from rlio.policies.policy import Policy, PolicyState
 from rlio.policies.policy_spec import Spaces, as_specs
@@ -107,6 +108,7 @@ class RolloutWorker(InputReader):
         DataNotFound: Nothing is stored where ``input`` says.
     """
 
+    @checked_keywords
     def __init__(
         self,
         env: EnvLike | MultiAgentEnvLike | None,
@@ -131,7 +133,7 @@ class RolloutWorker(InputReader):
         self.creation_args = {name: value for name, value in locals().items() if name in _ARGUMENTS}
         if record not in ("live", "all"):
             raise OptionError(f"record={excerpt(record)}: 'live' or 'all'")
-        self.rollout = rollout if rollout is not None else RolloutConfig()
+        self.rollout = expected(rollout, RolloutConfig, "rollout")
         self.callbacks = combine(callbacks)
         self.runner: AnyRunner | None = None
         self._setup = policy_setup if policy_setup is not None else PolicySetup()
@@ -177,10 +179,14 @@ class RolloutWorker(InputReader):
                 default_sampler_input=None if self.runner is None else self._inputs.sampler,
             )
             self.group.announce()
-            self.writer = resolve_output(output, replace(context, options=dict(output_options or {})))
+            self.writer = resolve_output(
+                output, replace(context, options=dict(expected_mapping(output_options, "output_options")))
+            )
             opened.callback(self.writer.close)
             self._inputs.writer = self.writer if output is not None and record == "live" else None
-            self.reader = self._inputs.open(input, replace(context, options=dict(input_options or {})))
+            self.reader = self._inputs.open(
+                input, replace(context, options=dict(expected_mapping(input_options, "input_options")))
+            )
             opened.callback(self.reader.close)
             if record == "all" and output is not None:
                 refuse_same_root(input, context.log_dir if output == "logdir" else output)
@@ -356,6 +362,7 @@ class RolloutWorker(InputReader):
         """Let the policies learn on ``batch``; see `PolicyGroup.learn_on_batch`."""
         return self.group.learn_on_batch(batch)
 
+    @checked_keywords
     def sample_and_learn(
         self,
         expected_batch_size: int | None = None,

@@ -17,7 +17,7 @@ from rlio.errors import CorruptData
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.json_values import load_value
 
-__all__ = ["arrow_type", "empty_array", "expanded_bytes", "from_arrow", "from_flat", "to_arrow"]
+__all__ = ["arrow_type", "empty_array", "expanded_bytes", "from_arrow", "from_flat", "page_rows", "to_arrow"]
 
 
 def arrow_type(spec: ColumnSpec, *, nullable: bool) -> pa.DataType:
@@ -123,6 +123,15 @@ def empty_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     if not size:
         return np.empty(shape, dtype)
     return np.frombuffer(pa.allocate_buffer(size), dtype).reshape(shape)
+
+
+def page_rows(rows: int) -> dict[str, Any]:
+    """Arguments of `pyarrow.parquet.ParquetWriter` that end a page after ``rows`` rows, or a column chunk.
+
+    pyarrow 23 and later end a page after 20,000 rows unless told otherwise. Earlier ones have no such bound
+    and no argument for it.
+    """
+    return {"max_rows_per_page": rows} if int(pa.__version__.partition(".")[0]) >= 23 else {}
 
 
 def _offsets(valid: NDArray[np.bool_] | None, rows: int, width: int) -> pa.Buffer:

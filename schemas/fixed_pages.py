@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rlio.limits import DEFAULT_LIMITS
-from rlio.schemas.arrow import empty_array
+from rlio.schemas.arrow import empty_array, page_rows
 from rlio.schemas.list_chunks import level_bytes
 from rlio.schemas.parquet_metadata import (
     BOOLEAN,
@@ -170,7 +170,7 @@ def list_levels(rows: int, length: int) -> NDArray[np.uint8]:
         write_statistics=False,
         store_schema=False,
         row_group_size=rows,
-        max_rows_per_page=rows,
+        **page_rows(rows),
         data_page_size=1 << 30,
     )
     data = sink.getvalue().to_pybytes()

@@ -23,6 +23,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from rlio.errors import OptionError, excerpt
+from rlio.schemas.arrow import page_rows
 from rlio.schemas.crc32 import joined_crc32
 from rlio.schemas.group_arrays import BATCH, STREAM, ReadyGroup, file_fields
 from rlio.schemas.list_chunks import (
@@ -39,7 +40,7 @@ __all__ = ["Compression", "EncodedShard", "GroupInfo", "ShardEncoder"]
 
 MAGIC = b"PAR1"
 # One page a column and row group: pages of 1 MiB cost a tenth more to write, for their levels and CRCs, and
-# each is a header to check for who reads it. pyarrow's own bound is 20,000 rows.
+# each is a header that readers check.
 _PAGE_BYTES = 8 << 20
 _PAGE_ROWS = 1 << 24
 
@@ -314,7 +315,7 @@ def _parquet_writer(
         store_schema=False,
         write_page_checksum=True,
         data_page_size=_PAGE_BYTES,
-        max_rows_per_page=_PAGE_ROWS,
+        **page_rows(_PAGE_ROWS),
     )
 
 

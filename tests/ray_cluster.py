@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import tempfile
 import time
 import uuid
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,16 +48,20 @@ def cluster(cpus: int = 8) -> Iterator[None]:
 
         # ray.init() replaces 127.0.0.1 by the machine's address in the network, and would listen there.
         stack.enter_context(mock.patch.object(services, "resolve_ip_for_localhost", lambda address: address))
-        ray.init(
-            num_cpus=cpus,
-            resources={"seat": 1},
-            include_dashboard=False,
-            object_store_memory=256 * 2**20,
-            log_to_driver=False,
-            logging_level="ERROR",
-            _node_ip_address="127.0.0.1",
-            _temp_dir=folder,
-        )
+        with warnings.catch_warnings():
+            # Ray 2.54 leaves the files that it opens for its processes to the garbage collector.
+            warnings.simplefilter("ignore", ResourceWarning)
+            ray.init(
+                num_cpus=cpus,
+                resources={"seat": 1},
+                include_dashboard=False,
+                object_store_memory=256 * 2**20,
+                log_to_driver=False,
+                logging_level="ERROR",
+                _node_ip_address="127.0.0.1",
+                _temp_dir=folder,
+            )
+            gc.collect()
         stack.callback(_stop)
         yield
 

@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 
 import rlio
 from rlio.cli import main as cli
-from rlio.errors import DataNotFound
 
 runner = CliRunner()
 
@@ -57,17 +56,15 @@ def test_the_installed_command_and_an_unknown_one(tmp_path: Path) -> None:
     assert "nonsense" in found.stderr
 
 
-def test_an_error_of_ours_is_its_message_and_exit_code_1(
+def test_an_error_of_ours_is_its_message_and_an_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail() -> None:
-        raise DataNotFound("nothing is stored there", uri="s3://bucket/runs")
-
-    monkeypatch.setattr(cli, "app", fail)
+    monkeypatch.setattr(sys, "argv", ["rlio", "gc", "memory://no-such-data-set"])
     with pytest.raises(SystemExit) as stop:
         cli.main()
-    assert stop.value.code == 1
-    assert capsys.readouterr().err == "rlio: DataNotFound: nothing is stored there [in s3://bucket/runs]\n"
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("rlio: DataNotFound: ")
 
 
 def test_an_error_that_is_not_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,9 @@ import pytest
 
 # Lowest first. A package stands for all of its modules.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("rlio.columns", "rlio.errors", "rlio.limits", "rlio._lazy"),
+    ("rlio.columns", "rlio.errors", "rlio.limits"),
+    ("rlio.options",),
+    ("rlio._lazy",),
     (  # the data model
         "rlio.arrays",
         "rlio.batch",
@@ -34,7 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("rlio.interfaces",),
     ("rlio.schemas",),
     ("rlio.storage",),
-    ("rlio.dataset", "rlio.replay"),
+    ("rlio.dataset", "rlio.foreign_layouts", "rlio.replay"),
     ("rlio.readers", "rlio.writers"),
     ("rlio.maintenance",),
     ("rlio.resolve",),

@@ -10,6 +10,7 @@ import sys
 import tarfile
 import tomllib
 import zipfile
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 import rlio
 
@@ -29,7 +31,7 @@ EXTRAS = (
     "ray", "s3", "sftp", "tensorboard",
 )  # fmt: skip
 NOT_SOURCE = shutil.ignore_patterns(
-    ".git", ".venv", "__pycache__", "*.egg-info", "build", "dist", ".*_cache", ".hypothesis", "runs", "out"
+    ".git", ".venv*", "__pycache__", "*.egg-info", "build", "dist", ".*_cache", ".hypothesis", "runs", "out"
 )
 
 
@@ -206,19 +208,17 @@ def test_heavy_libraries_wait_until_they_are_used(code: str, heavy: tuple[str, .
     assert result.stdout.strip() == "[]"
 
 
-def pins(checkout: Path) -> dict[str, str]:
-    """Name -> version in constraints.txt."""
-    lines = (checkout / "constraints.txt").read_text(encoding="utf-8").splitlines()
+def pins(checkout: Path, file: str = "constraints.txt") -> dict[str, str]:
+    """Name -> version in a file of constraints."""
+    lines = (checkout / file).read_text(encoding="utf-8").splitlines()
     wanted = [line for line in lines if line and not line.startswith("#")]
     assert all(re.fullmatch(r"[a-z0-9-]+==[0-9a-z.]+", line) for line in wanted)
     assert wanted == sorted(wanted, key=lambda line: line.split("==")[0])
     return dict(line.split("==") for line in wanted)
 
 
-def test_every_requirement_is_pinned_to_a_version_that_it_allows(
-    checkout: Path, project: dict[str, Any]
-) -> None:
-    pinned = pins(checkout)
+def requirements(project: dict[str, Any]) -> Iterator[tuple[str, Requirement]]:
+    """Name and requirement of every line in pyproject.toml."""
     extras = project["project"]["optional-dependencies"]
     assert sorted(extras) == list(EXTRAS)
     lines = [*project["project"]["dependencies"], *(line for lines in extras.values() for line in lines)]
@@ -226,9 +226,67 @@ def test_every_requirement_is_pinned_to_a_version_that_it_allows(
         name = canonicalize_name(requirement.name)
         if name == "rlio":
             assert requirement.extras <= set(extras)
-            continue
+        else:
+            yield name, requirement
+
+
+def test_every_requirement_is_pinned_to_a_version_that_it_allows(
+    checkout: Path, project: dict[str, Any]
+) -> None:
+    pinned = pins(checkout)
+    for name, requirement in requirements(project):
         assert name in pinned, f"{name} is not in constraints.txt"
         assert requirement.specifier.contains(pinned[name], prereleases=True), str(requirement)
+
+
+def test_the_oldest_versions_that_are_tested_are_the_lower_bounds(
+    checkout: Path, project: dict[str, Any]
+) -> None:
+    lowest = pins(checkout, "constraints-lowest.txt")
+    wrong = {}
+    for name, requirement in requirements(project):
+        bounds = [each.version for each in requirement.specifier if each.operator == ">="]
+        assert len(bounds) == 1, f"{name} has no lower bound"
+        # Builds of an older torch bring gigabytes of CUDA libraries.
+        if name != "torch" and Version(lowest[name]) != Version(bounds[0]):
+            wrong[name] = lowest[name], bounds[0]
+    assert wrong == {}
+    assert lowest["torch"] == pins(checkout)["torch"]
+    assert lowest["gymnasium"] == "1.2.2"  # what RLlib pins
+
+
+def test_the_tests_of_the_oldest_versions_have_every_public_name(checkout: Path) -> None:
+    makefile = (checkout / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
+    (listed,) = re.findall(r"^LOWEST := (.*)$", makefile, flags=re.MULTILINE)
+    texts = [(checkout / f"tests/test_{name}.py").read_text(encoding="utf-8") for name in listed.split()]
+    # Not where all names are listed.
+    used = {word for text in texts if "PUBLIC = [" not in text for word in re.findall(r"\w+", text)}
+    assert set(rlio.__all__) - used - set(vars(rlio.errors)) == set()
+
+
+def test_an_editable_install_is_not_shadowed_where_a_script_lies_beside_the_checkout(
+    checkout: Path, source: Path, tmp_path: Path
+) -> None:
+    makefile = (checkout / "Makefile").read_text(encoding="utf-8")
+    (mode,) = re.findall(r"^INSTALL = .* editable_mode=(\w+)", makefile, flags=re.MULTILINE)
+    code = (
+        "import sys; from setuptools.build_meta import build_editable;"
+        "build_editable(sys.argv[1], {'editable_mode': sys.argv[2]})"
+    )
+    subprocess.run([sys.executable, "-c", code, tmp_path, mode], cwd=source, capture_output=True, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as editable:
+        editable.extractall(tmp_path / "site")
+    assert source.name == "rlio"
+    script = source.parent / "script.py"
+    script.write_text(
+        f"import site; site.addsitedir({str(tmp_path / 'site')!r})\n"
+        "import rlio, rlio.errors, rlio.readers\n"
+        "print(rlio.__file__, rlio.__version__)\n"
+    )
+    # Without the packages of this environment, of which rlio is one.
+    shown = subprocess.run([sys.executable, "-S", script], capture_output=True, text=True, check=False)
+    assert shown.stdout.split() == [str(source / "rlio" / "__init__.py"), rlio.__version__], shown.stderr
 
 
 def test_the_tests_run_with_what_is_pinned(checkout: Path, project: dict[str, Any]) -> None:

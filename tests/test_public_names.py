@@ -6,6 +6,7 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import pkgutil
 import re
 import subprocess
 import sys
@@ -103,6 +104,7 @@ PUBLIC = [
     "StateError",
     "TeeWriter",
     "TorchPolicy",
+    "UnknownLayout",
     "UnknownName",
     "UnsafeData",
     "WaitTimeout",
@@ -239,3 +241,11 @@ def test_an_unknown_name_is_an_attribute_error_that_names_the_package(package: s
 def test_a_star_import_gives_all_public_names_in_a_fresh_interpreter(package: str, tmp_path: Path) -> None:
     code = f"import {package} as p\nfrom {package} import *\nassert set(p.__all__) <= set(globals())"
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+
+
+def test_no_public_name_is_also_the_name_of_a_module_beside_it() -> None:
+    """Once the module was imported, by whomever, the package would have it in place of the name."""
+    for package in INITS:
+        module = importlib.import_module(package)
+        below = {found.name for found in pkgutil.iter_modules(module.__path__)}
+        assert below & set(module.__all__) == set(), package

@@ -362,7 +362,7 @@ def test_output_options_that_nothing_takes_raise(value: Any) -> None:
 
 
 def test_an_unknown_option_of_the_writer_raises_and_names_the_known_ones() -> None:
-    with pytest.raises(OptionError, match="no option 'rol'; it takes roll, compression"):
+    with pytest.raises(OptionError, match=r"no option 'rol'.* roll, compression"):
         resolve_output("out", IOContext(options={"rol": 1}))
     assert not Path("out").exists()
 

@@ -14,8 +14,13 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Te
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.envs.leaves import leaf_of, leaves_of
 from rlio.errors import CorruptData, DataNotFound, MissingColumn, OptionError, SchemaError, StateError
+from rlio.evaluation import evaluate_offline
+from rlio.policies.actor_critic import ActorCritic
+from rlio.policies.behaviour_cloning import BehaviourCloning
 from rlio.policies.checkpoint import load_state, save_state
 from rlio.policies.distributions import distribution_for
+from rlio.policies.dqn import DQN
+from rlio.policies.fitting import Fit
 from rlio.policies.networks import mlp
 from rlio.policies.torch_policy import TorchPolicy
 
@@ -42,6 +47,87 @@ def bound(action_space: Any, obs: Any = OBS, seed: int = 0, **options: Any) -> T
 
 def observations(n: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).uniform(-1, 1, (n, 3)).astype(np.float32)
+
+
+def logged(width: int, action: int = 0) -> SampleBatch:
+    obs = np.zeros((20, width), np.float32)
+    return SampleBatch(
+        obs=obs,
+        new_obs=obs,
+        actions=np.full(20, action),
+        rewards=np.ones(20, np.float32),
+        terminateds=np.arange(20) % 10 == 9,
+        truncateds=np.zeros(20, bool),
+        eps_id=np.arange(20) // 10,
+        t=np.arange(20) % 10,
+        action_logp=np.full(20, -0.69, np.float32),
+        action_prob=np.full(20, 0.5, np.float32),
+        advantages=np.zeros(20, np.float32),
+        value_targets=np.zeros(20, np.float32),
+        vf_preds=np.zeros(20, np.float32),
+    )
+
+
+@pytest.mark.parametrize("make", [DQN, ActorCritic, BehaviourCloning])
+def test_rows_of_another_width_are_refused_by_name_before_torch_sees_them(make: Any) -> None:
+    policy = make()
+    policy.bind(OBS, Discrete(2, start=1), seed=0)
+    batch = logged(width=5, action=1)
+    uses = [
+        lambda: policy.learn_on_batch(batch),
+        lambda: policy.compute_gradients(batch),
+        lambda: policy.compute_actions(batch["obs"]),
+        lambda: policy.compute_actions(batch["obs"], explore=False),
+        lambda: policy.compute_log_likelihoods(batch["actions"], batch["obs"]),
+        lambda: evaluate_offline(batch, policy, gamma=0.9),
+    ]
+    for use in uses:
+        with pytest.raises(SchemaError) as found:
+            use()
+        assert found.value.column == "obs"
+        assert "(5,)" in str(found.value)
+        assert "(3,)" in str(found.value)
+    assert policy.learn_on_batch(logged(width=3, action=1))
+
+
+@pytest.mark.parametrize("make", [DQN, ActorCritic, BehaviourCloning])
+def test_actions_beyond_the_space_are_refused_by_name_before_torch_sees_them(make: Any) -> None:
+    policy = make()
+    policy.bind(OBS, Discrete(2, start=1), seed=0)
+    for action in (0, 3, -1):
+        batch = logged(width=3, action=action)
+        for use in (
+            lambda batch=batch: policy.learn_on_batch(batch),
+            lambda batch=batch: policy.compute_log_likelihoods(batch["actions"], batch["obs"]),
+        ):
+            with pytest.raises(SchemaError) as found:
+                use()
+            assert found.value.column == "actions"
+
+
+def test_nested_rows_and_numbers_of_several_kinds_are_checked_part_by_part() -> None:
+    policy = bound(MultiDiscrete([2, 4]), NESTED)
+    rows = {leaf.path: leaf for leaf in leaves_of(NESTED)}
+    assert len(rows) == 5
+    fit = Fit("obs", NESTED)
+    whole = {
+        "here": np.zeros((3, 2)),
+        "there": (
+            np.ones(3, np.int64),
+            np.zeros((3, 2), np.int64),
+            np.zeros((3, 2), np.int8),
+            np.zeros((3, 2, 2), np.uint8),
+        ),
+    }
+    fit.check(whole, numbers=True)
+    policy.compute_actions(whole)
+    for place, wrong in ((0, np.full(3, 5)), (1, np.full((3, 2), 3)), (3, np.zeros((3, 2), np.uint8))):
+        parts = list(whole["there"])
+        parts[place] = wrong
+        for tensors in (False, True):
+            given = tuple(map(torch.as_tensor, parts)) if tensors else tuple(parts)
+            with pytest.raises(SchemaError):
+                fit.check(whole | {"there": given}, numbers=True)
 
 
 @pytest.mark.parametrize("space", ACTIONS, ids=str)

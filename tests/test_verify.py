@@ -18,7 +18,7 @@ from stored_batches import files, fresh_root, group_bytes, numbered, put, remove
 
 import rlio
 from rlio import DatasetReader, JsonWriter, MultiAgentBatch, ParquetWriter, Roll, SampleBatch
-from rlio.errors import DataNotFound, OptionError
+from rlio.errors import DataNotFound, OptionError, RlioError
 from rlio.interfaces import Batch
 from rlio.limits import Limits
 from rlio.maintenance import VerifyReport
@@ -428,6 +428,28 @@ def test_damage_of_each_kind_is_found_under_its_code_and_nothing_else_is(name: s
     assert (
         report.ok == all(CODES[code] != "error" for code in expected) or name == "a header with other spaces"
     )
+
+
+def test_codes_do_not_depend_on_the_words_of_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = RlioError.__init__
+
+    def reworded(self: RlioError, message: str = "", **places: Any) -> None:
+        whole(self, "something is wrong", **places)
+
+    for name in (
+        "a flipped row group",
+        "a forged page",
+        "a damaged line",
+        "a damaged frame",
+        "a malformed line",
+    ):
+        kind, plant, expected, live = DAMAGE[name]
+        root = recorded(kind)
+        plant(root)
+        with monkeypatch.context() as patch:
+            patch.setattr(RlioError, "__init__", reworded)
+            report = rlio.verify(root)
+        assert (name, bad(report), report.total.live) == (name, expected, live)
 
 
 @pytest.mark.parametrize("name", [name for name in DAMAGE if name != "nothing"])

@@ -22,6 +22,7 @@ from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.columns import Columns
 from rlio.errors import OptionError
 from rlio.interfaces import Batch, OutputWriter
+from rlio.options import checked_keywords, expected
 from rlio.schemas.json_lines import LineTooLarge, encode_line
 from rlio.schemas.provenance import Provenance
 from rlio.schemas.row_groups import unpadded
@@ -76,6 +77,7 @@ class JsonWriter(OutputWriter):
         PublishError: Nothing can be stored, or logged, there.
     """
 
+    @checked_keywords
     def __init__(
         self,
         root: str | os.PathLike[str],
@@ -91,7 +93,7 @@ class JsonWriter(OutputWriter):
         provenance: Provenance | None = None,
         storage_options: dict[str, object] | None = None,
     ) -> None:
-        self._roll = _checked_roll(roll or Roll())
+        self._roll = _checked_roll(expected(roll, Roll, "roll"))
         self._level = _parse_level(compression)
         self._compress_columns = _checked_columns(compress_columns)
         self._provenance = provenance or Provenance()

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlio.interfaces import Batch, OutputWriter
+from rlio.options import checked_keywords, expected
 from rlio.schemas.log_frames import LogFrames
 from rlio.schemas.parquet import Compression
 from rlio.schemas.provenance import Provenance
@@ -63,6 +64,7 @@ class ParquetWriter(OutputWriter):
         PublishError: Nothing can be stored, or logged, there.
     """
 
+    @checked_keywords
     def __init__(
         self,
         root: str | os.PathLike[str],
@@ -77,7 +79,7 @@ class ParquetWriter(OutputWriter):
         provenance: Provenance | None = None,
         storage_options: dict[str, object] | None = None,
     ) -> None:
-        self._roll = roll or Roll()
+        self._roll = expected(roll, Roll, "roll")
         codec = Compression.parse(compression)
         self._provenance = provenance or Provenance()
         self._spaces = self._provenance.spaces_to_json(spaces)

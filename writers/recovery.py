@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
+from rlio.dataset import require_header
 from rlio.errors import (
     CorruptData,
     LedgerError,
@@ -38,7 +39,7 @@ from rlio.storage.filesystem import Storage
 from rlio.storage.listing import list_shards
 from rlio.storage.markers import disclaim, seal
 from rlio.storage.names import check_writer_id, schema_path
-from rlio.storage.publish import put_header, put_shard, read_header
+from rlio.storage.publish import put_header, put_shard
 from rlio.storage.sealed_index import put_change
 from rlio.storage.shard_log import ShardLog, check_schema
 from rlio.storage.spool import AbandonedLog, LogFolder, Spool, Standing, find_logs, first_row, spool_of, sweep
@@ -206,7 +207,7 @@ def recover(
         logs=(*(log for log in found if log is not None), *_elsewhere(storage, kept)),
     )
     if must_exist and not report.logs and not list_shards(storage).writers:
-        read_header(storage)
+        require_header(storage)
     return report
 
 

@@ -22,6 +22,7 @@ from rlio.cli.options import StorageOptions, parse_storage_options
 from rlio.cli.tables import print_table
 from rlio.errors import MissingExtra, OptionError
 from rlio.storage.filesystem import Storage
+from rlio.storage.publish import put_header
 
 if TYPE_CHECKING:
     from rlio.policies.dqn import DQN
@@ -124,6 +125,7 @@ def run_demo(options: DemoOptions, *, progress: Progress | None = None) -> DemoR
     report = DemoReport()
     root = _fresh_folder(options)
     report.root = f"{root}/cartpole"
+    put_header(Storage.open(report.root, storage_options=options.storage_options))  # Or it fails, before all.
     _evaluate(report, options, "random", RandomPolicy(), live=0, logged=0, speed=None)
     behaviour = _train_live(report, options, shown)
     _record(report, options, behaviour, shown)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlio.cli.failures import print_json
 from rlio.cli.options import StorageOptions, Uri, command_of, parse_storage_options
 from rlio.cli.tables import print_table
 from rlio.errors import MissingExtra, OptionError, excerpt
@@ -84,13 +84,14 @@ def evaluate(options: EvaluateOptions) -> None:
     """Estimate what a policy would earn, by what another one recorded, with intervals and diagnostics.
 
     Rows need the probabilities of their actions (action_logp or action_prob), and episodes their ends; see
-    docs/evaluation.md. Exit codes: 0, there are estimates; 1, the data or the policy allows none.
+    docs/evaluation.md. Exit codes: 0, there are estimates; 1, the data is damaged,
+    or lacks what estimates need; 2, there is no data set, it cannot be read, or an option is wrong.
     """
     found = _estimates(options)
     if options.plot is not None:
         draw_intervals(found, options.plot)
     if options.as_json:
-        typer.echo(json.dumps({name: _finite(estimate.to_json()) for name, estimate in found.items()}))
+        print_json({name: _finite(estimate.to_json()) for name, estimate in found.items()})
     else:
         _print(options.uri, found)
 

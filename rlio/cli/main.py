@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import platform
 import signal
-import sys
 from importlib.metadata import PackageNotFoundError, version
 from types import FrameType
 from typing import Annotated, NoReturn
@@ -19,10 +18,10 @@ import typer
 import rlio
 from rlio.cli.demo import demo
 from rlio.cli.evaluate import evaluate
+from rlio.cli.failures import Command
 from rlio.cli.maintenance import compact, gc, trim
 from rlio.cli.recover import recover
 from rlio.cli.verify import verify
-from rlio.errors import RlioError
 
 __all__ = ["app", "main"]
 
@@ -62,26 +61,17 @@ def show_version(
             typer.echo(f"{name:<{width}}  {text}")
 
 
-app.command("compact")(compact)
-app.command("demo")(demo)
-app.command("evaluate")(evaluate)
-app.command("gc")(gc)
-app.command("recover")(recover)
-app.command("trim")(trim)
-app.command("verify")(verify)
+for command in (compact, demo, evaluate, gc, recover, trim, verify):
+    app.command(command.__name__, cls=Command)(command)
 
 
 def main() -> None:
-    """Run the command line; an `RlioError` becomes its message and exit code 1, not a traceback.
+    """Run the command line.
 
     SIGTERM ends a command as Ctrl-C does: writers close and publish. The library itself installs no handlers.
     """
     signal.signal(signal.SIGTERM, _terminate)
-    try:
-        app()
-    except RlioError as error:
-        typer.echo(f"rlio: {type(error).__name__}: {error}", err=True)
-        sys.exit(1)
+    app()
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:

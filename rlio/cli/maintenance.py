@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlio.cli.failures import print_json
 from rlio.cli.options import IntoStorageOptions, StorageOptions, Uri, parse_storage_options
 from rlio.errors import OptionError, excerpt
 
@@ -117,7 +117,7 @@ def _seconds(text: str) -> float:
 
 def _print(report: dict[str, Any], lines: Iterator[str], *, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(report))
+        print_json(report)
         return
     for line in lines:
         typer.echo(line)

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from rlio.cli.failures import EXIT_WRONG, print_json
 from rlio.cli.options import StorageOptions, Uri, parse_storage_options
-from rlio.errors import RlioError
 
 if TYPE_CHECKING:
     from rlio.writers.recovery import RecoveredLog, RecoveryReport
 
-__all__ = ["EXIT_FAILED", "EXIT_LEFT", "recover"]
-
-#: Exit codes, beside 0: something is left, or was damaged; nothing could be said about it.
-EXIT_LEFT: Final = 1
-EXIT_FAILED: Final = 2
+__all__ = ["recover"]
 
 _SAID: Final = {
     "alive": "its writer lives, or it is the copy of a log whose writer does",
@@ -57,23 +52,19 @@ def recover(
     """
     from rlio.writers.recovery import recover as run_recover
 
-    try:
-        report = run_recover(
-            uri,
-            spool="auto" if spool is None else spool,
-            all_hosts=all_hosts,
-            conflicting=conflicting,
-            must_exist=True,
-            storage_options=parse_storage_options(storage_options),
-        )
-    except (RlioError, OSError, ImportError) as error:
-        typer.echo(f"rlio: {type(error).__name__}: {error}", err=True)
-        raise typer.Exit(EXIT_FAILED) from error
+    report = run_recover(
+        uri,
+        spool="auto" if spool is None else spool,
+        all_hosts=all_hosts,
+        conflicting=conflicting,
+        must_exist=True,
+        storage_options=parse_storage_options(storage_options),
+    )
     if as_json:
-        typer.echo(json.dumps(report.to_json()))
+        print_json(report.to_json())
     else:
         _show(report)
-    raise typer.Exit(0 if report.is_clean else EXIT_LEFT)
+    raise typer.Exit(0 if report.is_clean else EXIT_WRONG)
 
 
 def _show(report: RecoveryReport) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -10,19 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlio.cli.failures import EXIT_WRONG, print_json
 from rlio.cli.options import StorageOptions, Uri, parse_storage_options
 from rlio.cli.tables import print_table
-from rlio.errors import RlioError
 
 if TYPE_CHECKING:
     from rlio.maintenance.findings import VerifyReport
     from rlio.maintenance.repair import RepairReport
 
-__all__ = ["EXIT_DAMAGE", "EXIT_FAILED", "verify"]
-
-#: Exit codes, beside 0: something is wrong with the data; nothing could be said about it.
-EXIT_DAMAGE = 1
-EXIT_FAILED = 2
+__all__ = ["verify"]
 
 
 class LevelOption(Enum):
@@ -60,34 +55,30 @@ def verify(
     warnings; 2, it could not be verified: there is no data set, it cannot be read, or an option is wrong.
     """
     done: RepairReport | None = None
-    try:
-        given: dict[str, Any] = {
-            "level": level.value,
-            "spool": spool,
-            "limit": limit,
-            "storage_options": parse_storage_options(storage_options),
-        }
-        if repair:
-            from rlio.maintenance.repair import repair as run_repair
+    given: dict[str, Any] = {
+        "level": level.value,
+        "spool": spool,
+        "limit": limit,
+        "storage_options": parse_storage_options(storage_options),
+    }
+    if repair:
+        from rlio.maintenance.repair import repair as run_repair
 
-            done = run_repair(uri, progress=_bar, **given)
-            report = done.after
-        else:
-            from rlio.maintenance.verify import verify as run_verify
+        done = run_repair(uri, progress=_bar, **given)
+        report = done.after
+    else:
+        from rlio.maintenance.verify import verify as run_verify
 
-            report = run_verify(uri, progress=_bar, **given)
-    except (RlioError, OSError, ImportError) as error:
-        typer.echo(f"rlio: {type(error).__name__}: {error}", err=True)
-        raise typer.Exit(EXIT_FAILED) from error
+        report = run_verify(uri, progress=_bar, **given)
     if as_json:
         shown = report.to_json()
         if done is not None:
             shown["repair"] = done.to_json()
-        typer.echo(json.dumps(shown))
+        print_json(shown)
     else:
         _show(report, done)
     bad = report.counts["error"] + (report.counts["warning"] if strict else 0)
-    raise typer.Exit(EXIT_DAMAGE if bad else 0)
+    raise typer.Exit(EXIT_WRONG if bad else 0)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rlio.distributed.data_source import read_dataset
     from rlio.distributed.fault_tolerance import FaultTolerance, Loss
     from rlio.distributed.offline_evaluation import evaluate_offline
-    from rlio.distributed.reader_shards import ReaderShard, reader_shards
+    from rlio.distributed.rank_readers import ReaderShard, reader_shards
     from rlio.distributed.remote_worker import Fragment, WorkerStatus
     from rlio.distributed.worker_group import WorkerGroup
 else:
@@ -41,14 +41,14 @@ else:
             "FaultTolerance": "rlio.distributed.fault_tolerance",
             "Fragment": "rlio.distributed.remote_worker",
             "Loss": "rlio.distributed.fault_tolerance",
-            "ReaderShard": "rlio.distributed.reader_shards",
+            "ReaderShard": "rlio.distributed.rank_readers",
             "WorkerGroup": "rlio.distributed.worker_group",
             "WorkerStatus": "rlio.distributed.remote_worker",
             "WriteReport": "rlio.distributed.data_sink",
             "WrittenPart": "rlio.distributed.data_sink",
             "evaluate_offline": "rlio.distributed.offline_evaluation",
             "read_dataset": "rlio.distributed.data_source",
-            "reader_shards": "rlio.distributed.reader_shards",
+            "reader_shards": "rlio.distributed.rank_readers",
             "write_dataset": "rlio.distributed.data_sink",
         },
     )

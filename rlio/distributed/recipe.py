@@ -21,6 +21,7 @@ import numpy as np
 from rlio.envs.external import ExternalEnv
 from rlio.errors import OptionError, excerpt
 from rlio.interfaces import InputReader, IOContext, OutputWriter
+from rlio.options import refuse_unknown
 from rlio.policies.policy import Policy
 from rlio.resolve import registered_input, registered_output, resolve_output
 from rlio.rollout.callbacks import CallbacksLike
@@ -149,12 +150,7 @@ def portable(env: Any, policy: Any, keywords: Mapping[str, Any]) -> dict[str, An
         OptionError: A keyword is none of a group's; or something is an open thing, that cannot be in several
             processes at once.
     """
-    unknown = keywords.keys() - WorkerKeywords.__annotations__.keys()
-    if unknown:
-        raise OptionError(
-            f"WorkerGroup has no option {', '.join(map(repr, sorted(unknown)))}; of RolloutWorker's it takes "
-            f"{', '.join(WorkerKeywords.__annotations__)}"
-        )
+    refuse_unknown(keywords, WorkerKeywords.__annotations__, of="WorkerGroup")
     _refuse_objects(env, policy)
     made = dict(keywords)
     if "input" in made:

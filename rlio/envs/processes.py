@@ -53,6 +53,8 @@ class EnvProcesses(ServedEnvs):
         start_method: str | None = None,
     ) -> None:
         super().__init__(num_envs)
+        # Before what may fail: gymnasium closes environments that are collected, also half made ones.
+        self._selector = selectors.DefaultSelector()
         probe = make(0, False)
         try:
             traits = EnvTraits.of(probe)
@@ -65,7 +67,6 @@ class EnvProcesses(ServedEnvs):
         self._blocks = _shared_blocks(self._spaces[0], num_envs, self._context)
         if self._blocks is not None:
             self.observations = _buffer_in(self._spaces[0], num_envs, self._blocks)
-        self._selector = selectors.DefaultSelector()
         try:
             self._make_all()
         except BaseException:

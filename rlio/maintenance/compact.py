@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Any, Final, Literal
 
+from rlio.dataset import require_header
 from rlio.errors import CorruptData, DataNotFound, OptionError
 from rlio.maintenance.compact_into import Copy
 from rlio.maintenance.compaction import (
@@ -44,7 +45,6 @@ from rlio.storage.filesystem import Storage
 from rlio.storage.json_shard import MAX_JSON_SHARD_BYTES
 from rlio.storage.listing import Listing, Segment, list_shards
 from rlio.storage.names import parse_trim, writer_dir
-from rlio.storage.publish import read_header
 from rlio.storage.shards import open_shard
 
 __all__ = ["compact"]
@@ -120,7 +120,7 @@ def compact(
     storage = Storage.open(uri, storage_options=storage_options)
     if into is not None:
         return Copy(storage, Storage.open(into, storage_options=into_storage_options), options).run()
-    read_header(storage)
+    require_header(storage)
     return _InPlace(storage, options).run()
 
 

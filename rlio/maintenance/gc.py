@@ -35,6 +35,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
+from rlio.dataset import require_header
 from rlio.errors import CorruptData, DataNotFound, OptionError, excerpt
 from rlio.maintenance.indexing import LEAST_AGE, Changes, refresh_index
 from rlio.maintenance.merging import open_whole
@@ -55,7 +56,6 @@ from rlio.storage.names import (
     writer_dir,
 )
 from rlio.storage.parallel import each
-from rlio.storage.publish import read_header
 from rlio.storage.sealed_index import StoredIndex, list_index, load_index, parse_index_name
 
 __all__ = ["Collected", "GcReport", "Kept", "gc"]
@@ -156,7 +156,7 @@ def gc(
     if not grace >= 0:
         raise OptionError(f"grace={excerpt(grace)}: expected seconds, 0 or more")
     storage = Storage.open(uri, storage_options=storage_options)
-    read_header(storage)
+    require_header(storage)
     ages = _Ages(storage, grace)
     try:
         return _Collection(storage, ages, dry_run=dry_run).run(progress)

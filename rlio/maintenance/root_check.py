@@ -9,6 +9,7 @@ import stat
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rlio.dataset import require_header
 from rlio.errors import CorruptData, DataNotFound, SchemaConflict, UnsafeData, excerpt
 from rlio.maintenance.findings import Findings
 from rlio.schemas.schema import Schema
@@ -44,7 +45,7 @@ def check_header(storage: Storage, listing: Listing, findings: Findings) -> Head
             read_header(storage)
     except DataNotFound:
         if not listing.writers:
-            read_header(storage)  # Raises, and says what is there instead.
+            require_header(storage)  # Raises, and says what is there instead.
         findings.add(
             "header-missing",
             "there are shards and no header: readers take this for no data set; repair writes it",

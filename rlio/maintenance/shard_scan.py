@@ -100,14 +100,7 @@ class ShardScan:
     def _open_parquet(self) -> ShardFile | None:
         name = self.ref.name
         self._position = self._crc32 = 0
-        file = ShardFile(
-            self._fetch,
-            size=name.size,
-            footer_crc32=name.footer_crc32,
-            uri=self.uri,
-            limits=self.storage.limits,
-            check_pages=True,
-        )
+        file = self._shard_file(check_pages=True)
         self.schema = file.schema
         self._streams = StreamCheck(file.streams)
         if file.rows != name.rows:
@@ -116,6 +109,17 @@ class ShardScan:
             )
             return None
         return file
+
+    def _shard_file(self, *, check_pages: bool) -> ShardFile:
+        name = self.ref.name
+        return ShardFile(
+            self._fetch,
+            size=name.size,
+            footer_crc32=name.footer_crc32,
+            uri=self.uri,
+            limits=self.storage.limits,
+            check_pages=check_pages,
+        )
 
     def _open_json(self) -> JsonShard | None:
         try:
@@ -169,7 +173,7 @@ class ShardScan:
         except DataNotFound:
             self._found("vanished", "it went while it was verified: run again", info.rows, record=index)
         except CorruptData as error:
-            self._found_error(self._code_of_group(error), error, info.rows)
+            self._found_error(self._code_of_group(file, index, error), error, info.rows)
         except OSError as error:
             self._found("unreadable", f"the store does not give it: {error!r}", info.rows, record=index)
         return None
@@ -217,13 +221,20 @@ class ShardScan:
             return "footer-crc"
         return "footer-malformed" if zlib.crc32(footer) == name.footer_crc32 else "footer-crc"
 
-    @staticmethod
-    def _code_of_group(error: CorruptData) -> str:
+    def _code_of_group(self, file: ShardFile, index: int, error: CorruptData) -> str:
+        """Whether a row group that was refused is damaged, has a forged page, or was written so."""
         if isinstance(error, UnsafeData):
             return "unsafe"
-        if "do not match their CRC-32" in str(error):
+        info = file.groups[index]
+        try:
+            if zlib.crc32(self.storage.read_range(self.ref.path, info.start, info.stop)) != info.crc32:
+                return "group-crc"
+            self._shard_file(check_pages=False).read_group(index, batches=True)
+        except CorruptData:
+            return "group-malformed"
+        except OSError:  # It went since: what was read before was damaged.
             return "group-crc"
-        return "page-crc" if "page integrity" in str(error) else "group-malformed"
+        return "page-crc"
 
     # ---- JSON ----
 
@@ -261,9 +272,7 @@ class ShardScan:
         except CorruptData as error:
             if not index and not count:
                 return None  # Where the provenance should be, which is looked for later.
-            lost = "CRC-32" in str(error)
-            code = "unsafe" if isinstance(error, UnsafeData) else "line-damaged" if lost else "line-malformed"
-            self._found_error(code, error, count)
+            self._found_error(self._code_of_line(shard, index, error), error, count)
             return None
         except OSError as error:
             self._found("unreadable", f"the store does not give it: {error!r}", count, record=index)
@@ -274,6 +283,17 @@ class ShardScan:
             parts.append(Part(pid, np.arange(at, at + len(part)), part))
             at += len(part)
         return Rows(index, first, count, parts)
+
+    @staticmethod
+    def _code_of_line(shard: JsonShard, index: int, error: CorruptData) -> str:
+        """Whether a line that was refused is damaged, or was written so."""
+        if isinstance(error, UnsafeData):
+            return "unsafe"
+        try:
+            shard.stored_line(index)
+        except (CorruptData, OSError):
+            return "line-damaged"
+        return "line-malformed"
 
     def _check_line(self, shard: JsonShard, index: int, batch: Batch) -> None:
         found, unit = count_units(batch, unit_of(shard.schema)), unit_of(shard.schema)

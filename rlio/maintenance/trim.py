@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rlio.dataset import require_header
 from rlio.errors import DataNotFound, OptionError, excerpt
 from rlio.maintenance.compaction import is_by_row
 from rlio.maintenance.indexing import Changes, refresh_index
@@ -32,7 +33,6 @@ from rlio.storage.filesystem import Storage
 from rlio.storage.listing import Listing, Segment, ShardRef, list_shards
 from rlio.storage.markers import trim as put_marker
 from rlio.storage.parallel import each
-from rlio.storage.publish import read_header
 from rlio.storage.shards import open_shard
 
 __all__ = ["TrimReport", "Trimmed", "trim"]
@@ -117,7 +117,7 @@ def trim(
     if (before is None) == (keep_rows is None):
         raise OptionError("give before={writer: row} or keep_rows=N, one of them")
     storage = Storage.open(uri, storage_options=storage_options)
-    read_header(storage)
+    require_header(storage)
     listing = list_shards(storage)
     if before is None:
         assert keep_rows is not None

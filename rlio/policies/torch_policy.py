@@ -29,6 +29,7 @@ from rlio.errors import MissingColumn, OptionError, SchemaError, StateError, exc
 from rlio.interfaces import Batch
 from rlio.nested import leaves, map_structure
 from rlio.policies.distributions import Distribution, distribution_for
+from rlio.policies.fitting import Fit
 from rlio.policies.policy import (
     Gradients,
     Policy,
@@ -180,6 +181,12 @@ class TorchPolicy(Policy):
         import torch
 
         self.distribution: Distribution = distribution_for(action_space)
+        self._fit_obs = Fit(Columns.OBS, observation_space)
+        self._fits = {
+            Columns.OBS: self._fit_obs,
+            Columns.NEXT_OBS: Fit(Columns.NEXT_OBS, observation_space),
+            Columns.ACTIONS: Fit(Columns.ACTIONS, action_space),
+        }
         self._generator = torch.Generator(self._device)
         self._generator.manual_seed(int(seeds.generate_state(1, np.uint64)[0]))
         self._size = self._outputs(action_space) + self._has_values
@@ -286,6 +293,7 @@ class TorchPolicy(Policy):
 
         if type(self).forward is not TorchPolicy.forward:
             return None
+        self._fit_obs.check(obs)
         outputs = outputs_in_numpy(self._acting_module(), obs)
         if outputs is None:
             return None
@@ -315,6 +323,7 @@ class TorchPolicy(Policy):
                 f"explore=False chooses one action of {excerpt(str(self.action_space))}, which has no "
                 "density: explore=True, or a policy for Discrete actions"
             )
+        self._fits[Columns.ACTIONS].check(actions, numbers=True)
         parts = [np.zeros(0)]
         rows = len(leaves(actions)[0][1])
         with torch.inference_mode():
@@ -345,8 +354,10 @@ class TorchPolicy(Policy):
 
         Raises:
             OptionError: They do not have the shape that the action space needs.
+            SchemaError: ``obs`` does not have the shape of the observation space.
         """
         module = self._acting_module()
+        self._fit_obs.check(obs)
         outputs = module(self._tensors(obs))
         self._check_outputs(outputs)
         return outputs  # type: ignore[no-any-return] # modules are not typed
@@ -363,6 +374,7 @@ class TorchPolicy(Policy):
 
     def _step(self, obs: Any, state: RecurrentState) -> tuple[torch.Tensor, RecurrentState]:
         """The outputs, (N, outputs), of one step of a recurrent module, and the next state."""
+        self._fit_obs.check(obs)
         steps = map_structure(lambda leaf: leaf[:, None], self._tensors(obs))
         outputs, after = self._acting_module()(steps, self._tensors(tuple(state)))
         self._check_outputs(outputs[:, 0])
@@ -571,6 +583,9 @@ class TorchPolicy(Policy):
         import torch
 
         wanted = batch.decompress_if_needed().unpad()
+        for name, fit in self._fits.items():
+            if name in wanted:
+                fit.check(wanted[name], numbers=True)
         tensors = {name: wanted[name] for name in wanted.keys() - {Columns.INFOS}}
 
         def tensor(leaf: Any) -> Any:

@@ -27,10 +27,12 @@ from typing import Any, Literal, Self, TypedDict, Unpack
 
 from tqdm import tqdm
 
+from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.dataset import Dataset, Snapshot, open_dataset
-from rlio.errors import ClosedError, OptionError, excerpt
+from rlio.errors import ClosedError, OptionError, SchemaError, excerpt
 from rlio.interfaces import Batch, ReadOptions
 from rlio.limits import DEFAULT_LIMITS, Limits
+from rlio.options import checked_keywords, refuse_unknown
 from rlio.replay.build import Source, build, key_of, schema_of
 from rlio.replay.cache import CacheFolder
 from rlio.replay.cached import Cached, open_cached
@@ -104,10 +106,7 @@ def draw_of(keywords: DrawKeywords, *, columns: Sequence[str] | None = None) -> 
     Raises:
         OptionError: An option is illegal, or two exclude each other.
     """
-    known = DrawKeywords.__annotations__
-    for name in keywords:
-        if name not in known:
-            raise OptionError(f"no option {name!r}; there are {', '.join(known)}")
+    refuse_unknown(keywords, DrawKeywords.__annotations__, of="a draw")
     n_step, length = keywords.get("n_step"), keywords.get("sequence_length")
     for name in ("gamma", "burn_in", "overlap"):
         needed = "n_step" if name == "gamma" else "sequence_length"
@@ -378,13 +377,18 @@ class ReplayStore:
 
         Raises:
             OptionError: It is the store of a data set.
-            SchemaError: The batch has not the columns of those before.
+            SchemaError: The batch has not the columns of those before, or ``batch`` is no batch.
             ClosedError: After `close`.
         """
         self.check_open()
         if not self.live:
             raise OptionError(
                 "append() to the store of a data set: record rows with a writer, and open it anew"
+            )
+        if not isinstance(batch, (SampleBatch, MultiAgentBatch)):
+            raise SchemaError(
+                f"append() was given {excerpt(batch)}: expected a SampleBatch or MultiAgentBatch, such as "
+                "rlio.SampleBatch(columns)"
             )
         with self.lock:
             if self._rows is None:
@@ -439,6 +443,7 @@ class ReplayStore:
 
     # ---- samplers ----
 
+    @checked_keywords
     def uniform(
         self,
         *,
@@ -455,6 +460,7 @@ class ReplayStore:
         """
         return UniformSampler(self, draw_of(draw), batch_size=batch_size, seed=seed)
 
+    @checked_keywords
     def epochs(
         self,
         *,
@@ -495,6 +501,7 @@ class ReplayStore:
         )
         return EpochReader(self, draw_of(draw), options)
 
+    @checked_keywords
     def prioritised(
         self,
         *,
@@ -525,6 +532,8 @@ class ReplayStore:
             sampler.restore(*self._loaded)
             self._loaded = None
         return sampler
+
+    prioritized = prioritised
 
     # ---- keeping a live store ----
 

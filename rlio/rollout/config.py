@@ -12,6 +12,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlio.errors import OptionError, excerpt
+from rlio.options import checked_keywords, expected_mapping
 
 if TYPE_CHECKING:
     from rlio.connectors.connector import ConnectorLike
@@ -62,6 +63,7 @@ _FLAGS = (
 )
 
 
+@checked_keywords
 @dataclass(frozen=True, kw_only=True)
 class RolloutConfig:
     """How environments are stepped and recorded.
@@ -200,6 +202,7 @@ class RolloutConfig:
     extra_python_environs: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
+        expected_mapping(self.env_config, "env_config")
         for name, least in _LEAST:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:

@@ -28,6 +28,7 @@ from rlio.envs.making import EnvLike
 from rlio.episode import Episode
 from rlio.errors import ClosedError, OptionError, StateError, excerpt
 from rlio.interfaces import JsonState, Unit
+from rlio.options import expected
 from rlio.policies.checkpoint import select_components
 from rlio.policies.policy import Policy, PolicyState
 from rlio.policies.weights import accepts_weights
@@ -110,7 +111,7 @@ class EnvRunner:
     ) -> None:
         if not isinstance(policy, Policy):
             raise OptionError(f"policy={excerpt(policy)}: expected a Policy, such as RandomPolicy()")
-        self.config = config if config is not None else RolloutConfig()
+        self.config = expected(config, RolloutConfig, "config")
         self.policy = policy
         self.callbacks = combine(callbacks)
         self.metrics = MetricsCollector(perf_ema_coef=self.config.sampler_perf_stats_ema_coef)

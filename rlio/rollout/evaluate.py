@@ -21,6 +21,7 @@ from rlio.connectors.connector import ConnectorLike
 from rlio.connectors.mean_std import MeanStdFilter
 from rlio.envs.making import EnvLike
 from rlio.errors import OptionError
+from rlio.options import expected
 from rlio.policies.policy import Policy
 from rlio.rollout.callbacks import CallbacksLike, combine
 from rlio.rollout.config import RolloutConfig
@@ -102,7 +103,7 @@ def evaluate(
     """
     if episodes < 1:
         raise OptionError(f"episodes={episodes}: at least 1")
-    given = RolloutConfig() if rollout is None else rollout
+    given = expected(rollout, RolloutConfig, "rollout")
     connectors = given.observation_connectors
     config = replace(
         given,

@@ -13,6 +13,7 @@ from rlio.envs.external import ExternalEnv
 from rlio.episode import Episode
 from rlio.errors import ClosedError, EndOfData, EnvError, OptionError, excerpt
 from rlio.interfaces import JsonState, Unit
+from rlio.options import expected
 from rlio.policies.policy import Policy
 from rlio.rollout.callbacks import CallbacksLike, combine, overridden
 from rlio.rollout.config import RolloutConfig
@@ -84,7 +85,7 @@ class ExternalRunner:
         if not isinstance(env, ExternalEnv):
             raise OptionError(f"env={excerpt(env)}: expected an ExternalEnv; others are EnvRunner's")
         self.env, self.policy = env, policy
-        self.config = (config if config is not None else RolloutConfig()).resolved()
+        self.config = expected(config, RolloutConfig, "config").resolved()
         self.config.refuse_others("the sampler of an ExternalEnv", _USED | _OF_WORKERS)
         self.metrics = MetricsCollector()
         self._callbacks = combine(callbacks)

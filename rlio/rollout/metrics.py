@@ -283,6 +283,8 @@ class RolloutMetrics:
             "off_policy_estimator": self._off_policy(),
         }
 
+    summarize = summarise
+
     def _off_policy(self) -> dict[str, Any]:
         """By the name of the estimator, as in RLlib, where there is one policy; else by policy first."""
         found = {policy_id: judged.summarise() for policy_id, judged in self.off_policy.items()}

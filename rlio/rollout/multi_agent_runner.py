@@ -31,6 +31,7 @@ from rlio.connectors.mean_std import MeanStdFilter
 from rlio.envs.multi_agent import AgentId, MultiAgentEnv
 from rlio.errors import ClosedError, OptionError, StateError, excerpt
 from rlio.interfaces import JsonState
+from rlio.options import expected
 from rlio.policies.checkpoint import select_components
 from rlio.policies.policy import Policy, PolicyState
 from rlio.policies.weights import accepts_weights
@@ -111,7 +112,7 @@ class MultiAgentEnvRunner:
         recreated_worker: bool = False,
     ) -> None:
         _check_policies(policies)
-        given = config if config is not None else RolloutConfig()
+        given = expected(config, RolloutConfig, "config")
         self.config = given.resolved(num_workers=num_workers, worker_index=worker_index)
         self.worker_index = worker_index
         self.callbacks = combine(callbacks)

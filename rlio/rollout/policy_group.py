@@ -425,8 +425,12 @@ class PolicyGroup:
         """Take over what all workers share, and tell the policies; None: all of them.
 
         Raises:
-            OptionError: A policy is unknown.
+            OptionError: A policy is unknown, or ``global_vars`` is something else, such as a dict.
         """
+        if not isinstance(global_vars, GlobalVars):
+            raise OptionError(
+                f"global_vars is {excerpt(global_vars)}: expected what get_global_vars() gave, a GlobalVars"
+            )
         chosen = list(self.policies) if policy_ids is None else list(policy_ids)
         self._check_known(chosen)
         self._timestep = global_vars.timestep

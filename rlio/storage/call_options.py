@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from rlio.errors import OptionError, excerpt
+from rlio.options import expected_mapping, refuse_unknown
 
 __all__ = ["CallOptions", "refuse_call_options", "split_options"]
 
@@ -40,18 +41,16 @@ def split_options(options: Mapping[str, Any] | None) -> tuple[dict[str, Any], Ca
     Raises:
         OptionError: One of ours is not known, or has an illegal value.
     """
-    theirs = {name: value for name, value in (options or {}).items() if not _is_ours(name)}
+    given = expected_mapping(options, "storage_options")
+    theirs = {name: value for name, value in given.items() if not _is_ours(name)}
     ours: CallOptions = {}
-    for name, value in (options or {}).items():
+    for name, value in given.items():
         if name == "rlio_timeout":
             ours["rlio_timeout"] = _seconds(value)
         elif name == "rlio_retries":
             ours["rlio_retries"] = _count(value)
         elif _is_ours(name):
-            raise OptionError(
-                f"storage_options[{excerpt(name)}] is not known; rlio's own are "
-                f"{', '.join(sorted(CallOptions.__annotations__))}"
-            )
+            refuse_unknown([name], CallOptions.__annotations__, of="storage_options")
     return theirs, ours
 
 

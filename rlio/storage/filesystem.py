@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import builtins
 import logging
+import os
 import time
 import zlib
 from collections.abc import Callable, Mapping
@@ -25,6 +26,7 @@ from typing import Any, NoReturn, Protocol, Self, TypeVar
 
 from rlio.errors import DataNotFound, OptionError, PublishError, RlioError, UnsafeData, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
+from rlio.options import expected
 from rlio.storage.call_options import split_options
 from rlio.storage.clients import CONNECTING, within
 from rlio.storage.failures import as_os_error, is_permanent
@@ -99,7 +101,7 @@ class _Backend(Protocol):
 
     def modified(self, path: str) -> float | None: ...
 
-    def folders(self, folder: str, prefix: str) -> list[str]: ...
+    def children(self, folder: str, most: int | None) -> list[tuple[str, bool]]: ...
 
     def empty_folders(self, folder: str) -> list[Entry]: ...
 
@@ -130,7 +132,7 @@ class Storage:
             raise OptionError(f"timeout={timeout!r}: expected seconds > 0, or None for no limit")
         self._location = location
         #: What is stored here may ask for this much when it is read.
-        self.limits = limits
+        self.limits = expected(limits, Limits, "limits")
         self._retry = Retry() if retry is None else retry
         self._backend: _Backend = (
             LocalFolder(location.path, sync=sync)
@@ -199,6 +201,11 @@ class Storage:
     def is_local(self) -> bool:
         """Whether the folder is on this machine's own filesystem, with real files to map."""
         return self._location.fs is None
+
+    @property
+    def is_file(self) -> bool:
+        """Whether a file is where the folder should be; False where the store is not local, unasked."""
+        return self.is_local and os.path.isfile(self.root)
 
     @property
     def lists_flat(self) -> bool:
@@ -349,9 +356,24 @@ class Storage:
 
         One level is listed, whatever lies below it.
         """
+        return [name for name, is_folder in self.children(folder) if is_folder and name.startswith(prefix)]
+
+    def children(self, folder: str = "", *, most: int | None = None) -> builtins.list[tuple[str, bool]]:
+        """Names directly in ``folder``, sorted, each with whether it is a folder; never from a cache.
+
+        One level is listed, whatever lies below it.
+
+        Args:
+            folder: A folder below the root; "" for the root.
+            most: Names that are given at most, any of those there are; None: all. A local folder is read no
+                further; other stores list the whole level.
+
+        Returns:
+            Nothing where the folder does not exist.
+        """
         if folder:
             check_path(folder, uri=self.uri)
-        return sorted(self._attempt(folder, lambda: self._backend.folders(folder, prefix)))
+        return sorted(self._attempt(folder, lambda: self._backend.children(folder, most)))
 
     def empty_folders(self, folder: str) -> builtins.list[str]:
         """The folders directly in ``folder`` that hold nothing, sorted; none on what is no local disk."""

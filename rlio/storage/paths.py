@@ -113,8 +113,8 @@ def locate(value: StrPath, storage_options: Mapping[str, Any] | None = None) -> 
         MissingExtra: Its client is not installed.
         OptionError: ``value`` is empty, a URI that went through pathlib, or the options do not fit.
     """
-    text = os.fspath(value)
-    if not text or "\0" in text:
+    text = os.fspath(value) if isinstance(value, str | os.PathLike) else ""
+    if not isinstance(text, str) or not text or "\0" in text:
         raise OptionError(f"{excerpt(value)} is no path: expected a non-empty str or os.PathLike of str")
     if isinstance(value, str) and is_uri(text):
         return _locate_uri(text, dict(storage_options or {}))

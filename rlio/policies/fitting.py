@@ -1,0 +1,75 @@
+"""Whether rows are values of a policy's spaces: refused by name, before a module sees them.
+
+Example:
+    >>> import numpy as np
+    >>> from gymnasium.spaces import Box
+    >>> Fit("obs", Box(-1.0, 1.0, (4,))).check(np.zeros((50, 6)))
+    Traceback (most recent call last):
+    ...
+    rlio.errors.SchemaError: rows of shape (6,), expected (4,): ... [column obs]
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rlio.arrays import to_numpy
+from rlio.envs.leaves import Leaf, leaf_of, leaves_of
+from rlio.errors import SchemaError, excerpt
+from rlio.nested import path_text
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+__all__ = ["Fit"]
+
+
+class Fit:
+    """Checks the rows of one column against the space that a policy was bound to.
+
+    Args:
+        column: What the message calls them.
+        space: Of one row.
+    """
+
+    def __init__(self, column: str, space: gym.Space[Any]) -> None:
+        self._column, self._space = column, space
+        self._leaves = [leaf for leaf in leaves_of(space) if not leaf.is_object]
+
+    def check(self, rows: Any, *, numbers: bool = False) -> None:
+        """Raise unless ``rows``, arrays or tensors nested as the space, have its shapes.
+
+        Args:
+            rows: (N, *shape) each.
+            numbers: Whether to look at Discrete and MultiDiscrete values too: those beyond the space would be
+                indexes beyond a table.
+
+        Raises:
+            SchemaError: A shape is another one, or a number is none of the space.
+        """
+        for leaf in self._leaves:
+            part = leaf_of(rows, leaf.path) if leaf.path else rows
+            if tuple(part.shape[1:]) != leaf.shape:
+                raise self._misfit(leaf, f"rows of shape {tuple(part.shape[1:])}, expected {leaf.shape}")
+            if numbers and len(part) and (beyond := _beyond(part, leaf.space)):
+                raise self._misfit(leaf, beyond)
+
+    def _misfit(self, leaf: Leaf, found: str) -> SchemaError:
+        where = f" at {path_text(leaf.path)}" if leaf.path else ""
+        return SchemaError(
+            f"{found}{where}: the policy is bound to {excerpt(str(self._space))}; bind it to the spaces of "
+            "the data, or give it data of its own spaces",
+            column=self._column,
+        )
+
+
+def _beyond(part: Any, space: gym.Space[Any]) -> str:
+    """What is said of numbers beyond a space's; "" where there are none, or the space has no last number."""
+    count = getattr(space, "nvec", getattr(space, "n", None))
+    if count is None or not hasattr(space, "start"):
+        return ""
+    rows = to_numpy(part)
+    least, most = rows.min(0), rows.max(0)
+    if (least >= space.start).all() and (most < space.start + count).all():
+        return ""
+    return f"numbers from {least.tolist()} to {most.tolist()}"
