@@ -75,8 +75,6 @@ def _to_column(name: str, values: Any, extensions: Mapping[str, Extension], path
         return standard_dtype(name, _from_numbers(values))
     if types.is_decimal(kind):
         raise SchemaError(f"decimal numbers ({kind}) have no NumPy dtype: cast the column to float64")
-    if name == "item" and types.is_binary(kind):
-        raise SchemaError("RLlib's episodes in msgpack are not read: record with output_write_episodes=False")
     return object_column(values.to_pylist())
 
 

@@ -47,10 +47,11 @@ from rlio.errors import (
     UnsafeData,
     excerpt,
 )
+from rlio.foreign_layouts import check_step_columns, layout_of_hdf5
 from rlio.interfaces import ReadKeywords, ReadOptions
-from rlio.readers.inputs import Cursor, Failures, StoredReader, TableCursor, raise_at
+from rlio.readers.inputs import Cursor, Failures, StoredReader, TableCursor, find_files, raise_at
 from rlio.readers.rllib_json import wanted_columns
-from rlio.storage import InputFile, expand_inputs, open_input
+from rlio.storage import InputFile, open_input
 from rlio.storage.filesystem import StrPath
 
 __all__ = ["D4RLReader"]
@@ -130,7 +131,7 @@ class D4RLReader(StoredReader):
         options = ReadOptions.of(keywords, reader="D4RLReader")
         if max_episode_steps is not None and max_episode_steps < 1:
             raise OptionError(f"max_episode_steps={max_episode_steps}: at least 1, or None")
-        files = expand_inputs(inputs, suffixes=_SUFFIXES, storage_options=storage_options)
+        files = find_files(inputs, suffixes=_SUFFIXES, storage_options=storage_options)
         self._handles = _Handles(files)
 
         def make_cursor(seed: int, failures: Failures) -> Cursor:
@@ -243,6 +244,7 @@ class _Table:
         max_episode_steps: int | None,
     ) -> None:
         self._handles = handles
+        self._asked = columns
         self._wanted = wanted_columns(columns)
         self._max_steps = max_episode_steps
         self._parts: list[_Part] = []
@@ -252,6 +254,7 @@ class _Table:
             except (CorruptData, SchemaError) as error:
                 failures.handle(error)
         self._check_asked(columns)
+        self._warn_of_joined_episodes()
         episodes = [len(part.starts) - 1 for part in self._parts]
         self._first_episodes = [0, *accumulate(episodes)]
         #: (part, first row) of each group.
@@ -285,6 +288,9 @@ class _Table:
 
     def _find_parts(self, number: int) -> list[_Part]:
         root, uri = self._handles.file(number), self._handles.files[number].uri
+        layout = layout_of_hdf5(root)
+        if layout is not None and layout.reader != "D4RLReader":
+            raise layout.refusal(uri=uri)
         if "observations" not in root and "virtual" in root:
             chunks = self._handles.child(root, "virtual")
             names = sorted(chunks, key=lambda name: (len(name), name))
@@ -302,6 +308,8 @@ class _Table:
                 uri=uri,
                 column=missing[0],
             )
+        if self._asked is None:
+            check_step_columns(found, uri=uri)
         rows = found[Columns.OBS].shape[0]
         specs, paths, chunk_rows = {}, {}, 1
         for name, dataset in found.items():
@@ -359,6 +367,18 @@ class _Table:
                     uri=self._handles.files[part.file].uri,
                     column=name,
                 )
+
+    def _warn_of_joined_episodes(self) -> None:
+        """Say once where an episode that a time limit cut cannot be told from the one after it."""
+        unknown = {Columns.TRUNCATEDS, Columns.NEXT_OBS}
+        for part in self._parts:
+            if unknown.isdisjoint(part.paths) and self._max_steps is None:
+                logger.warning(
+                    "%s has no timeouts and no next observations: an episode that a time limit cut is joined "
+                    "with the next one; if its environment has a limit, give max_episode_steps=",
+                    self._handles.files[part.file].uri,
+                )
+                return
 
     # ---- episodes ----
 

@@ -38,13 +38,23 @@ from rlio.errors import (
     OptionError,
     RlioError,
     SchemaError,
+    UnknownLayout,
     UnsafeData,
     excerpt,
 )
+from rlio.foreign_layouts import check_step_columns, layout_of_columns
 from rlio.interfaces import Batch, ReadKeywords, ReadOptions
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.readers.arrow_columns import to_column
-from rlio.readers.inputs import Cursor, Failures, RecordCursor, StoredReader, TableCursor, raise_at
+from rlio.readers.inputs import (
+    Cursor,
+    Failures,
+    RecordCursor,
+    StoredReader,
+    TableCursor,
+    find_files,
+    raise_at,
+)
 from rlio.readers.parquet_footer import Extension, ForeignFile, open_parquet, registered_extensions
 from rlio.readers.rllib_json import (
     RllibDecoder,
@@ -54,7 +64,7 @@ from rlio.readers.rllib_json import (
 )
 from rlio.readers.space_arrays import Spaces, check_spaces, fit_space, space_of
 from rlio.readers.uniform import Uniform
-from rlio.storage import InputFile, expand_inputs, open_input
+from rlio.storage import InputFile, open_input
 from rlio.storage.filesystem import StrPath
 
 __all__ = ["ForeignParquetReader"]
@@ -128,8 +138,8 @@ class ForeignParquetReader(StoredReader):
             if max_group_bytes < 1:
                 raise OptionError(f"max_group_bytes={max_group_bytes}: a number of bytes, at least 1")
             limits = replace(limits, group_bytes=max_group_bytes)
-        files = expand_inputs(inputs, suffixes=_SUFFIXES, storage_options=storage_options)
-        self._groups = _Groups(files, limits, refuse=extension_types == "refuse")
+        files = find_files(inputs, suffixes=_SUFFIXES, storage_options=storage_options)
+        self._groups = _Groups(files, limits, options.columns, refuse=extension_types == "refuse")
 
         def make_cursor(seed: int, failures: Failures) -> Cursor:
             self._groups.index(failures)
@@ -159,9 +169,12 @@ class ForeignParquetReader(StoredReader):
 class _Groups:
     """The row groups of all files, read one at a time and within limits."""
 
-    def __init__(self, files: Sequence[InputFile], limits: Limits, *, refuse: bool) -> None:
+    def __init__(
+        self, files: Sequence[InputFile], limits: Limits, columns: list[str] | None, *, refuse: bool
+    ) -> None:
         self._files = files
         self._limits = limits
+        self._asked = columns
         self._refuse = refuse
         self._open: OrderedDict[int, ForeignFile] = OrderedDict()
         self.rows_are_batches = False
@@ -200,6 +213,9 @@ class _Groups:
             )
         if len(set(schema.names)) < len(schema.names):
             raise SchemaError("two columns of one name")
+        layout = layout_of_columns(schema.names)
+        if layout is not None and layout.reader != "ForeignParquetReader":
+            raise layout.refusal(uri=self._files[number].uri)
         first = 0
         for group in range(metadata.num_row_groups):
             info = metadata.row_group(group)
@@ -208,7 +224,10 @@ class _Groups:
                 self.rows.append(info.num_rows)
                 self.sizes.append(max(info.total_byte_size, 1))
             first += info.num_rows
-        return _rows_are_batches(schema)
+        rows_are_batches = _rows_are_batches(schema)
+        if not rows_are_batches and self._asked is None:
+            check_step_columns(schema.names, uri=self._files[number].uri)
+        return rows_are_batches
 
     def _file(self, number: int) -> ForeignFile:
         if number in self._open:
@@ -364,7 +383,11 @@ class _BatchRows:
             table = self._groups.read(group, 0, self._groups.rows[group], None, lambda table: table)
             self._held = (group, table)
         (record,) = self._held[1].slice(row, 1).to_pylist()
-        return self._decoder.decode_record(record)
+        try:
+            return self._decoder.decode_record(record)
+        except UnknownLayout as error:
+            uri, number = self._groups.place(group, row)
+            raise_at(error, uri=uri, record=number)
 
     def _first_record(self) -> Uniform:
         """What records look like: the first that can be read, so that it depends on nothing but the files."""

@@ -25,6 +25,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol
@@ -42,9 +43,11 @@ from rlio.errors import (
     StateError,
     excerpt,
 )
+from rlio.foreign_layouts import refuse_known
 from rlio.interfaces import Batch, InputReader, JsonState, ReadLedger, ReadOptions
 from rlio.replay.order import ORDER_VERSION, Permutation
-from rlio.storage import InputFile
+from rlio.storage import InputFile, expand_inputs
+from rlio.storage.paths import StrPath
 
 __all__ = [
     "Cursor",
@@ -56,6 +59,7 @@ __all__ = [
     "TableCursor",
     "TableSource",
     "draw_seed",
+    "find_files",
     "index_in",
     "raise_at",
 ]
@@ -90,6 +94,26 @@ def raise_at(error: RlioError, *, uri: str, record: int | None = None) -> NoRetu
     # The message ends with the column, if that was known; it comes again, together with the place.
     message = str(error).removesuffix(f" [column {error.column}]")
     raise type(error)(message, uri=uri, record=record, column=error.column) from error
+
+
+def find_files(
+    inputs: StrPath | Sequence[StrPath],
+    *,
+    suffixes: tuple[str, ...],
+    storage_options: Mapping[str, Any] | None = None,
+) -> list[InputFile]:
+    """The files that ``inputs`` name, see `expand_inputs`; where there are none, why.
+
+    Raises:
+        UnknownLayout: There are none, but something that another library stored.
+        DataNotFound: There are none.
+    """
+    try:
+        return expand_inputs(inputs, suffixes=suffixes, storage_options=storage_options)
+    except DataNotFound as error:
+        values = [inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs)
+        refuse_known(values, storage_options, error)
+        raise
 
 
 # ---- damaged records ----

@@ -38,16 +38,16 @@ from itertools import accumulate
 from typing import IO, Any, Protocol, Unpack
 
 from rlio.columns import is_per_sequence
-from rlio.errors import CorruptData, DataNotFound, EndOfData, OptionError, SchemaError
+from rlio.errors import CorruptData, DataNotFound, EndOfData, OptionError, SchemaError, UnknownLayout
 from rlio.interfaces import Batch, JsonState, ReadKeywords, ReadLedger, ReadOptions, Unit
-from rlio.readers.inputs import Cursor, Failures, RecordCursor, StoredReader, index_in, raise_at
+from rlio.readers.inputs import Cursor, Failures, RecordCursor, StoredReader, find_files, index_in, raise_at
 from rlio.readers.line_files import READ_ERRORS, Line, LineFile, open_line_files, read_lines, too_long
 from rlio.readers.rllib_json import RllibDecoder
 from rlio.readers.shard_lines import JsonSet, ShardLines, find_data_sets, open_shards
 from rlio.readers.space_arrays import Spaces, check_spaces
 from rlio.readers.uniform import Uniform
 from rlio.schemas.json_lines import MAX_LINE_BYTES, is_provenance, parse_head
-from rlio.storage import InputFile, expand_inputs
+from rlio.storage import InputFile
 from rlio.storage.filesystem import StrPath
 
 __all__ = ["JsonReader", "LineDecoder", "RecordFile"]
@@ -135,7 +135,7 @@ class JsonReader(StoredReader):
         check_spaces(spaces)
         if max_line_bytes < 1:
             raise OptionError(f"max_line_bytes={max_line_bytes}: a number of bytes, at least 1")
-        items = find_data_sets(expand_inputs(inputs, suffixes=_SUFFIXES, storage_options=storage_options))
+        items = find_data_sets(find_files(inputs, suffixes=_SUFFIXES, storage_options=storage_options))
         decoder = RllibDecoder(options.columns, spaces=spaces)
         files = _open_files(items, decoder, columns=options.columns, limit=max_line_bytes)
         self._records = _Records(files)
@@ -293,7 +293,7 @@ class _Records:
             self._uniform = self._first_record()
         try:
             return self._uniform.conform(self.files[file].decode(line))
-        except (CorruptData, SchemaError) as error:
+        except (CorruptData, SchemaError, UnknownLayout) as error:
             raise_at(error, uri=self.files[file].uri, record=line.number)
 
     def _first_record(self) -> Uniform:
@@ -309,10 +309,16 @@ class _Records:
                 for line in lines:
                     with contextlib.suppress(CorruptData, SchemaError):
                         if line.data != b"":
-                            uniform.adopt(file.decode(line))
+                            uniform.adopt(self._decode_first(file, line))
                     if uniform:
                         return uniform
         return uniform
+
+    def _decode_first(self, file: RecordFile, line: Line) -> Batch:
+        try:
+            return file.decode(line)
+        except UnknownLayout as error:
+            raise_at(error, uri=file.uri, record=line.number)
 
     def line_at(self, file: int, offset: int, size: int, number: int) -> Line:
         """The line at ``offset``, whose bytes are known to be ``size``."""

@@ -39,12 +39,11 @@ from rlio.schemas.parquet_metadata import (
     dictionary_lengths,
     measure_pages,
     parse_metadata,
+    read_footer,
 )
 
 __all__ = ["Extension", "ForeignFile", "open_parquet", "registered_extensions"]
 
-_MAGIC = b"PAR1"
-_ENCRYPTED = b"PARE"
 _KEY = b"ARROW:schema"
 _BLANK = b"rlio--hidden"  # of the same length, and nobody's key
 _MAX_FIELDS = 4096
@@ -155,7 +154,7 @@ def open_parquet(stream: IO[bytes], *, limits: Limits = DEFAULT_LIMITS) -> Forei
     """
     import pyarrow.parquet as pq
 
-    footer, start = _read_footer(stream, limits)
+    footer, start = read_footer(stream, limits)
     layout = parse_metadata(footer, end=start, limits=limits)
     masked = _Masked(stream, footer.replace(_KEY, _BLANK), start)
     options: dict[str, Any] = {"page_checksum_verification": True}
@@ -185,28 +184,6 @@ def registered_extensions() -> frozenset[str]:
     # still none can act.
     kinds = getattr(pa.lib, "_python_extension_types_registry", ())
     return frozenset(kind.extension_name for kind in kinds)
-
-
-def _read_footer(stream: IO[bytes], limits: Limits) -> tuple[bytes, int]:
-    """The footer's metadata, and where it begins."""
-    size = stream.seek(0, io.SEEK_END)
-    if size < 12:
-        raise CorruptData(f"a file of {size} bytes is no Parquet file")
-    stream.seek(size - 8)
-    tail = stream.read(8)
-    if tail[4:] == _ENCRYPTED:
-        raise UnsafeData("an encrypted Parquet file: decrypt it first")
-    length = struct.unpack("<I", tail[:4])[0]
-    if tail[4:] != _MAGIC or length > size - 12:
-        raise CorruptData(f"no Parquet file, or cut off: it ends in {excerpt(tail)} instead of a footer")
-    if length > limits.footer_bytes:
-        raise UnsafeData(f"a footer of {length} bytes, more than {limits.footer_bytes}")
-    start = size - 8 - length
-    stream.seek(start)
-    footer = stream.read(length)
-    if len(footer) != length:
-        raise CorruptData("the file ends within its footer")
-    return footer, start
 
 
 class _Masked(io.RawIOBase):

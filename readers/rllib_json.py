@@ -28,6 +28,7 @@ from rlio.arrays import object_column
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.columns import DEFAULT_POLICY_ID, STATE_IN_PREFIX, Columns, is_per_sequence
 from rlio.errors import CorruptData, MissingColumn, SchemaError, UnsafeData, excerpt
+from rlio.foreign_layouts import check_other_names, layout_of_json
 from rlio.interfaces import Batch
 from rlio.nested import leaves
 from rlio.readers.packed import Allowance, PackedLimits, is_packed, unpack
@@ -174,6 +175,7 @@ class RllibDecoder:
         Raises:
             CorruptData: The line is damaged. (UnsafeData: it asks for more than data may.)
             SchemaError: Its columns do not fit each other or ``spaces``. (MissingColumn: one is absent.)
+            UnknownLayout: Another library wrote it, or a column may be one that is absent.
         """
         return self.decode_record(parse_line(line), infinite=b"Infinity" in line)
 
@@ -182,6 +184,8 @@ class RllibDecoder:
         if record.keys() == {"value"} and isinstance(record["value"], dict):
             record = record["value"]
         kind = record.get("type")
+        if not _EXPECTED & record.keys() and (layout := layout_of_json(record)) and layout.reader is None:
+            raise layout.refusal()
         if kind == "MultiAgentBatch":
             return self._multi_agent(record, infinite)
         if kind not in (None, "SampleBatch"):
@@ -209,6 +213,8 @@ class RllibDecoder:
         self, columns: Mapping[str, Any], policy: str, infinite: bool, allowance: Allowance
     ) -> SampleBatch:
         columns = {name: value for name, value in columns.items() if value is not None}
+        if self._asked is None:
+            check_other_names(columns)
         if not _EXPECTED & columns.keys():
             names = ", ".join(excerpt(name, 40) for name in list(columns)[:8]) or "nothing"
             raise CorruptData(

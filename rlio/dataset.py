@@ -33,6 +33,7 @@ from rlio.errors import (
     SchemaConflict,
     excerpt,
 )
+from rlio.foreign_layouts import recognise
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.schema import Schema, canonical_json
 from rlio.storage.filesystem import Storage
@@ -412,6 +413,11 @@ def dataset_on(storage: Storage, *, at: Snapshot | None = None) -> Dataset:
         # Its writer may have died before the store could be reached.
         if waiting := _waiting(storage):
             raise DataNotFound(f"no data set yet: {HEADER} is not there{waiting}", uri=storage.uri) from error
+        if layout := recognise(storage):
+            raise DataNotFound(
+                f"no data set of rlio: {HEADER} is not there; found {layout.name}'s layout: {layout.advice}",
+                uri=storage.uri,
+            ) from error
         raise
     found = _listed(storage, at)
     if at is None and not len(found) and (waiting := _waiting(storage)):

@@ -6,6 +6,7 @@
     |- EndOfData                     a finite reader has no more batches
     |- OptionError (ValueError)      an argument is illegal, or two contradict each other
     |  |- UnknownName                no registered reader, writer or filesystem has that name
+    |  |- UnknownLayout              stored in a way that is not known, or that this reader does not read
     |- SchemaError (ValueError)      data does not fit the schema: dtype, shape, length
     |  |- SchemaConflict             two schemas give one column different types
     |  |- MissingColumn (KeyError)   a column that is needed is absent
@@ -48,6 +49,7 @@ __all__ = [
     "SchemaConflict",
     "SchemaError",
     "StateError",
+    "UnknownLayout",
     "UnknownName",
     "UnsafeData",
     "WaitTimeout",
@@ -100,6 +102,13 @@ class OptionError(RlioError, ValueError):
 
 class UnknownName(OptionError):
     """No reader, writer or filesystem is known under the given name."""
+
+
+class UnknownLayout(OptionError):
+    """Files are stored in a layout that is not known, or that this reader does not read.
+
+    It is not damage, so that ``on_error="skip"`` raises it too.
+    """
 
 
 class SchemaError(RlioError, ValueError):

@@ -419,11 +419,13 @@ def _is_dataset(
 
 def _reader_of(values: list[str | os.PathLike[str]], storage_options: Mapping[str, Any] | None) -> str:
     """The place of the reader class for files that are no data set of ours, by their endings."""
+    from rlio.foreign_layouts import refuse_known
     from rlio.storage.inputs import expand_inputs
 
     try:
         files = expand_inputs(values, storage_options=storage_options)
     except DataNotFound as error:
+        refuse_known(values, storage_options, error)
         if len(values) == 1 and isinstance(values[0], str) and _may_be_name(values[0]):
             raise DataNotFound(
                 f"{error}; no input has that name either: the names are {', '.join(_inputs.names())}"
@@ -439,8 +441,10 @@ def _reader_of(values: list[str | os.PathLike[str]], storage_options: Mapping[st
         return found[0]
     names = [file.uri.rpartition("/")[2] for file in files]
     known = ", ".join(suffix for suffixes in _READERS.values() for suffix in suffixes)
-    raise OptionError(
+    unknown = OptionError(
         f"{excerpt([os.fspath(value) for value in values])} holds {len(files)} files, "
         f"{what or 'of no kind that is known'} ({excerpt(names[:10])}): expected a data set ({_HEADER}) "
         f"or files of one kind ({known}); give a glob that names one kind, or pass a reader"
     )
+    refuse_known(values, storage_options, unknown)
+    raise unknown

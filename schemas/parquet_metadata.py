@@ -12,8 +12,10 @@ Source: the Parquet format's parquet.thrift, whose numbers of fields these are.
 
 from __future__ import annotations
 
+import io
+import struct
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple
 
 from rlio.errors import CorruptData, UnsafeData, excerpt
 from rlio.limits import Limits
@@ -33,6 +35,7 @@ __all__ = [
     "dictionary_lengths",
     "measure_pages",
     "parse_metadata",
+    "read_footer",
 ]
 
 # Physical types.
@@ -43,6 +46,8 @@ REQUIRED, OPTIONAL, REPEATED = range(3)
 DICTIONARY: Final = (2, 8)
 DELTA_BYTE_ARRAY: Final = 7
 
+_MAGIC: Final = b"PAR1"
+_ENCRYPTED: Final = b"PARE"
 _ENCODINGS: Final = frozenset((0, 2, 3, 4, 5, 6, 7, 8, 9))
 _CODECS: Final = frozenset(range(8))
 #: Bytes of a value in a page, at least; of those of variable length, four say how long they are.
@@ -267,6 +272,33 @@ class PageTotals(NamedTuple):
     encodings: frozenset[int]
     dictionary: tuple[int, int, int, int] | None
     pages: list[DataPage]
+
+
+def read_footer(stream: IO[bytes], limits: Limits) -> tuple[bytes, int]:
+    """The Thrift bytes of a file's footer, and where they begin.
+
+    Raises:
+        CorruptData: It is no Parquet file, or cut off.
+        UnsafeData: It is encrypted, or its footer exceeds ``limits``.
+    """
+    size = stream.seek(0, io.SEEK_END)
+    if size < 12:
+        raise CorruptData(f"a file of {size} bytes is no Parquet file")
+    stream.seek(size - 8)
+    tail = stream.read(8)
+    if tail[4:] == _ENCRYPTED:
+        raise UnsafeData("an encrypted Parquet file: decrypt it first")
+    length = struct.unpack("<I", tail[:4])[0]
+    if tail[4:] != _MAGIC or length > size - 12:
+        raise CorruptData(f"no Parquet file, or cut off: it ends in {excerpt(tail)} instead of a footer")
+    if length > limits.footer_bytes:
+        raise UnsafeData(f"a footer of {length} bytes, more than {limits.footer_bytes}")
+    start = size - 8 - length
+    stream.seek(start)
+    footer = stream.read(length)
+    if len(footer) != length:
+        raise CorruptData("the file ends within its footer")
+    return footer, start
 
 
 def parse_metadata(footer: bytes, *, end: int, limits: Limits) -> FileMetadata:

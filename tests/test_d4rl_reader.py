@@ -179,6 +179,22 @@ def test_a_time_limit_truncates_files_without_timeouts(steps: int, tmp_path: Pat
     assert_columns(batch, own_reading(columns | {"timeouts": truncateds}))
 
 
+def test_episodes_that_cannot_be_told_apart_are_warned_of_once(tmp_path: Path, caplog: Any) -> None:
+    columns = datasets(20)
+    for option, known in (
+        ({}, {"timeouts": columns["timeouts"]}),
+        ({}, {"next_observations": columns["observations"]}),
+        ({"max_episode_steps": 10}, {}),
+        ({}, {}),
+    ):
+        save(tmp_path / "a.hdf5", {name: columns[name] for name in columns if name != "timeouts"} | known)
+        save(tmp_path / "b.hdf5", {name: columns[name] for name in columns if name != "timeouts"} | known)
+        caplog.clear()
+        D4RLReader(tmp_path, **option).close()
+        warnings = [record for record in caplog.records if record.levelname == "WARNING"]
+        assert len(warnings) == (not known and not option), option
+
+
 def test_a_time_limit_for_a_file_with_timeouts_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="timeouts"):
         D4RLReader(save(tmp_path / "a.hdf5", datasets(20)), max_episode_steps=5)
@@ -310,8 +326,8 @@ def test_a_damaged_chunk_is_named_and_the_rest_is_served(tmp_path: Path) -> None
 
 
 def test_files_in_another_layout_say_what_they_hold(tmp_path: Path) -> None:
-    save(tmp_path / "a.hdf5", {"data/demo_0/actions": np.zeros((3, 2))})
-    with pytest.raises(MissingColumn, match=r"found 'data'.*expected observations"):
+    save(tmp_path / "a.hdf5", {"runs/0/actions": np.zeros((3, 2))})
+    with pytest.raises(MissingColumn, match=r"found 'runs'.*expected observations"):
         D4RLReader(tmp_path)
     columns = datasets(20)
     with pytest.raises(SchemaError, match=r"19 rows.*20.*column rewards"):

@@ -25,7 +25,15 @@ from hypothesis import strategies as st
 
 from rlio import Limits
 from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
-from rlio.errors import CorruptData, DataNotFound, MissingColumn, OptionError, SchemaError, UnsafeData
+from rlio.errors import (
+    CorruptData,
+    DataNotFound,
+    MissingColumn,
+    OptionError,
+    SchemaError,
+    UnknownLayout,
+    UnsafeData,
+)
 from rlio.readers.foreign_parquet import ForeignParquetReader
 from rlio.readers.parquet_footer import Extension, open_parquet
 from rlio.testing.readers import ReaderTests, assert_resumes
@@ -557,9 +565,9 @@ def test_files_without_rows_raise(tmp_path: Path) -> None:
 
 
 def test_episodes_in_msgpack_say_what_to_do(tmp_path: Path) -> None:
-    save(tmp_path / "a.parquet", {"item": [b"\x80"], "rewards": [1.0]})
-    with ForeignParquetReader(tmp_path) as reader, pytest.raises(SchemaError, match="output_write_episodes"):
-        reader.sample()
+    save(tmp_path / "a.parquet", {"item": [b"\x80"]})
+    with pytest.raises(UnknownLayout, match="output_write_episodes"):
+        ForeignParquetReader(tmp_path)
 
 
 def test_closing_closes_the_files(folder: Path) -> None:

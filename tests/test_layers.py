@@ -34,7 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("rlio.interfaces",),
     ("rlio.schemas",),
     ("rlio.storage",),
-    ("rlio.dataset", "rlio.replay"),
+    ("rlio.dataset", "rlio.foreign_layouts", "rlio.replay"),
     ("rlio.readers", "rlio.writers"),
     ("rlio.maintenance",),
     ("rlio.resolve",),

@@ -103,6 +103,7 @@ PUBLIC = [
     "StateError",
     "TeeWriter",
     "TorchPolicy",
+    "UnknownLayout",
     "UnknownName",
     "UnsafeData",
     "WaitTimeout",

@@ -99,7 +99,7 @@ class _Backend(Protocol):
 
     def modified(self, path: str) -> float | None: ...
 
-    def folders(self, folder: str, prefix: str) -> list[str]: ...
+    def children(self, folder: str, most: int | None) -> list[tuple[str, bool]]: ...
 
     def empty_folders(self, folder: str) -> list[Entry]: ...
 
@@ -349,9 +349,24 @@ class Storage:
 
         One level is listed, whatever lies below it.
         """
+        return [name for name, is_folder in self.children(folder) if is_folder and name.startswith(prefix)]
+
+    def children(self, folder: str = "", *, most: int | None = None) -> builtins.list[tuple[str, bool]]:
+        """Names directly in ``folder``, sorted, each with whether it is a folder; never from a cache.
+
+        One level is listed, whatever lies below it.
+
+        Args:
+            folder: A folder below the root; "" for the root.
+            most: Names that are given at most, any of those there are; None: all. A local folder is read no
+                further; other stores list the whole level.
+
+        Returns:
+            Nothing where the folder does not exist.
+        """
         if folder:
             check_path(folder, uri=self.uri)
-        return sorted(self._attempt(folder, lambda: self._backend.folders(folder, prefix)))
+        return sorted(self._attempt(folder, lambda: self._backend.children(folder, most)))
 
     def empty_folders(self, folder: str) -> builtins.list[str]:
         """The folders directly in ``folder`` that hold nothing, sorted; none on what is no local disk."""

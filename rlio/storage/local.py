@@ -24,6 +24,7 @@ import stat
 import sys
 import uuid
 from collections.abc import Iterator
+from itertools import islice
 
 from rlio.errors import UnsafeData, excerpt
 from rlio.storage.names import TMP_DIR
@@ -152,16 +153,16 @@ class LocalFolder:
         with self.folder(folders) as folder:
             return os.stat(folder.at(name), dir_fd=folder.fd, follow_symlinks=False).st_mtime
 
-    def folders(self, folder: str, prefix: str) -> list[str]:
-        """Names of the folders directly in ``folder`` that start with ``prefix``."""
+    def children(self, folder: str, most: int | None) -> list[tuple[str, bool]]:
+        """Names directly in ``folder``, ``most`` at the most, each with whether it is a folder."""
         if folder and not self._is_plain_folder(folder):
             return []
         try:
-            children = os.scandir(os.path.join(self.root, folder))
-        except FileNotFoundError:
+            found = os.scandir(os.path.join(self.root, folder))
+        except (FileNotFoundError, NotADirectoryError):
             return []
-        with children:
-            return [c.name for c in children if c.name.startswith(prefix) and c.is_dir(follow_symlinks=False)]
+        with found:
+            return [(child.name, child.is_dir(follow_symlinks=False)) for child in islice(found, most)]
 
     def empty_folders(self, folder: str) -> list[Entry]:
         """The folders directly in ``folder`` that hold nothing, unsorted. Links are not followed."""

@@ -34,6 +34,9 @@ FORMAT: Final = 0
 HEADER_BYTES: Final = b'{"format": 0}\n'
 
 _HEADER_LIMIT = 64 * 1024
+# Names of a folder that is no data set: those that are read, and those that its error shows.
+_LOOKED_AT = 100
+_SHOWN = 8
 
 
 def publish_shard(
@@ -146,8 +149,13 @@ def _parse(data: bytes, storage: Storage) -> dict[str, Any]:
 
 
 def _contents(storage: Storage) -> str:
-    names = sorted({entry.path.split("/", 1)[0] for entry in storage.list()})
+    """What is directly in the folder: some of the names, since there may be millions, and none below."""
+    names = [name for name, _ in storage.children(most=_LOOKED_AT)]
     if not names:
         return "the folder is empty or does not exist"
-    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return "found " + ", ".join(excerpt(name, 80) for name in names[:8]) + more
+    more = f"{len(names) - _SHOWN} more" if len(names) < _LOOKED_AT else "many more"
+    return (
+        "found "
+        + ", ".join(excerpt(name, 80) for name in names[:_SHOWN])
+        + (f" and {more}" if len(names) > _SHOWN else "")
+    )

@@ -209,8 +209,8 @@ class RemoteFolder:
             time = next((info[key] for key in _TIMES if info.get(key) is not None), None)
         return _seconds(time)
 
-    def folders(self, folder: str, prefix: str) -> list[str]:
-        """Names of the folders directly in ``folder`` that start with ``prefix``, never from a cache."""
+    def children(self, folder: str, most: int | None) -> list[tuple[str, bool]]:
+        """Names directly in ``folder``, ``most`` at the most, each with whether it is a folder; no cache."""
         self._clients.invalidate_cache()
         try:
             full = self.full(folder) if folder else self.root
@@ -219,8 +219,13 @@ class RemoteFolder:
             if (cause := behind_not_found(error)) is not None:
                 raise cause from error
             return []
-        paths = [child["name"].rstrip("/") for child in children if child["type"] == "directory"]
-        return [name for path in paths if (name := path.rpartition("/")[2]).startswith(prefix)]
+        except NotADirectoryError:
+            return []
+        below = f"{full}/" if full else ""
+        paths = [(child["name"].rstrip("/"), child["type"] == "directory") for child in children]
+        # Some list what was asked for as a child of itself.
+        found = [(path.rpartition("/")[2], folder) for path, folder in paths if path.startswith(below)]
+        return found[:most]
 
     def empty_folders(self, folder: str) -> list[Entry]:
         """None: object stores have no folders, and elsewhere ours hold something."""
