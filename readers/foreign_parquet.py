@@ -25,7 +25,6 @@ import logging
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from typing import Any, Literal, TypeVar, Unpack
@@ -55,6 +54,7 @@ from rlio.readers.inputs import (
     find_files,
     raise_at,
 )
+from rlio.readers.packed import Allowance
 from rlio.readers.parquet_footer import Extension, ForeignFile, open_parquet, registered_extensions
 from rlio.readers.rllib_json import (
     RllibDecoder,
@@ -107,7 +107,6 @@ class ForeignParquetReader(StoredReader):
             instance) has registered in this process. ``"refuse"`` them, since that library may read more
             out of them than is stored; or read their ``"storage"``, as is done with types that nobody
             registered. The library's code never runs.
-        max_group_bytes: Row groups that take more memory are refused; None: as ``limits`` say.
         limits: What the files may ask for.
         storage_options: Keywords of the fsspec filesystem.
         keywords: See `ReadOptions`.
@@ -125,7 +124,6 @@ class ForeignParquetReader(StoredReader):
         *,
         spaces: Spaces | None = None,
         extension_types: Literal["refuse", "storage"] = "refuse",
-        max_group_bytes: int | None = None,
         limits: Limits = DEFAULT_LIMITS,
         storage_options: Mapping[str, Any] | None = None,
         **keywords: Unpack[ReadKeywords],
@@ -134,17 +132,15 @@ class ForeignParquetReader(StoredReader):
         check_spaces(spaces)
         if extension_types not in ("refuse", "storage"):
             raise OptionError(f"extension_types={extension_types!r}: 'refuse' or 'storage'")
-        if max_group_bytes is not None:
-            if max_group_bytes < 1:
-                raise OptionError(f"max_group_bytes={max_group_bytes}: a number of bytes, at least 1")
-            limits = replace(limits, group_bytes=max_group_bytes)
-        files = find_files(inputs, suffixes=_SUFFIXES, storage_options=storage_options)
+        files = find_files(inputs, suffixes=_SUFFIXES, storage_options=storage_options, limits=limits)
         self._groups = _Groups(files, limits, options.columns, refuse=extension_types == "refuse")
 
         def make_cursor(seed: int, failures: Failures) -> Cursor:
             self._groups.index(failures)
             if self._groups.rows_are_batches:
-                records = _BatchRows(self._groups, RllibDecoder(options.columns, spaces=spaces))
+                records = _BatchRows(
+                    self._groups, RllibDecoder(options.columns, spaces=spaces, limits=limits)
+                )
                 return RecordCursor(records, options, seed=seed, failures=failures)
             steps = _StepRows(self._groups, options.columns, spaces)
             return TableCursor(steps, options, seed=seed, failures=failures)
@@ -300,7 +296,7 @@ class _Groups:
                 if held > self._limits.group_bytes:
                     raise UnsafeData(
                         f"a row group that takes more than {self._limits.group_bytes} bytes in memory: raise "
-                        "max_group_bytes if the file is yours"
+                        "Limits.group_bytes if the file is yours"
                     )
                 batch.validate(full=True)
                 batches.append(batch.slice(low, high - low))
@@ -318,6 +314,13 @@ class _Groups:
         rows = max(1, min(_BATCH_ROWS, size // file.widest(group, names)))
         batches: Iterator[Any] = file.arrow.iter_batches(rows, row_groups=[group], columns=names)
         return batches
+
+    def allowance(self, group: int, columns: frozenset[str] | None) -> Allowance:
+        """What packed columns of the group may take together."""
+        number, index, _ = self.places[group]
+        chunks = self._guarded(number, None, lambda: self._file(number).layout.groups[index].chunks)
+        wanted = [chunk for chunk in chunks if columns is None or chunk.leaf.path[0] in columns]
+        return Allowance(self._limits, stored=sum(chunk.stop - chunk.start for chunk in wanted))
 
     def extensions(self, group: int) -> Mapping[str, Extension]:
         """Extension types of the group's file."""
@@ -420,7 +423,7 @@ class _StepRows:
         uniform = self._uniform
 
         def use(table: Any) -> SampleBatch:
-            batch = self._batch(table, self._groups.extensions(group))
+            batch = self._batch(table, group)
             uniform.conform(batch)
             return batch
 
@@ -431,7 +434,7 @@ class _StepRows:
         uniform = Uniform()
         for group, rows in enumerate(self.rows):
             try:
-                use = partial(self._batch, extensions=self._groups.extensions(group))
+                use = partial(self._batch, group=group)
                 batch = self._groups.read(group, 0, min(rows, _FIRST_ROWS), self._wanted, use)
             except (CorruptData, SchemaError):
                 continue  # Reported when its turn comes.
@@ -440,11 +443,12 @@ class _StepRows:
                 break
         return uniform
 
-    def _batch(self, table: Any, extensions: Mapping[str, Extension]) -> SampleBatch:
+    def _batch(self, table: Any, group: int) -> SampleBatch:
         columns = {}
+        extensions, allowance = self._groups.extensions(group), self._groups.allowance(group, self._wanted)
         for name in table.column_names:
             try:
-                column = to_column(name, _joined(table.column(name)), extensions)
+                column = to_column(name, _joined(table.column(name)), extensions, allowance)
                 if column is not None and name in self._spaces:
                     column = fit_space(column, self._spaces[name], lambda leaf: leaf)
             except (CorruptData, SchemaError) as error:

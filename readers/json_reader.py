@@ -38,15 +38,24 @@ from itertools import accumulate
 from typing import IO, Any, Protocol, Unpack
 
 from rlio.columns import is_per_sequence
-from rlio.errors import CorruptData, DataNotFound, EndOfData, OptionError, SchemaError, UnknownLayout
+from rlio.errors import (
+    CorruptData,
+    DataNotFound,
+    EndOfData,
+    OptionError,
+    SchemaError,
+    UnknownLayout,
+    UnsafeData,
+)
 from rlio.interfaces import Batch, JsonState, ReadKeywords, ReadLedger, ReadOptions, Unit
+from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.readers.inputs import Cursor, Failures, RecordCursor, StoredReader, find_files, index_in, raise_at
 from rlio.readers.line_files import READ_ERRORS, Line, LineFile, open_line_files, read_lines, too_long
 from rlio.readers.rllib_json import RllibDecoder
 from rlio.readers.shard_lines import JsonSet, ShardLines, find_data_sets, open_shards
 from rlio.readers.space_arrays import Spaces, check_spaces
 from rlio.readers.uniform import Uniform
-from rlio.schemas.json_lines import MAX_LINE_BYTES, is_provenance, parse_head
+from rlio.schemas.json_lines import is_provenance, parse_head
 from rlio.storage import InputFile
 from rlio.storage.filesystem import StrPath
 
@@ -108,7 +117,7 @@ class JsonReader(StoredReader):
             and ``*.jsonl``, and every ``*.zip`` of a folder. The root of a data set is the data set.
         spaces: (observation space, action space), or policy id -> such a pair: gives obs, new_obs, actions
             and prev_actions of RLlib's files their structure and dtypes back.
-        max_line_bytes: Longer records are refused before they are parsed.
+        limits: What the files may ask for.
         storage_options: Keywords of the fsspec filesystem.
         keywords: See `ReadOptions`.
 
@@ -127,17 +136,16 @@ class JsonReader(StoredReader):
         inputs: StrPath | Sequence[StrPath],
         *,
         spaces: Spaces | None = None,
-        max_line_bytes: int = MAX_LINE_BYTES,
+        limits: Limits = DEFAULT_LIMITS,
         storage_options: Mapping[str, Any] | None = None,
         **keywords: Unpack[ReadKeywords],
     ) -> None:
         options = ReadOptions.of(keywords, reader="JsonReader")
         check_spaces(spaces)
-        if max_line_bytes < 1:
-            raise OptionError(f"max_line_bytes={max_line_bytes}: a number of bytes, at least 1")
-        items = find_data_sets(find_files(inputs, suffixes=_SUFFIXES, storage_options=storage_options))
-        decoder = RllibDecoder(options.columns, spaces=spaces)
-        files = _open_files(items, decoder, columns=options.columns, limit=max_line_bytes)
+        found = find_files(inputs, suffixes=_SUFFIXES, storage_options=storage_options, limits=limits)
+        items = find_data_sets(found, limits)
+        decoder = RllibDecoder(options.columns, spaces=spaces, limits=limits)
+        files = _open_files(items, decoder, columns=options.columns, limits=limits)
         self._records = _Records(files)
 
         def make_cursor(seed: int, failures: Failures) -> Cursor:
@@ -149,7 +157,7 @@ class JsonReader(StoredReader):
 
         details: dict[str, Any] = {
             "spaces": None if spaces is None else repr(spaces),
-            "max_line_bytes": max_line_bytes,
+            "max_line_bytes": limits.line_bytes,
         }
         skips = {file.uri: file.skip for file in files if isinstance(file, ShardLines) and file.skip}
         if skips:
@@ -198,9 +206,13 @@ class RllibLines:
         """See `RecordFile`; raises CorruptData if the file cannot be read on."""
         with self._lines.open() as stream:
             try:
-                yield from read_lines(stream, offset=offset, number=number, limit=self._limit)
+                for line in read_lines(stream, offset=offset, number=number, limit=self._limit):
+                    self._lines.check_line(line.number)
+                    yield line
             except READ_ERRORS as error:
                 raise CorruptData(f"damaged zip file: {error}", uri=self.uri) from error
+            except UnsafeData as error:
+                raise_at(error, uri=self.uri)
 
     def open(self) -> IO[bytes]:
         """See `RecordFile`. A small zip member is held inflated."""
@@ -243,18 +255,18 @@ def _inflated(stream: IO[bytes]) -> IO[bytes]:
 
 
 def _open_files(
-    items: Sequence[InputFile | JsonSet], decoder: LineDecoder, *, columns: list[str] | None, limit: int
+    items: Sequence[InputFile | JsonSet], decoder: LineDecoder, *, columns: list[str] | None, limits: Limits
 ) -> list[RllibLines | ShardLines]:
     """The files of records behind ``items``, in their order."""
     members: dict[InputFile, list[LineFile]] = {}
-    for file in open_line_files([item for item in items if isinstance(item, InputFile)]):
+    for file in open_line_files([item for item in items if isinstance(item, InputFile)], limits):
         members.setdefault(file.file, []).append(file)
     files: list[RllibLines | ShardLines] = []
     for item in items:
         if isinstance(item, InputFile):
-            files += [RllibLines(file, decoder, limit) for file in members[item]]
+            files += [RllibLines(file, decoder, limits.line_bytes) for file in members[item]]
         else:
-            files += open_shards(item.dataset, columns=columns, limit=limit)
+            files += open_shards(item.dataset, columns=columns)
     return files
 
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import IO, NamedTuple
 
 from rlio.errors import CorruptData, DataNotFound, UnsafeData, excerpt
+from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.storage import InputFile, open_input
 
 __all__ = ["READ_ERRORS", "Line", "LineFile", "open_line_files", "read_lines", "too_long"]
@@ -39,9 +40,10 @@ _MAX_MEMBERS = 100_000
 # 100 bytes a member; and where the records that end a zip file can be: behind them comes a comment of 64 KiB.
 _MAX_DIRECTORY_BYTES = 12 << 20
 _END_BYTES = (64 << 10) + 256
-# No text shrinks a thousandfold; files below the second limit harm nobody.
-_MAX_RATIO = 1000
-_RATIO_FREE_BYTES = 64 << 20
+# Lines of a member, for each byte that is stored of it, and those that any may have: a line costs some
+# microseconds and 24 bytes, and 60 million of them pack into 60 KB.
+_LINES_PER_BYTE = 1
+_FREE_LINES = 1000
 _ENCRYPTED = 1
 
 
@@ -66,7 +68,7 @@ class Line(NamedTuple):
 def too_long(line: Line, limit: int) -> UnsafeData:
     """The error for a line without data."""
     return UnsafeData(
-        f"a line of {line.size} bytes, more than max_line_bytes={limit}: raise it if the file is yours"
+        f"a line of {line.size} bytes, more than {limit}: raise Limits.line_bytes if the file is yours"
     )
 
 
@@ -79,12 +81,23 @@ class LineFile:
         file: The file, or the zip file.
         member: The member's name within the zip file; never used as a path.
         size: Bytes, if known.
+        most_lines: Lines that it may have, for what is stored of it; None: any number.
     """
 
     uri: str
     file: InputFile
     member: str | None = None
     size: int | None = None
+    most_lines: int | None = None
+
+    def check_line(self, number: int) -> None:
+        """Refuse line ``number`` of a file of fewer bytes than lines.
+
+        Raises:
+            UnsafeData: There may be no such line.
+        """
+        if self.most_lines is not None and number >= self.most_lines:
+            raise UnsafeData(f"more than {self.most_lines} lines in a zip member that stores few bytes")
 
     def open(self) -> IO[bytes]:
         """Open it at its start; the caller closes it."""
@@ -120,7 +133,7 @@ class _Member(io.BufferedReader):
             self._stream.close()
 
 
-def open_line_files(files: Sequence[InputFile]) -> list[LineFile]:
+def open_line_files(files: Sequence[InputFile], limits: Limits = DEFAULT_LIMITS) -> list[LineFile]:
     """The files to read lines from: ``files`` themselves, and the JSON members of those that are zip files.
 
     Raises:
@@ -131,14 +144,14 @@ def open_line_files(files: Sequence[InputFile]) -> list[LineFile]:
     found: list[LineFile] = []
     for file in files:
         if file.uri.lower().endswith(".zip"):
-            found.extend(_members(file))
+            found.extend(_members(file, limits))
         else:
             found.append(LineFile(file.uri, file, None, file.size))
     _warn_of_twins(found)
     return found
 
 
-def _members(file: InputFile) -> Iterable[LineFile]:
+def _members(file: InputFile, limits: Limits) -> Iterable[LineFile]:
     with open_input(file) as stream:
         try:
             _check_directory(stream, file)
@@ -153,7 +166,13 @@ def _members(file: InputFile) -> Iterable[LineFile]:
         names = ", ".join(excerpt(info.filename, 80) for info in infos[:8]) or "nothing"
         raise DataNotFound(f"no JSON in the zip file: it holds {names}", uri=file.uri)
     return [
-        LineFile(_check_member(info, file), file, info.filename, info.file_size)
+        LineFile(
+            _check_member(info, file, limits),
+            file,
+            info.filename,
+            info.file_size,
+            _FREE_LINES + _LINES_PER_BYTE * info.compress_size,
+        )
         for info in sorted(chosen, key=lambda info: info.filename)
     ]
 
@@ -188,7 +207,7 @@ def _is_json(info: zipfile.ZipInfo) -> bool:
     return not info.is_dir() and base.lower().endswith(_MEMBER_SUFFIXES) and not base.startswith(".")
 
 
-def _check_member(info: zipfile.ZipInfo, file: InputFile) -> str:
+def _check_member(info: zipfile.ZipInfo, file: InputFile, limits: Limits) -> str:
     """The member's URI, if it may be read. No member yields more bytes than it declares."""
     uri = f"{file.uri}!{excerpt(info.filename)[1:-1]}"
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -197,10 +216,10 @@ def _check_member(info: zipfile.ZipInfo, file: InputFile) -> str:
         )
     if info.flag_bits & _ENCRYPTED:
         raise UnsafeData("an encrypted member: decrypt it first", uri=uri)
-    if info.file_size > _RATIO_FREE_BYTES and info.file_size > _MAX_RATIO * max(info.compress_size, 1):
-        raise UnsafeData(
-            f"{info.compress_size} bytes would inflate to {info.file_size}, more than a thousandfold", uri=uri
-        )
+    try:
+        limits.check_inflation(info.compress_size, info.file_size, "a zip member")
+    except UnsafeData as error:
+        raise UnsafeData(str(error), uri=uri) from error
     return uri
 
 

@@ -38,7 +38,10 @@ class Limits:
         streams_bytes: Bytes of a shard's table of streams, as JSON.
         group_rows: Rows of one row group.
         group_bytes: What one row group, or line, decodes to, with 64 bytes for each text and object. Objects
-            (infos) may take four times as much, since Python's lists and dicts are that much larger.
+            (infos) may take four times as much, since Python's lists and dicts are that much larger. Of
+            RLlib's packed columns, what unpacking them makes on the way counts too.
+        packed_values: Opcodes of RLlib's packed columns in one record, and values in them: some 50 an array.
+            Where each row of a Parquet file is packed, four more for each byte that is stored.
         shard_bytes: Bytes of a JSON shard, which is held whole while it is opened.
         line_bytes: Bytes of one line of JSON, unpacked.
         inflation: How many times its stored bytes a compressed piece may be; those below `free_bytes` may.
@@ -60,6 +63,7 @@ class Limits:
     streams_bytes: int = 256 << 20
     group_rows: int = 1 << 24
     group_bytes: int = 1 << 30
+    packed_values: int = 1_000_000
     shard_bytes: int = 1 << 30
     line_bytes: int = 64 << 20
     # No text or table of ours shrinks a thousandfold, except for zeros, of which a page has 8 MiB.

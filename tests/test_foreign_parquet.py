@@ -519,8 +519,8 @@ def test_text_that_multiplies_is_refused_before_it_fills_memory(tmp_path: Path) 
     pq.write_table(table, tmp_path / "a.parquet", compression="zstd")
     assert (tmp_path / "a.parquet").stat().st_size < 1 << 20
     with (
-        ForeignParquetReader(tmp_path, max_group_bytes=256 << 20) as reader,
-        pytest.raises(UnsafeData, match="max_group_bytes"),
+        ForeignParquetReader(tmp_path, limits=Limits(group_bytes=256 << 20)) as reader,
+        pytest.raises(UnsafeData, match="group_bytes"),
     ):
         reader.sample()
     with ForeignParquetReader(tmp_path, columns=["rewards"], epochs=1) as reader:
@@ -529,8 +529,8 @@ def test_text_that_multiplies_is_refused_before_it_fills_memory(tmp_path: Path) 
 
 def test_a_row_group_over_the_limit_is_refused(tmp_path: Path) -> None:
     save(tmp_path / "a.parquet", {"obs": [[0.0] * 1000] * 100})
-    with pytest.raises(UnsafeData, match="max_group_bytes"):
-        read(tmp_path, max_group_bytes=200_000)
+    with pytest.raises(UnsafeData, match="group_bytes"):
+        read(tmp_path, limits=Limits(group_bytes=200_000))
     with pytest.raises(UnsafeData, match="100 rows"):
         read(tmp_path, limits=Limits(group_rows=99))
 
