@@ -118,7 +118,8 @@ def unpack(text: str, *, allowance: Allowance | None = None) -> Any:
         CorruptData: The base64 text, the LZ4 frame or the stream is damaged.
     """
     allowance = Allowance() if allowance is None else allowance
-    stream = _decompress(text, allowance.bytes)
+    # What is in a stream is copied out of it. It is there three times for a moment.
+    stream = _decompress(text, allowance.bytes // 2)
     allowance.spend(len(stream))
     return _Interpreter(allowance).run(stream)
 

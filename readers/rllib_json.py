@@ -210,6 +210,7 @@ class RllibDecoder:
         self, columns: Mapping[str, Any], policy: str, infinite: bool, allowance: Allowance
     ) -> SampleBatch:
         columns = {name: value for name, value in columns.items() if value is not None}
+        self._check_parts(columns)
         if self._asked is None:
             check_other_names(columns)
         if not _EXPECTED & columns.keys():
@@ -223,7 +224,6 @@ class RllibDecoder:
             for name in _SCALARS
             if name in columns
         )
-        self._check_parts(columns)
         context = _Record(one_step, infinite, allowance)
         spaces = space_of(self._spaces, policy)
         arrays = {
@@ -242,6 +242,8 @@ class RllibDecoder:
     def _check_parts(self, columns: Mapping[str, Any]) -> None:
         """Refuse more columns, parts of nested ones included, than there may be, and those nested deeper."""
         count, limits = 0, self._limits
+        if len(columns) > limits.columns:
+            raise UnsafeData(f"a record of {len(columns)} columns, more than {limits.columns}")
         pending = [(value, 0) for name, value in columns.items() if name != Columns.INFOS]
         while pending:
             value, depth = pending.pop()
