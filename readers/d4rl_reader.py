@@ -28,7 +28,7 @@ import logging
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import IO, Any, TypeAlias, TypeVar, Unpack
 
@@ -134,7 +134,7 @@ class D4RLReader(StoredReader):
         self._handles = _Handles(files)
 
         def make_cursor(seed: int, failures: Failures) -> Cursor:
-            table = _Table(self._handles, failures, options.columns, max_episode_steps, limits)
+            table = _Table(self._handles, failures, options, max_episode_steps, limits)
             return TableCursor(table, options, seed=seed, failures=failures)
 
         try:
@@ -239,14 +239,15 @@ class _Table:
         self,
         handles: _Handles,
         failures: Failures,
-        columns: list[str] | None,
+        options: ReadOptions,
         max_episode_steps: int | None,
         limits: Limits,
     ) -> None:
         self._handles = handles
         self._limits = limits
-        self._asked = columns
-        self._wanted = wanted_columns(columns)
+        self._asked = options.columns
+        self._wanted = wanted_columns(options.columns)
+        self._unlike = options.unlike
         self._max_steps = max_episode_steps
         self._parts: list[_Part] = []
         for number in range(len(handles.files)):
@@ -254,7 +255,9 @@ class _Table:
                 self._parts.extend(self._open_parts(number))
             except (CorruptData, SchemaError) as error:
                 failures.handle(error)
-        self._check_asked(columns)
+        if self._unlike != "error":
+            self._bring_together()
+        self._check_asked(options.columns)
         self._warn_of_joined_episodes()
         episodes = [len(part.starts) - 1 for part in self._parts]
         self._first_episodes = [0, *accumulate(episodes)]
@@ -278,7 +281,8 @@ class _Table:
         uri = self._handles.files[number].uri
         for part in parts:
             for name in {*first.specs, *part.specs}:
-                if first.specs.get(name) != part.specs.get(name):
+                lacks = name not in first.specs or name not in part.specs
+                if first.specs.get(name) != part.specs.get(name) and not (lacks and self._unlike != "error"):
                     raise SchemaError(
                         f"found {_spec_text(part.specs.get(name))} where the first file has "
                         f"{_spec_text(first.specs.get(name))}",
@@ -286,6 +290,25 @@ class _Table:
                         column=name,
                     )
         return parts
+
+    def _bring_together(self) -> None:
+        """Give all parts the columns that all have, or that any has; those that a part lacks are filled."""
+        specs: dict[str, _Spec] = {}
+        for part in self._parts:
+            specs |= {name: spec for name, spec in part.specs.items() if name not in specs}
+        lacking = {name: [part for part in self._parts if name not in part.specs] for name in specs}
+        kept = (Columns.TRUNCATEDS, Columns.NEXT_OBS_VALID)
+        if self._unlike == "intersect":
+            specs = {name: spec for name, spec in specs.items() if not lacking[name] or name in kept}
+        if lacking.get(Columns.TRUNCATEDS):
+            logger.warning(
+                "%s has no timeouts, as other files have: truncateds is False in its rows",
+                self._handles.files[lacking[Columns.TRUNCATEDS][0].file].uri,
+            )
+        self._parts = [
+            replace(part, specs=specs, paths={k: path for k, path in part.paths.items() if k in specs})
+            for part in self._parts
+        ]
 
     def _find_parts(self, number: int) -> list[_Part]:
         root, uri = self._handles.file(number), self._handles.files[number].uri
@@ -442,6 +465,11 @@ class _Table:
             columns[Columns.EPS_ID] = episode + first_episode
         if self._wants(Columns.T):
             columns[Columns.T] = steps
+        for name in part.specs.keys() - columns.keys():  # What the file lacks, and others have.
+            if self._wants(name):
+                dtype, shape = part.specs[name]
+                make = np.ones if name == Columns.NEXT_OBS_VALID else np.zeros
+                columns[name] = make((stop - first, *shape), dtype)
         return SampleBatch(columns)
 
     def _wants(self, name: str) -> bool:

@@ -457,7 +457,7 @@ class StoredReader(InputReader):
             for name, value in {
                 "batch_size": options.batch_size,
                 "shuffle": options.shuffle,
-                "columns": options.columns,
+                "columns": options.columns if options.unlike == "error" else options.unlike,
                 "on_error": options.on_error,
                 "drop_last": options.drop_last,
                 **(details or {}),

@@ -33,6 +33,7 @@ from rlio.interfaces import Batch
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.nested import leaves
 from rlio.readers.packed import Allowance, is_packed, unpack
+from rlio.readers.rllib_columns import ActionScaling, DoneFlags
 from rlio.readers.space_arrays import Spaces, fit_space, space_of
 from rlio.schemas.json_columns import check_containers
 
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 __all__ = [
     "RllibDecoder",
     "check_asked",
-    "map_done_columns",
     "parse_line",
     "stack_rows",
     "standard_dtype",
@@ -127,7 +127,7 @@ def wanted_columns(columns: list[str] | None) -> frozenset[str] | None:
     if Columns.DONES in wanted:
         wanted |= {Columns.TERMINATEDS, Columns.TRUNCATEDS}
     if wanted & {Columns.TERMINATEDS, Columns.TRUNCATEDS}:
-        wanted.add(Columns.DONES)  # as which older files have them
+        wanted |= {Columns.DONES, Columns.INFOS}  # as which older files have them
     if any(name.startswith(STATE_IN_PREFIX) for name in wanted):
         wanted.add(Columns.SEQ_LENS)  # without which recurrent states belong to no rows
     return frozenset(wanted)
@@ -152,6 +152,12 @@ class RllibDecoder:
         spaces: (observation space, action space), or policy id -> such a pair: obs, new_obs, actions and
             prev_actions get their structure and dtypes.
         limits: What a record may ask for.
+        unnormalise_actions: Whether actions and prev_actions are scaled from [-1, 1] to the bounds of their
+            space; None: they are not, and where it matters that is logged, once.
+        source: What messages call the input.
+
+    Raises:
+        OptionError: ``unnormalise_actions`` without ``spaces``.
     """
 
     def __init__(
@@ -160,7 +166,11 @@ class RllibDecoder:
         *,
         spaces: Spaces | None = None,
         limits: Limits = DEFAULT_LIMITS,
+        unnormalise_actions: bool | None = None,
+        source: str = "",
     ) -> None:
+        self.flags = DoneFlags(columns, source)
+        self.scaling = ActionScaling(spaces, unnormalise_actions, source)
         self._asked = columns
         self._wanted = wanted_columns(columns)
         self._spaces = spaces
@@ -191,6 +201,26 @@ class RllibDecoder:
             )
         columns = {name: value for name, value in record.items() if name != "type"}
         return self._batch(columns, DEFAULT_POLICY_ID, infinite, Allowance(self._limits))
+
+    def names(self, line: bytes) -> frozenset[tuple[str, str]]:
+        """Policies and names of the columns in a line, as they are written; nothing is unpacked.
+
+        Raises:
+            CorruptData: The line is damaged.
+        """
+        record = parse_line(line, self._limits)
+        if record.keys() == {"value"} and isinstance(record["value"], dict):
+            record = record["value"]
+        policies = record.get("policy_batches") if record.get("type") == "MultiAgentBatch" else None
+        if not isinstance(policies, dict):
+            policies = {DEFAULT_POLICY_ID: record}
+        return frozenset(
+            (policy, name)
+            for policy, columns in policies.items()
+            if isinstance(columns, dict)
+            for name, value in columns.items()
+            if value is not None
+        )
 
     def _multi_agent(self, record: Mapping[str, Any], infinite: bool) -> MultiAgentBatch:
         steps, policies = record.get("count"), record.get("policy_batches")
@@ -232,7 +262,8 @@ class RllibDecoder:
             if self._wanted is None or name in self._wanted
         }
         self._check_parts(arrays)
-        map_done_columns(arrays)
+        self.flags.settle(arrays)
+        self.scaling.scale(arrays, policy)
         check_asked(self._asked, arrays)
         rows = _check_rows(arrays)
         if rows > self._limits.group_rows:
@@ -470,34 +501,6 @@ def check_asked(asked: list[str] | None, columns: Mapping[str, Any]) -> None:
         )
         if not found:
             raise MissingColumn("a column that was asked for is not there", column=name)
-
-
-def map_done_columns(columns: dict[str, Any]) -> None:
-    """Replace the ``dones`` of older files, in place: they become ``terminateds``, less those truncated.
-
-    Raises:
-        SchemaError: There are ``terminateds`` too, and they say something else.
-    """
-    if Columns.DONES not in columns:
-        return
-    dones = columns.pop(Columns.DONES)
-    terminateds, truncateds = columns.get(Columns.TERMINATEDS), columns.get(Columns.TRUNCATEDS)
-    others = [flags for flags in (terminateds, truncateds) if flags is not None]
-    if any(np.shape(flags) != np.shape(dones) for flags in others):
-        raise SchemaError(
-            f"dones has shape {np.shape(dones)}, unlike the flags beside it", column=Columns.DONES
-        )
-    if terminateds is None:
-        columns[Columns.TERMINATEDS] = dones if truncateds is None else dones & ~truncateds
-    elif truncateds is not None and not np.array_equal(dones, terminateds | truncateds):
-        raise SchemaError(
-            "dones is not terminateds or truncateds: one of them is wrong", column=Columns.DONES
-        )
-    elif truncateds is None and not np.array_equal(dones, terminateds):
-        # Done and not terminated is truncated.
-        if (terminateds & ~dones).any():
-            raise SchemaError("a row is terminated and not done", column=Columns.DONES)
-        columns[Columns.TRUNCATEDS] = dones & ~terminateds
 
 
 def _check_rows(arrays: Mapping[str, Any]) -> int:

@@ -18,7 +18,7 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Hashable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -31,7 +31,7 @@ from rlio.dataset import Dataset, dataset_on
 from rlio.errors import CorruptData, DataNotFound, OptionError, UnsafeData
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.readers.line_files import Line, read_lines, too_long
-from rlio.schemas.json_lines import SchemaLookup, decode_line, is_intact, is_provenance
+from rlio.schemas.json_lines import SchemaLookup, decode_line, is_intact, is_provenance, parse_head
 from rlio.schemas.schema import Schema
 from rlio.schemas.zstd_frames import inflate
 from rlio.storage import InputFile, Listing, Segment, ShardName, ShardRef, Storage, open_input, read_header
@@ -130,6 +130,17 @@ class ShardLines:
             )
         live: SampleBatch = batch[rows:]
         return live
+
+    def names(self, line: Line) -> Hashable:
+        """The line's schema, which says what its columns are called.
+
+        Raises:
+            CorruptData: The line is damaged.
+        """
+        head = parse_head(self._unpacked(line) or b"")
+        if head is None:
+            raise CorruptData("no line of a shard")
+        return head.schema
 
     def _schema(self, name: str) -> Schema:
         try:
@@ -256,12 +267,6 @@ def find_data_sets(files: Iterable[InputFile], limits: Limits = DEFAULT_LIMITS) 
                 root.refs.append(ShardRef(parts[-2], name, "/".join(parts[-3:])))
         elif parse_sealed(parts[-1]) is not None or parse_trim(parts[-1]) is not None:
             continue  # A marker, which a glob names beside the shards, holds no records.
-        elif parts[-1].lower().endswith(".jsonl.zst"):
-            raise OptionError(
-                "the name is not that of a shard, and only shards are read compressed: unpack it with "
-                "zstd -d, or restore its name",
-                uri=file.uri,
-            )
         else:
             found[id(file.fs), file.path] = file
     return [_json_set(item) if isinstance(item, _Root) else item for item in found.values()]

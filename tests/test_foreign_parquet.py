@@ -455,7 +455,10 @@ def test_a_row_group_unlike_the_first_is_named_and_the_rest_is_served(tmp_path: 
     save(tmp_path / "2.parquet", steps(6, 4) | {"obs": [[1.0]] * 4})
     save(tmp_path / "3.parquet", {name: v for name, v in steps(10, 4).items() if name != "actions"})
     save(tmp_path / "4.parquet", steps(14, 3))
-    with ForeignParquetReader(tmp_path) as reader:
+    with pytest.raises(SchemaError) as caught:
+        ForeignParquetReader(tmp_path)
+    assert (caught.value.uri, caught.value.column) == (str(tmp_path / "3.parquet"), "actions")
+    with ForeignParquetReader([tmp_path / f"{number}.parquet" for number in (1, 2, 4)]) as reader:
         reader.sample()
         with pytest.raises(SchemaError, match=r"shape \(1,\).*2\.parquet, record 0, column obs"):
             reader.sample()

@@ -659,6 +659,7 @@ def expected_rows(folder: Path) -> SampleBatch:
         rewards=numbers / 2,
         infos=[{"n": n} for n in range(28)],
         terminateds=numbers % 5 == 4,
+        truncateds=np.zeros(28, bool),
     )
 
 
@@ -855,7 +856,7 @@ def test_the_state_stays_small(folder: Path) -> None:
 def test_columns_chooses_what_is_served(folder: Path) -> None:
     with JsonReader(folder, columns=["t", "dones"]) as reader:
         batch = reader.sample()
-        assert list(batch) == ["t", "terminateds"]
+        assert list(batch) == ["t", "terminateds", "truncateds"]
         assert batch["dones"].tolist() == [False]
     reader = JsonReader(folder, columns=["t", "advantages"])
     with reader, pytest.raises(MissingColumn, match=r"record 0, column advantages"):
