@@ -21,7 +21,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from rlio.columns import Columns
 from rlio.errors import (
@@ -34,6 +34,7 @@ from rlio.errors import (
     excerpt,
 )
 from rlio.foreign_layouts import recognise
+from rlio.interfaces import ReadOptions
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.schema import Schema, canonical_json
 from rlio.storage.filesystem import Storage
@@ -45,6 +46,13 @@ from rlio.storage.schema_files import check_agreement, read_schemas
 from rlio.storage.sealed_index import list_to_read
 from rlio.storage.shards import OpenShard, open_shard
 from rlio.storage.spool import Spool, find_logs, spool_of
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+    import pyarrow as pa
+
+    from rlio.replay.filters import RowFilter, RowFunction
 
 __all__ = ["Dataset", "EpisodeInfo", "Snapshot", "common_columns", "dataset_on", "open_dataset"]
 
@@ -188,6 +196,11 @@ class Dataset:
         ones are collected, each row is counted once. Tools read whole files, though: where only a part of a
         shard is live (`cut_files`) they also count the rest of it, rows that another file has too, or that
         were trimmed, or that came after the snapshot. Compact the data set first, or leave those rows out.
+
+        Parquet shards have no column ``new_obs``: it has to be filled in. Where ``_next`` is k > 0, it is the
+        ``obs`` of the k-th row below in the same file; where it is 0, it is in ``_new_obs``; where it is -1,
+        it is missing. docs/format.md has the SQL. Frame stacks have only their newest frame in ``obs``.
+        `to_arrow`, `to_pandas` and `to_polars` fill in both.
         """
         return [self.storage.uri_of(segment.ref.path) for segment in self._segments]
 
@@ -202,6 +215,134 @@ class Dataset:
     def bytes(self) -> int:
         """Bytes of the live shards."""
         return sum(segment.ref.name.size for segment in self._segments)
+
+    def to_arrow_batches(
+        self,
+        *,
+        columns: list[str] | None = None,
+        filter: str | RowFunction | RowFilter | None = None,
+        policy: str | None = None,
+        writers: bool = False,
+        missing: Literal["error", "drop", "fill"] = "error",
+        on_error: Literal["raise", "skip"] = "raise",
+    ) -> pa.RecordBatchReader:
+        """`to_arrow` as a stream of record batches of at most 32 MiB each, if a row has not more.
+
+        A row group is read when its rows are asked for: memory stays bounded. Iterate over it, or give it to
+        DuckDB, Polars or ``pyarrow.dataset.write_dataset``. The arguments are those of `to_arrow`; errors of
+        the rows are raised while it is read.
+        """
+        from rlio.replay.arrow_export import record_batches
+
+        options = ReadOptions(columns=columns, on_error=on_error)
+        return record_batches(self, options, filter=filter, policy=policy, writers=writers, missing=missing)
+
+    def to_arrow(
+        self,
+        *,
+        columns: list[str] | None = None,
+        filter: str | RowFunction | RowFilter | None = None,
+        policy: str | None = None,
+        writers: bool = False,
+        missing: Literal["error", "drop", "fill"] = "error",
+        on_error: Literal["raise", "skip"] = "raise",
+    ) -> pa.Table:
+        """The live rows as one Arrow table in memory, one row a step, in the order of the data set.
+
+        The values are those that `rlio.DatasetReader` serves: ``new_obs`` in full, frame stacks in full, and
+        where a final observation is missing, zeros and False in ``new_obs_valid``. The rows are those that
+        were listed when the data set was opened, whatever is written, compacted or collected meanwhile.
+
+        Rows of several values are lists of fixed size (``fixed_size_list<float>[17]``), nested where they
+        have several axes. Objects (``infos``) are their JSON text. Nested columns come leaf by leaf
+        (``obs/position``). Of data recorded in sequences, ``seq_lens`` and ``state_in_k`` stand on the first
+        row of each sequence, and zeros on the others.
+
+        Args:
+            columns: Logical columns to read (``obs`` for all of its leaves); None: all.
+            filter: Which rows, as for `rlio.DatasetReader`: a text such as ``"rewards > 0"``, or a function
+                of a batch. What the bounds in the footers rule out is not read.
+            policy: Of several policies, the one whose rows are read. None: the rows of all, with the column
+                ``policy_id``, the rows of a joint step one after the other; the policies must then share
+                the columns that are read, with their types.
+            writers: Whether the column ``_writer`` says whose each row is: needed where the ``eps_id`` of
+                several writers are not unique.
+            missing: What to do with columns that only some writers have: "error", "drop", or "fill" with
+                zeros.
+            on_error: What to do with damaged or missing rows: "raise", or "skip": log how many, and go on.
+
+        Raises:
+            MissingColumn: There is no such column.
+            OptionError: Options do not fit each other or the data.
+            SchemaError: Policies do not share their columns, or Arrow has no such type (complex numbers).
+            CorruptData: Rows are damaged. (HoleError: they are missing.)
+        """
+        return self.to_arrow_batches(
+            columns=columns,
+            filter=filter,
+            policy=policy,
+            writers=writers,
+            missing=missing,
+            on_error=on_error,
+        ).read_all()
+
+    def to_pandas(
+        self,
+        *,
+        columns: list[str] | None = None,
+        filter: str | RowFunction | RowFilter | None = None,
+        policy: str | None = None,
+        writers: bool = False,
+        missing: Literal["error", "drop", "fill"] = "error",
+        on_error: Literal["raise", "skip"] = "raise",
+    ) -> pandas.DataFrame:
+        """`to_arrow` as a pandas data frame. ``numpy.stack(frame["obs"])`` is one array of all observations.
+
+        Rows of several values are NumPy arrays of their shape: read-only views of the table.
+
+        Raises:
+            MissingExtra: pandas is not installed.
+        """
+        from rlio.replay.arrow_export import pandas_frame
+
+        return pandas_frame(
+            self.to_arrow(
+                columns=columns,
+                filter=filter,
+                policy=policy,
+                writers=writers,
+                missing=missing,
+                on_error=on_error,
+            )
+        )
+
+    def to_polars(
+        self,
+        *,
+        columns: list[str] | None = None,
+        filter: str | RowFunction | RowFilter | None = None,
+        policy: str | None = None,
+        writers: bool = False,
+        missing: Literal["error", "drop", "fill"] = "error",
+        on_error: Literal["raise", "skip"] = "raise",
+    ) -> polars.DataFrame:
+        """`to_arrow` as a Polars data frame; rows of several values are of its type ``Array``.
+
+        Raises:
+            MissingExtra: Polars is not installed.
+        """
+        from rlio.replay.arrow_export import polars_frame
+
+        return polars_frame(
+            self.to_arrow(
+                columns=columns,
+                filter=filter,
+                policy=policy,
+                writers=writers,
+                missing=missing,
+                on_error=on_error,
+            )
+        )
 
     @cached_property
     def schemas(self) -> dict[str, Schema]:

@@ -1,8 +1,9 @@
 """The schema of a writer's rows: which columns each policy has, and under which physical names they lie.
 
-A logical column ("obs") may be nested; its leaves are what is stored. A leaf's physical name is the column
-and the path joined by ``/`` (escaped as in JSON Pointer), with ``@`` and eight hex digits of its spec behind
-it where policies disagree on the spec. Physical names are private to one schema.
+A logical column ("obs") may be nested; its leaves are what is stored. A leaf's name is the column and the
+path joined by ``/`` (escaped as in JSON Pointer). Its physical name is the same, with two exceptions:
+`STORED_NEXT_OBS` stands in place of ``new_obs``, and ``@`` and eight hex digits of its spec follow where
+policies disagree on the spec. Physical names are private to one schema.
 
 Example:
     >>> from rlio.batch import SampleBatch
@@ -34,13 +35,25 @@ from rlio.schemas.column import ColumnSpec, FrameStack
 from rlio.schemas.json_values import dump_value
 from rlio.schemas.observations import detect_stack
 
-__all__ = ["FORMAT_VERSION", "Leaf", "PolicySchema", "Schema", "canonical_json", "rebuild"]
+__all__ = [
+    "FORMAT_VERSION",
+    "STORED_NEXT_OBS",
+    "Leaf",
+    "PolicySchema",
+    "Schema",
+    "canonical_json",
+    "leaf_name",
+    "rebuild",
+]
 
 #: Version 0 may change until the first tagged release.
 FORMAT_VERSION = 0
 
-#: Names of the format's structure columns, which no column of the user may have.
-RESERVED = frozenset({"_next", "_stream", "_batch"})
+#: The physical column of ``new_obs``. Nearly all of its values are null, since they are the ``obs`` of a
+#: later row: under its own name, other tools would take it for the next observations.
+STORED_NEXT_OBS = "_new_obs"
+#: Names of the format's own columns, which no column of the user may have.
+RESERVED = frozenset({"_next", "_stream", "_batch", STORED_NEXT_OBS})
 #: Whose rows they were, where writers were merged: one text a row, and nothing else under this name.
 _WRITER = "_writer"
 # Of the columns of older frames, and of what Parquet calls the values of a list.
@@ -59,6 +72,11 @@ class Leaf:
     path: Path
     physical: str
     spec: ColumnSpec
+
+    @property
+    def name(self) -> str:
+        """The column and the path, as users see them."""
+        return leaf_name(self.column, self.path)
 
 
 @dataclass(frozen=True)
@@ -175,12 +193,12 @@ class PolicySchema:
                 column=column,
             )
         for leaf in wanted:
-            array = _array(found[leaf.path], leaf.physical)
+            array = _array(found[leaf.path], leaf.name)
             problem = leaf.spec.mismatch(array)
             if problem:
-                raise SchemaConflict(f"found {problem}; cast it before writing", column=leaf.physical)
+                raise SchemaConflict(f"found {problem}; cast it before writing", column=leaf.name)
             if leaf.spec.kind == "text" and array.dtype.kind != "S":
-                _check_text("".join(array.tolist()), "text", leaf.physical)
+                _check_text("".join(array.tolist()), "text", leaf.name)
             if leaf.spec.kind == "json":
                 texts = np.empty(len(array), object)
                 texts[:] = [dump_value(value) for value in array]
@@ -285,13 +303,15 @@ class Schema:
                 f"{most.policies}; join columns into arrays"
             )
         for pid, policy in self.policies.items():
+            taken: set[str] = set()
             for leaf in policy.leaves:
-                if self.columns[leaf.physical] != leaf.spec:
+                if self.columns[leaf.physical] != leaf.spec or leaf.physical in taken:
                     raise SchemaError(
                         f"policy {pid!r} has a column of the name under which another one is stored; "
                         "rename yours",
-                        column=leaf.physical,
+                        column=leaf.name,
                     )
+                taken.add(leaf.physical)
         for name in (Columns.EPS_ID, Columns.T) if len(self.policies) > 1 else ():
             self._check_joint(name)
         _check_text(self.text, "a name, or a description of a space,", None)
@@ -446,7 +466,7 @@ def _leaves_of(batch: SampleBatch) -> tuple[Leaf, ...]:
             raise SchemaError(f"column {column!r} is the format's own; rename yours", column=column)
         _check_nesting(batch[column], column)
         for path, item in leaves(batch[column]):
-            name = _physical_name(column, path)
+            name = leaf_name(column, path)
             if len(path) > DEFAULT_LIMITS.nesting:
                 raise SchemaError(f"it nests more than {DEFAULT_LIMITS.nesting} deep", column=name)
             if name.endswith(_RESERVED_ENDS):
@@ -514,23 +534,28 @@ def _with_stacks(found: tuple[Leaf, ...], batch: SampleBatch) -> tuple[Leaf, ...
     )
 
 
-def _physical_name(column: str, path: Path) -> str:
-    """JSON Pointer's escapes, so that a key may hold a slash."""
+def leaf_name(column: str, path: Path) -> str:
+    """The name of a leaf: JSON Pointer's escapes, so that a key may hold a slash."""
     tokens = [str(token).replace("~", "~0").replace("/", "~1") for token in (column, *path)]
     return "/".join(tokens)
 
 
+def _stored_name(leaf: Leaf) -> str:
+    """The physical name of a leaf, as long as policies agree on its spec."""
+    return leaf_name(STORED_NEXT_OBS if leaf.column == Columns.NEXT_OBS else leaf.column, leaf.path)
+
+
 def _with_physical_names(found: Mapping[str, tuple[Leaf, ...]]) -> dict[str, tuple[Leaf, ...]]:
-    """Give leaves that disagree between policies a name with their spec's hash."""
+    """Policy id -> its leaves, with the physical names that they have in one schema together."""
     specs: dict[str, set[ColumnSpec]] = {}
     for policy_leaves in found.values():
         for leaf in policy_leaves:
-            specs.setdefault(_physical_name(leaf.column, leaf.path), set()).add(leaf.spec)
+            specs.setdefault(_stored_name(leaf), set()).add(leaf.spec)
     named = {}
     for pid, policy_leaves in found.items():
         renamed = []
         for leaf in policy_leaves:
-            name = _physical_name(leaf.column, leaf.path)
+            name = _stored_name(leaf)
             if len(specs[name]) > 1:
                 digest = hashlib.blake2b(canonical_json(leaf.spec.to_json()).encode(), digest_size=4)
                 name = f"{name}@{digest.hexdigest()}"

@@ -1,18 +1,23 @@
 """The rows of the golden data sets, made by arithmetic alone, and the script that wrote them.
 
-`python tests/golden_data.py FOLDER` writes the files of the present format into FOLDER. The files under
-tests/golden/ stay readable for ever once a format is released; those of version 0 may still be replaced.
+`python tests/golden_data.py FOLDER` writes the files of the present format into FOLDER/data, and logs of
+writers that were killed into FOLDER/logs. The files under tests/golden/ stay readable for ever once a format
+is released. Those of version 0 may still be replaced, except that the format before the present one stays:
+in `format-0-new_obs`, the physical column of ``new_obs`` has that name; in `format-0` it is ``_new_obs``.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
+from unittest import mock
 
 import gymnasium as gym
 import numpy as np
 
 import rlio
+from rlio.storage import spool
 
 
 def cartpole_like() -> rlio.SampleBatch:
@@ -91,7 +96,47 @@ def two_policies() -> rlio.MultiAgentBatch:
     )
 
 
+def agents() -> rlio.MultiAgentBatch:
+    """Four policies whose observations differ, and one whose two agents take turns."""
+    t = np.arange(5)
+    steps = {"eps_id": np.full(5, 3), "t": t, "terminateds": t == 4}
+    turns = np.arange(12).reshape(6, 2)
+    valid = np.arange(10) < 9
+    camera = (turns[..., None, None] + np.arange(4).reshape(2, 2)).astype(np.uint8)
+    speed = turns[..., None] / np.float32(4)
+    seen, known = (values[:5].reshape(10, *values.shape[2:]) for values in (camera, speed))
+    later, then = (values[1:].reshape(10, *values.shape[2:]).copy() for values in (camera, speed))
+    later[~valid], then[~valid] = 0, 0
+    words = np.array([f"word {k}" for k in range(6)], object)
+    return rlio.MultiAgentBatch(
+        {
+            "walker": rlio.SampleBatch(
+                obs={"camera": seen, "speed": known},
+                new_obs={"camera": later, "speed": then},
+                new_obs_valid=valid,
+                agent_index=np.tile([0, 1], 5),
+                eps_id=np.full(10, 3),
+                t=np.repeat(t, 2),
+                terminateds=np.repeat(t == 4, 2) & valid,
+            ),
+            "flyer": rlio.SampleBatch(
+                obs=np.arange(15, dtype=np.float64).reshape(5, 3),
+                new_obs=np.arange(3, 18, dtype=np.float64).reshape(5, 3),
+                **steps,
+            ),
+            "diver": rlio.SampleBatch(
+                obs=np.arange(10, dtype=np.float32).reshape(5, 2),
+                new_obs=np.arange(2, 12, dtype=np.float32).reshape(5, 2),
+                **steps,
+            ),
+            "caller": rlio.SampleBatch(obs=words[:5], new_obs=words[1:], **steps),
+        },
+        env_steps=5,
+    )
+
+
 DATA_SETS = {
+    "agents": agents,
     "cartpole_like": cartpole_like,
     "frames": frames,
     "sequences": sequences,
@@ -110,5 +155,19 @@ def write(folder: Path) -> None:
             writer.write(make())
 
 
+def write_logs(folder: Path) -> None:
+    """Write logs of Parquet writers that were killed before they stored a row."""
+    for name in ("agents", "cartpole_like", "frames"):
+        child = os.fork()
+        if not child:
+            # The files say nothing of where they were made.
+            with mock.patch.multiple(spool, host_id=lambda: "elsewhere", boot_id=lambda: ""):
+                writer = rlio.ParquetWriter(folder / name, writer_id="w00000-00000000")
+                writer.write(DATA_SETS[name]())
+            os._exit(0)
+        os.waitpid(child, 0)
+
+
 if __name__ == "__main__":
-    write(Path(sys.argv[1]))
+    write(Path(sys.argv[1]) / "data")
+    write_logs(Path(sys.argv[1]) / "logs")

@@ -1045,7 +1045,9 @@ _FOOTERS: dict[str, Callable[[Thrift], object]] = {
     "a root of -1 children": lambda f: put(get(f, 2)[1][0], 5, 5, -1),
     "an unknown physical type": lambda f: put(get(f, 2)[1][2], 1, 5, 99),
     "a repetition of 7": lambda f: put(get(f, 2)[1][1], 3, 5, 7),
-    "a column that may be absent": lambda f: put(get(f, 2)[1][1], 3, 5, 1),
+    "a column that may be absent": lambda f: put(
+        next(e for e in get(f, 2)[1] if get(e, 4) == b"actions"), 3, 5, 1
+    ),
     "a column of another name": lambda f: put(get(f, 2)[1][1], 4, TEXT, b"evil"),
     "a logical type": lambda f: put(get(f, 2)[1][1], 10, STRUCT, [[14, STRUCT, []]]),
     "two logical types": lambda f: put(get(f, 2)[1][1], 10, STRUCT, [[1, STRUCT, []], [3, STRUCT, []]]),
@@ -1188,7 +1190,7 @@ def _one_text(name: str, text: str, rows: int) -> Callable[[pa.Table], pa.Table]
 
 def _linked(table: pa.Table) -> pa.Table:
     """The table with a new_obs in every row, as ``_next`` of zeros says."""
-    return replaced(table, "new_obs", [[0.0] * 3] * len(table))
+    return replaced(table, "_new_obs", [[0.0] * 3] * len(table))
 
 
 _TABLES: dict[str, tuple[Callable[[pa.Table], pa.Table], dict[str, Any]]] = {
@@ -1240,7 +1242,7 @@ _TABLES: dict[str, tuple[Callable[[pa.Table], pa.Table], dict[str, Any]]] = {
         lambda t: t,
         {
             "schema": lambda s: [
-                s["columns"][name].update(shape=[50 << 20], kind="bytes") for name in ("obs", "new_obs")
+                s["columns"][name].update(shape=[50 << 20], kind="bytes") for name in ("obs", "_new_obs")
             ]
         },
     ),

@@ -19,13 +19,14 @@ from stored_batches import assert_identical, fresh_root, group_bytes, load, numb
 
 import rlio
 import rlio.distributed
-from rlio.distributed.blocks import POLICY_ID, Assembler, Layout, block_arrays, to_table
-from rlio.distributed.part_reader import PartReader, plan_of, split
+from rlio.distributed.blocks import Assembler, block_arrays, ray_tensors
 from rlio.distributed.part_writer import PartOptions, PartWriter
 from rlio.distributed.row_digest import RowDigest
 from rlio.errors import HoleError, MissingColumn, OptionError, PublishError, SchemaConflict, SchemaError
 from rlio.interfaces import ReadOptions
+from rlio.replay.arrow_tables import POLICY_ID, Layout, to_table
 from rlio.replay.filters import RowFilter
+from rlio.replay.part_reader import PartReader, plan_of, split
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import list_shards
 from rlio.storage.markers import seal
@@ -83,6 +84,7 @@ def reader_of(root: Any, part: int | None = None, **options: Any) -> list[PartRe
     dataset = rlio.open_dataset(root, at=options.pop("at", None))
     given: dict[str, Any] = {"missing": "error", "policy": None, "filter": None, "writers": False, **options}
     plan = plan_of(dataset, chosen, **given)
+    plan = replace(plan, layout=replace(plan.layout, tensors=ray_tensors))
     return [PartReader(dataset.storage, plan, rows) for rows in split(dataset, tasks=tasks)]
 
 
@@ -413,7 +415,7 @@ def test_a_snapshot_is_read_and_row_groups_are_cut() -> None:
 
 
 def test_blocks_are_small_where_rows_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlio.distributed.part_reader._TABLE_BYTES", 4 * 2 * 6 * 6 * 4)
+    monkeypatch.setattr("rlio.replay.part_reader._TABLE_BYTES", 4 * 2 * 6 * 6 * 4)
     tables = tables_of(store(frames()))
     assert max(table.num_rows for table in tables) <= 4
     assert_identical(batch_of(tables), load(store(frames())))

@@ -25,8 +25,8 @@ pytestmark = pytest.mark.xdist_group("packaging")
 
 PLUGIN_FOLDERS = ("readers", "schemas", "writers")
 EXTRAS = (
-    "atari", "azure", "dev", "gcs", "hdf5", "minari", "mujoco", "pettingzoo", "plot", "ray", "s3", "sftp",
-    "tensorboard",
+    "atari", "azure", "dev", "gcs", "hdf5", "minari", "mujoco", "pandas", "pettingzoo", "plot", "polars",
+    "ray", "s3", "sftp", "tensorboard",
 )  # fmt: skip
 NOT_SOURCE = shutil.ignore_patterns(
     ".git", ".venv", "__pycache__", "*.egg-info", "build", "dist", ".*_cache", ".hypothesis", "runs", "out"
@@ -179,7 +179,9 @@ def test_a_plug_in_folder_refuses_its_bare_name(checkout: Path, name: str) -> No
 
 HEAVY = ("torch", "ray", "h5py", "pyarrow", "gymnasium", "matplotlib", "pandas", "fsspec", "typer", "rich")
 # A data set is read and written without a learner, a simulator or a plot.
-HEAVY_FOR_DATA = ("torch", "ray", "h5py", "pyarrow.dataset", "matplotlib", "pandas", "s3fs", "gcsfs", "adlfs")
+HEAVY_FOR_DATA = (
+    "torch", "ray", "h5py", "pyarrow.dataset", "matplotlib", "pandas", "polars", "s3fs", "gcsfs", "adlfs",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(

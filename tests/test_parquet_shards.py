@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from golden_data import DATA_SETS
 from stored_batches import assert_identical, files, fresh_root, group_bytes, load, numbered, put, store
 
 import rlio.schemas.shard_file as shard_file
@@ -572,7 +573,7 @@ def test_one_text_that_stands_in_every_row_is_measured_before_it_is_spread() -> 
             ]
         ),
     )
-    forger.replace("new_obs", [[0.0] * 3] * rows)
+    forger.replace("_new_obs", [[0.0] * 3] * rows)
     forger.sizes, forger.units = [rows], [[rows, rows]]
     forger.options["compression"] = "zstd"
     refused(forger, UnsafeData, "bytes of text")
@@ -587,7 +588,7 @@ def _zero(field: pa.Field) -> Any:
 def test_more_rows_than_memory_should_hold_are_refused_from_the_footer() -> None:
     forger = Forger()
     forger.schema["columns"]["obs"].update(shape=[16 << 20], kind="bytes")
-    forger.schema["columns"]["new_obs"].update(shape=[16 << 20], kind="bytes")
+    forger.schema["columns"]["_new_obs"].update(shape=[16 << 20], kind="bytes")
     refused(forger, UnsafeData, "a row group of")
 
 
@@ -647,7 +648,7 @@ def test_a_policy_that_cannot_link_keeps_its_new_obs_beside_one_that_can() -> No
     assert_identical(load(root), two_agents())
     ((_, data),) = files(root).items()
     table = pq.read_table(pa.BufferReader(data))
-    assert table["new_obs"].null_count == 5  # Four links of policy a, and what it misses.
+    assert table["_new_obs"].null_count == 5  # Four links of policy a, and what it misses.
 
 
 @pytest.mark.parametrize(
@@ -686,7 +687,7 @@ def test_rule_3_6_a_new_obs_that_overlaps_with_its_own_obs_stores_its_newest_fra
     (data,) = files(root).values()
     table = pq.read_table(pa.BufferReader(data))
     stored = {name: 40 - table[name].null_count for name in table.column_names if "obs" in name}
-    assert stored == {"obs": 40, "obs#older": 4, "new_obs": 4, "new_obs#older": 0}
+    assert stored == {"obs": 40, "obs#older": 4, "_new_obs": 4, "_new_obs#older": 0}
 
 
 # ---- how columns lie in the file (docs/format.md, rule 3.3) ----
@@ -765,6 +766,14 @@ def test_pandas_and_polars_and_pyarrow_open_the_shards(vectors: tuple[list[str],
     assert table["terminateds"].to_pylist() == batch["terminateds"].tolist()
 
 
+@pytest.mark.parametrize("make", DATA_SETS.values(), ids=DATA_SETS)
+def test_other_tools_find_no_new_obs_that_is_null(make: Any) -> None:
+    """It was null in 999 of 1,000 rows, and was trained on."""
+    for data in files(store(make())).values():
+        names = pq.read_schema(pa.BufferReader(data)).names
+        assert not [name for name in names if name.startswith("new_obs")]
+
+
 def test_new_obs_can_be_rebuilt_by_anybody(vectors: tuple[list[str], SampleBatch]) -> None:
     """Ten lines that know the format's page and not this library."""
     paths, batch = vectors
@@ -776,8 +785,8 @@ def test_new_obs_can_be_rebuilt_by_anybody(vectors: tuple[list[str], SampleBatch
             first_rows += [row["_batch"] is not None for row in rows]
             for i, row in enumerate(rows):
                 k = row["_next"]
-                assert (row["new_obs"] is not None) == (k == 0)
-                rebuilt.append(row["new_obs"] if k == 0 else rows[i + k]["obs"])
+                assert (row["_new_obs"] is not None) == (k == 0)
+                rebuilt.append(row["_new_obs"] if k == 0 else rows[i + k]["obs"])
                 assert row["_stream"] == rows[i + k]["_stream"] or k <= 0
     assert np.array_equal(np.array(rebuilt, np.float32), batch["new_obs"])
     assert first_rows == [True] + [False] * 499

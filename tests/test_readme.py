@@ -4,7 +4,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+
+import rlio
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -28,11 +31,11 @@ def test_python_and_sql_of_the_readme_run(
     for name in dir(suite):
         if name.startswith("test_"):
             getattr(suite(), name)()
-    queries = blocks(checkout / "README.md", "sql")
-    assert queries
-    for query in queries:
-        ((mean,),) = duckdb.sql(query).fetchall()
-        assert mean == 1.0, "every step of CartPole earns 1"
+    rewards, moves = blocks(checkout / "README.md", "sql")
+    assert duckdb.sql(rewards).fetchall() == [(1.0,)], "every step of CartPole earns 1"
+    steps: Any = rlio.open_dataset("runs/cartpole").to_pandas()
+    expected = (np.stack(steps["new_obs"]) - np.stack(steps["obs"]))[:, 0].mean(dtype=np.float64)
+    assert duckdb.sql(moves).fetchall() == [(pytest.approx(expected, rel=1e-3),)]
 
 
 def test_the_commands_of_the_readme_are_targets_of_the_makefile(checkout: Path) -> None:

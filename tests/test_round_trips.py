@@ -230,7 +230,7 @@ def test_each_observation_of_interleaved_environments_is_stored_once() -> None:
         eps_id=np.tile(np.arange(envs), steps),
     )
     root = store(batch)
-    assert stored_rows(root, "new_obs") == envs
+    assert stored_rows(root, "_new_obs") == envs
     assert_identical(load(root), batch)
 
 
@@ -243,14 +243,14 @@ def test_an_observation_is_stored_where_a_single_bit_differs(difference: str) ->
     ]
     batch = SampleBatch(obs=obs, new_obs=new_obs, eps_id=[7] * 4)
     root = store(batch)
-    assert stored_rows(root, "new_obs") == 2  # That row and the last one.
+    assert stored_rows(root, "_new_obs") == 2  # That row and the last one.
     assert_identical(load(root), batch)
 
 
 def test_nan_observations_with_equal_bits_are_stored_once() -> None:
     obs = np.full((4, 3), np.nan, np.float32)
     root = store(SampleBatch(obs=obs, new_obs=obs, eps_id=[7] * 4))
-    assert stored_rows(root, "new_obs") == 1
+    assert stored_rows(root, "_new_obs") == 1
 
 
 @settings(max_examples=40, deadline=None)
@@ -335,7 +335,7 @@ def test_images_come_back_to_the_bit() -> None:
     images = np.random.default_rng(3).integers(0, 256, (40, 84, 84, 4), np.uint8)
     batch = SampleBatch(obs=images[:-1], new_obs=images[1:], eps_id=[1] * 39)
     root = store(batch)
-    assert stored_rows(root, "new_obs") == 1
+    assert stored_rows(root, "_new_obs") == 1
     assert_identical(load(root), batch)
 
 
@@ -520,7 +520,7 @@ def test_policies_that_share_a_column_link_it_each_on_its_own() -> None:
     batch["d"]["new_obs"][0] = 0
     root = store(batch)
     assert_identical(load(root), batch)
-    assert stored_rows(root, "new_obs") == 6 + 1 + 1
+    assert stored_rows(root, "_new_obs") == 6 + 1 + 1
 
 
 def test_a_missing_observation_of_one_policy_is_missing_in_no_other_and_no_later_row_group() -> None:
@@ -550,7 +550,7 @@ def test_agents_of_one_policy_are_linked_each_with_itself() -> None:
     )  # fmt: skip
     batch = MultiAgentBatch({"shared": part}, 5)
     root = store(batch)
-    assert stored_rows(root, "new_obs") == 2
+    assert stored_rows(root, "_new_obs") == 2
     assert_identical(load(root), batch)
     with DatasetReader(root, epochs=1, batch_size=2) as reader:
         assert [b["shared"]["t"].tolist() for b in reader] == [[0, 0, 1, 1], [2, 2, 3, 3], [4, 4]]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from stored_batches import numbered
 
 from rlio import MultiAgentBatch, SampleBatch
-from rlio.errors import CorruptData, SchemaError
-from rlio.schemas.schema import Schema, rebuild
+from rlio.errors import CorruptData, SchemaConflict, SchemaError
+from rlio.schemas.schema import STORED_NEXT_OBS, Schema, rebuild
 
 
 @given(st.lists(st.text(st.sampled_from("ab/~@.01"), max_size=4), min_size=1, max_size=6, unique=True))
@@ -78,7 +78,36 @@ def test_extending_keeps_the_schema_where_nothing_is_new() -> None:
     assert sorted(schema.policies) == ["a"]
 
 
-@pytest.mark.parametrize("column", ["_next", "_stream", "_batch", "_writer", "x#older", "x.list.element"])
+def test_a_column_of_the_name_and_the_type_of_one_of_those_is_refused() -> None:
+    """Its values were stored in place of the other column's."""
+    ids = {"eps_id": [1, 1], "t": [0, 1]}
+    a, b = (SampleBatch({"obs": np.zeros((2, n)), **ids}) for n in (3, 4))
+    taken = Schema.of(MultiAgentBatch({"a": a, "b": b}, 2)).policies["a"].columns["obs"][0].physical
+    a[taken] = np.ones((2, 3))
+    with pytest.raises(SchemaError):
+        Schema.of(MultiAgentBatch({"a": a, "b": b}, 2))
+
+
+def test_new_obs_has_a_physical_name_of_its_own_and_errors_say_new_obs() -> None:
+    seen = {"camera": np.zeros((2, 3)), "speed": (np.zeros(2),)}
+    batch = SampleBatch(obs=seen, new_obs=seen)
+    schema = Schema.of(batch)
+    assert set(schema.columns) == {
+        *("obs/camera", "obs/speed/0"),
+        *(f"{STORED_NEXT_OBS}/camera", f"{STORED_NEXT_OBS}/speed/0"),
+    }
+    assert Schema.from_text(schema.text) == schema
+    policy = schema.policies["default_policy"]
+    assert [leaf.name for leaf in policy.columns["new_obs"]] == ["new_obs/camera", "new_obs/speed/0"]
+    other = SampleBatch(obs=seen, new_obs={"camera": np.zeros((2, 4)), "speed": (np.zeros(2),)})
+    with pytest.raises(SchemaConflict) as info:
+        policy.flatten(other, policy="default_policy")
+    assert info.value.column == "new_obs/camera"
+
+
+@pytest.mark.parametrize(
+    "column", ["_next", "_stream", "_batch", "_writer", "_new_obs", "x#older", "x.list.element"]
+)
 def test_names_of_the_format_are_refused(column: str) -> None:
     with pytest.raises(SchemaError, match="format's own"):
         Schema.of(SampleBatch({column: np.zeros(2)}))

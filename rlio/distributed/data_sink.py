@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from rlio.dataset import Dataset, open_dataset
-from rlio.distributed.blocks import Layout
 from rlio.distributed.part_writer import PartOptions
 from rlio.distributed.ray_import import require_ray
 from rlio.errors import OptionError, RlioError
+from rlio.replay.arrow_tables import Layout
 from rlio.schemas.parquet import Compression
 from rlio.schemas.provenance import Provenance
 from rlio.storage.filesystem import Storage

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlio.dataset import Dataset, Snapshot, open_dataset
-from rlio.distributed.part_reader import plan_of, split
+from rlio.distributed.blocks import ray_tensors
 from rlio.distributed.ray_import import require_ray
 from rlio.errors import OptionError, excerpt
 from rlio.interfaces import ReadOptions
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.replay.filters import RowFilter, RowFunction
+from rlio.replay.part_reader import plan_of, split
 
 if TYPE_CHECKING:
     import ray.data
@@ -91,6 +93,7 @@ def read_dataset(
     options = ReadOptions(columns=columns, on_error=on_error)
     dataset = _opened(root, at, options, storage_options, limits)
     plan = plan_of(dataset, options, missing=missing, policy=policy, filter=filter, writers=writers)
+    plan = replace(plan, layout=replace(plan.layout, tensors=ray_tensors))
     plan.layout.empty()  # Raises here, and not in tasks, where Arrow has no such type.
     # A data set without rows is a part without rows: it has columns all the same.
     parts = split(dataset, tasks=tasks) or [[]]

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 from ray.data import Datasink
 
 from rlio.dataset import dataset_on
-from rlio.distributed.blocks import Assembler, Layout
+from rlio.distributed.blocks import Assembler
 from rlio.distributed.part_writer import PartOptions, PartWriter, Sealed
 from rlio.distributed.row_digest import RowDigest
 from rlio.errors import OptionError
 from rlio.readers.dataset_reader import DatasetReader
+from rlio.replay.arrow_tables import Layout
 from rlio.storage.filesystem import Storage
 from rlio.storage.names import part_id
 

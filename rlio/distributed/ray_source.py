@@ -8,7 +8,7 @@ from typing import Any
 from ray.data import Datasource, ReadTask
 from ray.data.block import BlockMetadata
 
-from rlio.distributed.part_reader import PartReader, Plan, Rows
+from rlio.replay.part_reader import PartReader, Plan, Rows
 from rlio.storage.filesystem import Storage
 
 __all__ = ["DatasetSource"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from rlio.columns import Columns
@@ -98,7 +98,7 @@ def schema_of(source: Source) -> Schema | None:
             known = merged.setdefault(pid, {})
             for column, leaves in policy.columns.items():
                 if chosen is None or column in chosen or column == Columns.NEXT_OBS_VALID:
-                    known.setdefault(column, leaves)
+                    known.setdefault(column, list(map(_in_stores, leaves)))
     policies = {
         pid: PolicySchema(tuple(leaf for leaves in columns.values() for leaf in leaves))
         for pid, columns in sorted(merged.items())
@@ -106,6 +106,16 @@ def schema_of(source: Source) -> Schema | None:
     if source.missing == "fill":  # Where observations are filled, a column says so.
         policies = {pid: _with_validity(pid, policy, schemas) for pid, policy in policies.items()}
     return Schema(policies, any(schema.multi_agent for schema in schemas))
+
+
+def _in_stores(leaf: Leaf) -> Leaf:
+    """A leaf under the name that it has in stores, whatever version of rlio wrote the shards.
+
+    Stores hold ``new_obs`` in full, and those in the cache stay valid.
+    """
+    if leaf.column != Columns.NEXT_OBS:
+        return leaf
+    return replace(leaf, physical=leaf.physical.removeprefix("_"))
 
 
 def _with_validity(pid: str, policy: PolicySchema, schemas: Sequence[Schema]) -> PolicySchema:

@@ -138,6 +138,12 @@ class SegmentReader:
         self._open: OrderedDict[str, OpenShard] = OrderedDict()
         self._damaged: set[tuple[str, int]] = set()
 
+    def with_options(self, options: GroupOptions, counting: Counting) -> SegmentReader:
+        """A reader of other columns that shares the open shards: each footer is read once."""
+        other = SegmentReader(self.dataset, options, counting, given_up=self._given_up)
+        other._open = self._open
+        return other
+
     def open(self, segment: Segment) -> OpenShard | None:
         """The shard of a segment; None if it is damaged as a whole, which is then counted.
 
