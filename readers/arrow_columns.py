@@ -33,13 +33,16 @@ Array: TypeAlias = NDArray[Any]
 _TENSORS = ("ray.data.arrow_tensor", "ray.data.arrow_tensor_v2", "arrow.fixed_shape_tensor")
 
 
-def to_column(name: str, values: Any, extensions: Mapping[str, Extension]) -> Any:
+def to_column(
+    name: str, values: Any, extensions: Mapping[str, Extension], allowance: Allowance | None = None
+) -> Any:
     """An Arrow array as a column of a batch.
 
     Args:
         name: The column's name, which decides the dtype of flags, rewards and the like.
         values: A pyarrow Array.
         extensions: Path of a field -> its extension type, whose shape rows get.
+        allowance: What packed text may take, together with that of other columns; None: as a record may.
 
     Returns:
         Fresh NumPy arrays, nested where ``values`` are structs; None for Arrow's type null.
@@ -48,10 +51,12 @@ def to_column(name: str, values: Any, extensions: Mapping[str, Extension]) -> An
         SchemaError: Lists differ in length, nulls stand where the dtype has none, or the type has no dtype.
         CorruptData: Packed text is damaged.
     """
-    return _to_column(name, values, extensions, name)
+    return _to_column(name, values, extensions, allowance or Allowance(), name)
 
 
-def _to_column(name: str, values: Any, extensions: Mapping[str, Extension], path: str) -> Any:
+def _to_column(
+    name: str, values: Any, extensions: Mapping[str, Extension], allowance: Allowance, path: str
+) -> Any:
     import pyarrow as pa
 
     types, kind = pa.types, values.type
@@ -63,14 +68,14 @@ def _to_column(name: str, values: Any, extensions: Mapping[str, Extension], path
     if types.is_struct(kind) and name != Columns.INFOS:
         _refuse_nulls(values)
         parts = {
-            field.name: _to_column(name, part, extensions, f"{path}.{field.name}")
+            field.name: _to_column(name, part, extensions, allowance, f"{path}.{field.name}")
             for field, part in zip(kind, values.flatten(), strict=True)
         }
         return {key: part for key, part in parts.items() if part is not None}
     if _is_list(kind) and _has_numbers(kind) and name != Columns.INFOS:
         return standard_dtype(name, _shaped(_from_lists(values), extensions.get(path)))
     if types.is_string(kind) or types.is_large_string(kind):
-        return _from_text(values)
+        return _from_text(values, allowance)
     if _is_number(kind):
         return standard_dtype(name, _from_numbers(values))
     if types.is_decimal(kind):
@@ -151,10 +156,11 @@ def _shaped(array: Array, extension: Extension | None) -> Array:
     return array.reshape(len(array), *shape)
 
 
-def _from_text(values: Any) -> Any:
+def _from_text(values: Any, allowance: Allowance) -> Any:
     """Text as an object array; what RLlib packed, row by row, as the arrays in it."""
     rows = values.to_pylist()
     if rows and all(map(is_packed, rows)):
-        allowance = Allowance()
-        return stack_rows([unpack(row, allowance=allowance) for row in rows])
+        # Rows that repeat a text, which a file may store once, are unpacked once.
+        unpacked = {text: unpack(text, allowance=allowance) for text in dict.fromkeys(rows)}
+        return stack_rows([unpacked[row] for row in rows], allowance)
     return object_column(rows)

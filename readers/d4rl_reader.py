@@ -28,7 +28,7 @@ import logging
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import IO, Any, TypeAlias, TypeVar, Unpack
 
@@ -50,6 +50,7 @@ from rlio.errors import (
 from rlio.foreign_layouts import check_step_columns, layout_of_hdf5
 from rlio.interfaces import ReadKeywords, ReadOptions
 from rlio.options import checked_keywords
+from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.readers.inputs import Cursor, Failures, StoredReader, TableCursor, find_files, raise_at
 from rlio.readers.rllib_json import wanted_columns
 from rlio.storage import InputFile, open_input
@@ -84,12 +85,8 @@ _FLAT = (*_FLAGS, Columns.REWARDS, Columns.ACTION_LOGP)
 _MIN_GROUP_ROWS = 4096
 _MAX_GROUP_ROWS = 65_536
 _GROUP_BYTES = 64 << 20
-_MAX_ROW_BYTES = 256 << 20
-_MAX_CHUNK_BYTES = 256 << 20
-# Deflate shrinks zeros by 1032; files below the second bound harm nobody.
-_MAX_RATIO = 2000
-_FREE_BYTES = 64 << 20
-_MAX_DATASETS = 4096
+# Of what a row group may take, the part that a row, or a chunk of HDF5's, which is unpacked as a whole, may.
+_PART = 4
 _FLAG_ROWS = 1 << 20
 _OPEN_FILES = 4
 # gzip, shuffle, fletcher32, szip, nbit, scaleoffset and lzf come with h5py; others are loaded from plug-ins.
@@ -110,6 +107,7 @@ class D4RLReader(StoredReader):
         inputs: A file, folder, glob or URI, or a list of those; of folders, every ``*.hdf5`` and ``*.h5``.
         max_episode_steps: Time limit of the environment, for old files without timeouts: an episode that
             reaches it is truncated there.
+        limits: What the files may ask for.
         storage_options: Keywords of the fsspec filesystem.
         keywords: See `ReadOptions`. Each rank gets its share of every stretch of rows.
 
@@ -127,17 +125,18 @@ class D4RLReader(StoredReader):
         inputs: StrPath | Sequence[StrPath],
         *,
         max_episode_steps: int | None = None,
+        limits: Limits = DEFAULT_LIMITS,
         storage_options: Mapping[str, Any] | None = None,
         **keywords: Unpack[ReadKeywords],
     ) -> None:
         options = ReadOptions.of(keywords, reader="D4RLReader")
         if max_episode_steps is not None and max_episode_steps < 1:
             raise OptionError(f"max_episode_steps={max_episode_steps}: at least 1, or None")
-        files = find_files(inputs, suffixes=_SUFFIXES, storage_options=storage_options)
+        files = find_files(inputs, suffixes=_SUFFIXES, storage_options=storage_options, limits=limits)
         self._handles = _Handles(files)
 
         def make_cursor(seed: int, failures: Failures) -> Cursor:
-            table = _Table(self._handles, failures, options.columns, max_episode_steps)
+            table = _Table(self._handles, failures, options, max_episode_steps, limits)
             return TableCursor(table, options, seed=seed, failures=failures)
 
         try:
@@ -242,12 +241,15 @@ class _Table:
         self,
         handles: _Handles,
         failures: Failures,
-        columns: list[str] | None,
+        options: ReadOptions,
         max_episode_steps: int | None,
+        limits: Limits,
     ) -> None:
         self._handles = handles
-        self._asked = columns
-        self._wanted = wanted_columns(columns)
+        self._limits = limits
+        self._asked = options.columns
+        self._wanted = wanted_columns(options.columns)
+        self._unlike = options.unlike
         self._max_steps = max_episode_steps
         self._parts: list[_Part] = []
         for number in range(len(handles.files)):
@@ -255,7 +257,9 @@ class _Table:
                 self._parts.extend(self._open_parts(number))
             except (CorruptData, SchemaError) as error:
                 failures.handle(error)
-        self._check_asked(columns)
+        if self._unlike != "error":
+            self._bring_together()
+        self._check_asked(options.columns)
         self._warn_of_joined_episodes()
         episodes = [len(part.starts) - 1 for part in self._parts]
         self._first_episodes = [0, *accumulate(episodes)]
@@ -279,7 +283,8 @@ class _Table:
         uri = self._handles.files[number].uri
         for part in parts:
             for name in {*first.specs, *part.specs}:
-                if first.specs.get(name) != part.specs.get(name):
+                lacks = name not in first.specs or name not in part.specs
+                if first.specs.get(name) != part.specs.get(name) and not (lacks and self._unlike != "error"):
                     raise SchemaError(
                         f"found {_spec_text(part.specs.get(name))} where the first file has "
                         f"{_spec_text(first.specs.get(name))}",
@@ -287,6 +292,25 @@ class _Table:
                         column=name,
                     )
         return parts
+
+    def _bring_together(self) -> None:
+        """Give all parts the columns that all have, or that any has; those that a part lacks are filled."""
+        specs: dict[str, _Spec] = {}
+        for part in self._parts:
+            specs |= {name: spec for name, spec in part.specs.items() if name not in specs}
+        lacking = {name: [part for part in self._parts if name not in part.specs] for name in specs}
+        kept = (Columns.TRUNCATEDS, Columns.NEXT_OBS_VALID)
+        if self._unlike == "intersect":
+            specs = {name: spec for name, spec in specs.items() if not lacking[name] or name in kept}
+        if lacking.get(Columns.TRUNCATEDS):
+            logger.warning(
+                "%s has no timeouts, as other files have: truncateds is False in its rows",
+                self._handles.files[lacking[Columns.TRUNCATEDS][0].file].uri,
+            )
+        self._parts = [
+            replace(part, specs=specs, paths={k: path for k, path in part.paths.items() if k in specs})
+            for part in self._parts
+        ]
 
     def _find_parts(self, number: int) -> list[_Part]:
         root, uri = self._handles.file(number), self._handles.files[number].uri
@@ -335,14 +359,17 @@ class _Table:
             specs[Columns.NEXT_OBS_VALID] = (np.dtype(np.bool_), ())
         specs[Columns.EPS_ID] = specs[Columns.T] = (np.dtype(np.int64), ())
         wished = min(max(_MIN_GROUP_ROWS, chunk_rows), _MAX_GROUP_ROWS)
-        group_rows = max(1, min(wished, _GROUP_BYTES // _row_bytes(specs)))
+        row_bytes, most = _row_bytes(specs), self._limits.group_bytes
+        if row_bytes > most:
+            raise UnsafeData(f"rows of {row_bytes} bytes, more than {most}", uri=uri)
+        group_rows = max(1, min(wished, min(_GROUP_BYTES, most) // row_bytes))
         return _Part(number, paths, specs, rows, group_rows, self._starts(number, paths, rows))
 
     def _datasets(self, group: Any, prefix: str, uri: str) -> dict[str, Any]:
         """Column -> dataset, of ``group`` and the infos within it."""
         found: dict[str, Any] = {}
-        if len(group) > _MAX_DATASETS:
-            raise UnsafeData(f"{len(group)} datasets: more than {_MAX_DATASETS}", uri=uri)
+        if len(group) > self._limits.columns:
+            raise UnsafeData(f"{len(group)} datasets: more than {self._limits.columns}", uri=uri)
         for key in group:
             path = prefix + key
             if path in ("metadata", "virtual"):
@@ -352,7 +379,7 @@ class _Table:
                 if path == "infos":
                     found.update(self._datasets(item, "infos/", uri))
             elif self._handles.is_dataset(item) and item.shape and item.dtype.kind in "biuf":
-                _check_dataset(item, path, uri)
+                _check_dataset(item, path, uri, self._limits)
                 found[_NAMES.get(path, path)] = item
             elif path in _NAMES:
                 raise SchemaError(f"{path} is no array of numbers with a row a step", uri=uri)
@@ -440,13 +467,18 @@ class _Table:
             columns[Columns.EPS_ID] = episode + first_episode
         if self._wants(Columns.T):
             columns[Columns.T] = steps
+        for name in part.specs.keys() - columns.keys():  # What the file lacks, and others have.
+            if self._wants(name):
+                dtype, shape = part.specs[name]
+                make = np.ones if name == Columns.NEXT_OBS_VALID else np.zeros
+                columns[name] = make((stop - first, *shape), dtype)
         return SampleBatch(columns)
 
     def _wants(self, name: str) -> bool:
         return self._wanted is None or name in self._wanted
 
 
-def _check_dataset(dataset: Any, path: str, uri: str) -> None:
+def _check_dataset(dataset: Any, path: str, uri: str, limits: Limits) -> None:
     """Refuse data that lies elsewhere, needs a plug-in, or inflates memory."""
     if dataset.is_virtual or dataset.external:
         raise UnsafeData(f"{excerpt(path)} lies in other files, which are not opened", uri=uri)
@@ -454,17 +486,17 @@ def _check_dataset(dataset: Any, path: str, uri: str) -> None:
     filters = {layout.get_filter(i)[0] for i in range(layout.get_nfilters())}
     if filters - _FILTERS:
         raise UnsafeData(f"{excerpt(path)} needs HDF5 plug-ins {sorted(filters - _FILTERS)}", uri=uri)
-    if math.prod(dataset.shape[1:]) * dataset.dtype.itemsize > _MAX_ROW_BYTES:
+    most = limits.group_bytes // _PART
+    if math.prod(dataset.shape[1:]) * dataset.dtype.itemsize > most:
         raise UnsafeData(f"{excerpt(path)} has rows of shape {dataset.shape[1:]}: too large", uri=uri)
-    # A file of two kilobytes may claim a dataset of 10**12 rows of which none is stored.
+    # A file of two kilobytes may claim a dataset of 10**12 rows of which none is stored. Deflate shrinks
+    # zeros, such as the flags of long episodes, by 1032.
     size, stored = dataset.size * dataset.dtype.itemsize, dataset.id.get_storage_size()
-    if size > _FREE_BYTES and size > _MAX_RATIO * max(stored, 1):
-        raise UnsafeData(
-            f"{excerpt(path)} has shape {dataset.shape}, {size} bytes, and stores {stored}: nothing "
-            f"shrinks {_MAX_RATIO} times",
-            uri=uri,
-        )
-    if dataset.chunks and math.prod(dataset.chunks) * dataset.dtype.itemsize > _MAX_CHUNK_BYTES:
+    try:
+        limits.check_inflation(2 * stored, size, f"{excerpt(path)} of shape {dataset.shape}")
+    except UnsafeData as error:
+        raise_at(error, uri=uri)
+    if dataset.chunks and math.prod(dataset.chunks) * dataset.dtype.itemsize > most:
         raise UnsafeData(f"{excerpt(path)} has chunks of shape {dataset.chunks}: too large", uri=uri)
 
 

@@ -130,6 +130,11 @@ class DatasetReader(InputReader):
             raise OptionError(f"cache={excerpt(cache)}: 'auto', 'memory', 'disk' or 'none'")
         given: dict[str, Any] = {**keywords}
         drawn = {name: given.pop(name) for name in _DRAWN if name in given}
+        if isinstance(given.get("columns"), str):
+            raise OptionError(
+                f"columns={excerpt(given['columns'])}: a list of names, or None for all columns; for columns "
+                "that only some writers have, give missing='error', 'drop' or 'fill'"
+            )
         self.options = ReadOptions.of(cast(ReadKeywords, given), reader="DatasetReader")
         self.drop_last = self.options.drop_last
         draw = draw_of(cast(DrawKeywords, drawn), columns=self.options.columns)

@@ -21,17 +21,17 @@ Example:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any, Literal, TypeVar, Unpack
 
 from rlio.batch import SampleBatch
-from rlio.columns import Columns
+from rlio.columns import DEFAULT_POLICY_ID, Columns
 from rlio.errors import (
     CorruptData,
     MissingColumn,
@@ -56,11 +56,11 @@ from rlio.readers.inputs import (
     find_files,
     raise_at,
 )
+from rlio.readers.packed import Allowance
 from rlio.readers.parquet_footer import Extension, ForeignFile, open_parquet, registered_extensions
 from rlio.readers.rllib_json import (
     RllibDecoder,
     check_asked,
-    map_done_columns,
     wanted_columns,
 )
 from rlio.readers.space_arrays import Spaces, check_spaces, fit_space, space_of
@@ -104,11 +104,11 @@ class ForeignParquetReader(StoredReader):
         inputs: A file, folder, glob or URI, or a list of those; of folders, every ``*.parquet``.
         spaces: (observation space, action space), or policy id -> such a pair: gives obs, new_obs, actions
             and prev_actions their structure and dtypes.
+        unnormalise_actions: As for `rlio.JsonReader`.
         extension_types: What to do with columns of an Arrow extension type that some library (Ray, for
             instance) has registered in this process. ``"refuse"`` them, since that library may read more
             out of them than is stored; or read their ``"storage"``, as is done with types that nobody
             registered. The library's code never runs.
-        max_group_bytes: Row groups that take more memory are refused; None: as ``limits`` say.
         limits: What the files may ask for.
         storage_options: Keywords of the fsspec filesystem.
         keywords: See `ReadOptions`.
@@ -126,8 +126,8 @@ class ForeignParquetReader(StoredReader):
         inputs: StrPath | Sequence[StrPath],
         *,
         spaces: Spaces | None = None,
+        unnormalise_actions: bool | None = None,
         extension_types: Literal["refuse", "storage"] = "refuse",
-        max_group_bytes: int | None = None,
         limits: Limits = DEFAULT_LIMITS,
         storage_options: Mapping[str, Any] | None = None,
         **keywords: Unpack[ReadKeywords],
@@ -136,26 +136,31 @@ class ForeignParquetReader(StoredReader):
         check_spaces(spaces)
         if extension_types not in ("refuse", "storage"):
             raise OptionError(f"extension_types={extension_types!r}: 'refuse' or 'storage'")
-        if max_group_bytes is not None:
-            if max_group_bytes < 1:
-                raise OptionError(f"max_group_bytes={max_group_bytes}: a number of bytes, at least 1")
-            limits = replace(limits, group_bytes=max_group_bytes)
-        files = find_files(inputs, suffixes=_SUFFIXES, storage_options=storage_options)
+        files = find_files(inputs, suffixes=_SUFFIXES, storage_options=storage_options, limits=limits)
         self._groups = _Groups(files, limits, options.columns, refuse=extension_types == "refuse")
+        decoder = RllibDecoder(
+            options.columns,
+            spaces=spaces,
+            limits=limits,
+            unnormalise_actions=unnormalise_actions,
+            source=files[0].uri,
+        )
 
         def make_cursor(seed: int, failures: Failures) -> Cursor:
             self._groups.index(failures)
             if self._groups.rows_are_batches:
-                records = _BatchRows(self._groups, RllibDecoder(options.columns, spaces=spaces))
+                records = _BatchRows(self._groups, options, decoder)
                 return RecordCursor(records, options, seed=seed, failures=failures)
-            steps = _StepRows(self._groups, options.columns, spaces)
+            steps = _StepRows(self._groups, options, spaces, decoder)
             return TableCursor(steps, options, seed=seed, failures=failures)
 
-        details = {
+        details: dict[str, Any] = {
             "spaces": None if spaces is None else repr(spaces),
             "extension_types": extension_types,
             "max_group_bytes": limits.group_bytes,
         }
+        if unnormalise_actions:
+            details["unnormalise_actions"] = True
         try:
             super().__init__(options, files, make_cursor, details=details)
         except BaseException:
@@ -184,10 +189,12 @@ class _Groups:
         self.places: list[tuple[int, int, int]] = []
         self.rows: list[int] = []
         self.sizes: list[int] = []
+        #: Of each row group: the names and types of its file's columns.
+        self.kinds: list[Hashable] = []
 
     def index(self, failures: Failures) -> None:
         """Read the footers."""
-        self.places, self.rows, self.sizes = [], [], []
+        self.places, self.rows, self.sizes, self.kinds = [], [], [], []
         kinds: set[bool] = set()
         for number in range(len(self._files)):
             try:
@@ -218,13 +225,14 @@ class _Groups:
         layout = layout_of_columns(schema.names)
         if layout is not None and layout.reader != "ForeignParquetReader":
             raise layout.refusal(uri=self._files[number].uri)
-        first = 0
+        first, columns = 0, (tuple(schema.names), tuple(map(str, schema.types)))
         for group in range(metadata.num_row_groups):
             info = metadata.row_group(group)
             if info.num_rows:
                 self.places.append((number, group, first))
                 self.rows.append(info.num_rows)
                 self.sizes.append(max(info.total_byte_size, 1))
+                self.kinds.append(columns)
             first += info.num_rows
         rows_are_batches = _rows_are_batches(schema)
         if not rows_are_batches and self._asked is None:
@@ -302,7 +310,7 @@ class _Groups:
                 if held > self._limits.group_bytes:
                     raise UnsafeData(
                         f"a row group that takes more than {self._limits.group_bytes} bytes in memory: raise "
-                        "max_group_bytes if the file is yours"
+                        "Limits.group_bytes if the file is yours"
                     )
                 batch.validate(full=True)
                 batches.append(batch.slice(low, high - low))
@@ -320,6 +328,13 @@ class _Groups:
         rows = max(1, min(_BATCH_ROWS, size // file.widest(group, names)))
         batches: Iterator[Any] = file.arrow.iter_batches(rows, row_groups=[group], columns=names)
         return batches
+
+    def allowance(self, group: int, columns: frozenset[str] | None) -> Allowance:
+        """What packed columns of the group may take together."""
+        number, index, _ = self.places[group]
+        chunks = self._guarded(number, None, lambda: self._file(number).layout.groups[index].chunks)
+        wanted = [chunk for chunk in chunks if columns is None or chunk.leaf.path[0] in columns]
+        return Allowance(self._limits, stored=sum(chunk.stop - chunk.start for chunk in wanted))
 
     def extensions(self, group: int) -> Mapping[str, Extension]:
         """Extension types of the group's file."""
@@ -355,22 +370,20 @@ def _rows_are_batches(schema: Any) -> bool:
 class _BatchRows:
     """Rows that are batches; a `RecordSource`."""
 
-    def __init__(self, groups: _Groups, decoder: RllibDecoder) -> None:
+    def __init__(self, groups: _Groups, options: ReadOptions, decoder: RllibDecoder) -> None:
         self._groups = groups
         self._decoder = decoder
         self._ends = list(accumulate(groups.rows))
         self._held: tuple[int, Any] | None = None
-        self._uniform: Uniform | None = None
+        self._agreed = _Agreed(groups, options, self._first_of)
 
     def count(self) -> int:
         return self._ends[-1] if self._ends else 0
 
     def load(self, index: int) -> Batch:
-        if self._uniform is None:
-            self._uniform = self._first_record()
         group, row = self._locate(index)
         try:
-            return self._uniform.conform(self._decode(group, row))
+            return self._agreed.conform(self._decode(group, row))
         except (CorruptData, SchemaError) as error:
             uri, record = self._groups.place(group, row)
             raise_at(error, uri=uri, record=record)
@@ -391,62 +404,45 @@ class _BatchRows:
             uri, number = self._groups.place(group, row)
             raise_at(error, uri=uri, record=number)
 
-    def _first_record(self) -> Uniform:
-        """What records look like: the first that can be read, so that it depends on nothing but the files."""
-        uniform = Uniform()
-        for index in range(self.count()):
-            try:
-                uniform.adopt(self._decode(*self._locate(index)))
-            except (CorruptData, SchemaError):
-                continue  # Reported when its turn comes.
-            if uniform:
-                break
-        return uniform
+    def _first_of(self, group: int) -> Batch:
+        """The first record of a row group."""
+        return self._decode(group, 0)
 
 
 class _StepRows:
     """Rows that are steps; a `TableSource`."""
 
-    def __init__(self, groups: _Groups, columns: list[str] | None, spaces: Spaces | None) -> None:
+    def __init__(
+        self, groups: _Groups, options: ReadOptions, spaces: Spaces | None, decoder: RllibDecoder
+    ) -> None:
         self._groups = groups
-        self._asked = columns
-        self._wanted = wanted_columns(columns)
-        self._spaces = space_of(spaces, "default_policy")
-        self._uniform: Uniform | None = None
+        self._asked = options.columns
+        self._wanted = wanted_columns(options.columns)
+        self._spaces = space_of(spaces, DEFAULT_POLICY_ID)
+        self._decoder = decoder
         self.rows: Sequence[int] = groups.rows
         self.sizes: Sequence[int] = groups.sizes
+        self._agreed = _Agreed(groups, options, self._first_of)
 
     def load(self, group: int, start: int, stop: int) -> SampleBatch:
-        if self._uniform is None:
-            self._uniform = self._first_rows()
-        uniform = self._uniform
-
         def use(table: Any) -> SampleBatch:
-            batch = self._batch(table, self._groups.extensions(group))
-            uniform.conform(batch)
+            batch = self._batch(table, group)
+            self._agreed.conform(batch)
             return batch
 
         return self._groups.read(group, start, stop, self._wanted, use)
 
-    def _first_rows(self) -> Uniform:
-        """What rows look like: the first that can be read, so that it depends on nothing but the files."""
-        uniform = Uniform()
-        for group, rows in enumerate(self.rows):
-            try:
-                use = partial(self._batch, extensions=self._groups.extensions(group))
-                batch = self._groups.read(group, 0, min(rows, _FIRST_ROWS), self._wanted, use)
-            except (CorruptData, SchemaError):
-                continue  # Reported when its turn comes.
-            uniform.adopt(batch)
-            if uniform:
-                break
-        return uniform
+    def _first_of(self, group: int) -> SampleBatch:
+        """The first rows of a row group."""
+        use = partial(self._batch, group=group)
+        return self._groups.read(group, 0, min(self.rows[group], _FIRST_ROWS), self._wanted, use)
 
-    def _batch(self, table: Any, extensions: Mapping[str, Extension]) -> SampleBatch:
+    def _batch(self, table: Any, group: int) -> SampleBatch:
         columns = {}
+        extensions, allowance = self._groups.extensions(group), self._groups.allowance(group, self._wanted)
         for name in table.column_names:
             try:
-                column = to_column(name, _joined(table.column(name)), extensions)
+                column = to_column(name, _joined(table.column(name)), extensions, allowance)
                 if column is not None and name in self._spaces:
                     column = fit_space(column, self._spaces[name], lambda leaf: leaf)
             except (CorruptData, SchemaError) as error:
@@ -455,11 +451,58 @@ class _StepRows:
                 raise type(error)(str(error), column=name) from error
             if column is not None:
                 columns[name] = column
-        map_done_columns(columns)
+        self._decoder.flags.settle(columns)
+        is_rllibs = "module_id" in table.column_names
+        self._decoder.scaling.scale(columns, DEFAULT_POLICY_ID, is_rllibs=is_rllibs)
         check_asked(self._asked, columns)
         if not columns:
             raise MissingColumn("the file has none of the columns that were asked for, or only null ones")
         return SampleBatch(columns)
+
+
+class _Agreed:
+    """What the batches of all files are brought to.
+
+    It is decided when the files are opened, where some have other columns than others, unless columns are
+    named or damage is skipped: then the first batch that can be read decides, when it is needed.
+
+    Args:
+        groups: The row groups.
+        options: How they are read.
+        first_of: Gives the first rows, or record, of a row group.
+
+    Raises:
+        SchemaError: Files have unlike columns, and they are not to be brought together.
+    """
+
+    def __init__(self, groups: _Groups, options: ReadOptions, first_of: Callable[[int], Batch]) -> None:
+        self._groups = groups
+        self._first_of = first_of
+        self._uniform = Uniform(unlike=options.unlike)
+        brings = options.columns is None and (options.on_error == "raise" or options.unlike != "error")
+        if brings and len(set(groups.kinds)) > 1:
+            self._look(all_kinds=True)
+
+    def _look(self, *, all_kinds: bool) -> None:
+        seen: set[Hashable] = set()
+        found: list[tuple[str, Batch]] = []
+        for group, kind in enumerate(self._groups.kinds):
+            if kind not in seen:
+                # What cannot be read here is reported when its turn comes.
+                with contextlib.suppress(CorruptData, SchemaError):
+                    batch = self._first_of(group)
+                    if len(batch):
+                        found.append((self._groups.place(group, 0)[0], batch))
+                        seen.add(kind)
+            if found and not all_kinds:
+                break
+        self._uniform.agree(found)
+
+    def conform(self, batch: Batch) -> Batch:
+        """See `Uniform`."""
+        if not self._uniform:
+            self._look(all_kinds=False)
+        return self._uniform.conform(batch)
 
 
 def _joined(column: Any) -> Any:

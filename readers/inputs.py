@@ -45,6 +45,7 @@ from rlio.errors import (
 )
 from rlio.foreign_layouts import refuse_known
 from rlio.interfaces import Batch, InputReader, JsonState, ReadLedger, ReadOptions
+from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.replay.order import ORDER_VERSION, Permutation
 from rlio.storage import InputFile, expand_inputs
 from rlio.storage.paths import StrPath
@@ -101,15 +102,19 @@ def find_files(
     *,
     suffixes: tuple[str, ...],
     storage_options: Mapping[str, Any] | None = None,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> list[InputFile]:
     """The files that ``inputs`` name, see `expand_inputs`; where there are none, why.
 
     Raises:
+        UnsafeData: There are more than `Limits.listed_names`.
         UnknownLayout: There are none, but something that another library stored.
         DataNotFound: There are none.
     """
     try:
-        return expand_inputs(inputs, suffixes=suffixes, storage_options=storage_options)
+        return expand_inputs(
+            inputs, suffixes=suffixes, storage_options=storage_options, limit=limits.listed_names
+        )
     except DataNotFound as error:
         values = [inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs)
         refuse_known(values, storage_options, error)
@@ -455,7 +460,7 @@ class StoredReader(InputReader):
             for name, value in {
                 "batch_size": options.batch_size,
                 "shuffle": options.shuffle,
-                "columns": options.columns,
+                "columns": options.columns if options.unlike == "error" else options.unlike,
                 "on_error": options.on_error,
                 "drop_last": options.drop_last,
                 **(details or {}),

@@ -32,22 +32,32 @@ import logging
 from array import array
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Hashable, Mapping, Sequence
 from io import BytesIO
 from itertools import accumulate
 from typing import IO, Any, Protocol, Unpack
 
 from rlio.columns import is_per_sequence
-from rlio.errors import CorruptData, DataNotFound, EndOfData, OptionError, SchemaError, UnknownLayout
+from rlio.errors import (
+    CorruptData,
+    DataNotFound,
+    EndOfData,
+    OptionError,
+    SchemaError,
+    UnknownLayout,
+    UnsafeData,
+)
 from rlio.interfaces import Batch, JsonState, ReadKeywords, ReadLedger, ReadOptions, Unit
+from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.options import checked_keywords
+from rlio.read_options import Unlike
 from rlio.readers.inputs import Cursor, Failures, RecordCursor, StoredReader, find_files, index_in, raise_at
 from rlio.readers.line_files import READ_ERRORS, Line, LineFile, open_line_files, read_lines, too_long
 from rlio.readers.rllib_json import RllibDecoder
 from rlio.readers.shard_lines import JsonSet, ShardLines, find_data_sets, open_shards
 from rlio.readers.space_arrays import Spaces, check_spaces
 from rlio.readers.uniform import Uniform
-from rlio.schemas.json_lines import MAX_LINE_BYTES, is_provenance, parse_head
+from rlio.schemas.json_lines import is_provenance, parse_head
 from rlio.storage import InputFile
 from rlio.storage.filesystem import StrPath
 
@@ -66,6 +76,9 @@ class LineDecoder(Protocol):
 
     def decode(self, line: bytes) -> Batch:
         """The batch in ``line``."""
+
+    def names(self, line: bytes) -> Hashable:
+        """What its columns are called."""
 
 
 class RecordFile(Protocol):
@@ -88,6 +101,9 @@ class RecordFile(Protocol):
     def decode(self, line: Line) -> Batch:
         """The batch in a line; raises CorruptData or SchemaError."""
 
+    def names(self, line: Line) -> Hashable:
+        """What the columns of a line are called: equal for lines with the same; raises CorruptData."""
+
 
 class JsonReader(StoredReader):
     """Reads JSON recordings: RLlib's, and data sets of rlio.
@@ -106,10 +122,14 @@ class JsonReader(StoredReader):
 
     Args:
         inputs: A file, folder, glob or URI, or a list of those; of folders and zip files, every ``*.json``
-            and ``*.jsonl``, and every ``*.zip`` of a folder. The root of a data set is the data set.
+            and ``*.jsonl``, and every ``*.zip`` and ``*.jsonl.zst`` of a folder. The root of a data set is
+            the data set.
         spaces: (observation space, action space), or policy id -> such a pair: gives obs, new_obs, actions
             and prev_actions of RLlib's files their structure and dtypes back.
-        max_line_bytes: Longer records are refused before they are parsed.
+        unnormalise_actions: RLlib records actions of bounded Boxes scaled to [-1, 1]. True: actions and
+            prev_actions of its files are scaled to the bounds of their space, and clipped to them. False, or
+            None: they are served as recorded; with None that is logged, once, where actions are floats.
+        limits: What the files may ask for.
         storage_options: Keywords of the fsspec filesystem.
         keywords: See `ReadOptions`.
 
@@ -129,18 +149,27 @@ class JsonReader(StoredReader):
         inputs: StrPath | Sequence[StrPath],
         *,
         spaces: Spaces | None = None,
-        max_line_bytes: int = MAX_LINE_BYTES,
+        unnormalise_actions: bool | None = None,
+        limits: Limits = DEFAULT_LIMITS,
         storage_options: Mapping[str, Any] | None = None,
         **keywords: Unpack[ReadKeywords],
     ) -> None:
         options = ReadOptions.of(keywords, reader="JsonReader")
         check_spaces(spaces)
-        if max_line_bytes < 1:
-            raise OptionError(f"max_line_bytes={max_line_bytes}: a number of bytes, at least 1")
-        items = find_data_sets(find_files(inputs, suffixes=_SUFFIXES, storage_options=storage_options))
-        decoder = RllibDecoder(options.columns, spaces=spaces)
-        files = _open_files(items, decoder, columns=options.columns, limit=max_line_bytes)
-        self._records = _Records(files)
+        found = find_files(inputs, suffixes=_SUFFIXES, storage_options=storage_options, limits=limits)
+        items = find_data_sets(found, limits)
+        decoder = RllibDecoder(
+            options.columns,
+            spaces=spaces,
+            limits=limits,
+            unnormalise_actions=unnormalise_actions,
+            source=found[0].uri,
+        )
+        files = _open_files(items, decoder, columns=options.columns, limits=limits)
+        self._records = _Records(files, options.unlike)
+        # Where the columns are named, or damage is skipped, unlike records show when their turn comes.
+        if options.columns is None and (options.on_error == "raise" or options.unlike != "error"):
+            self._records.agree()
 
         def make_cursor(seed: int, failures: Failures) -> Cursor:
             if options.shuffle:
@@ -151,8 +180,10 @@ class JsonReader(StoredReader):
 
         details: dict[str, Any] = {
             "spaces": None if spaces is None else repr(spaces),
-            "max_line_bytes": max_line_bytes,
+            "max_line_bytes": limits.line_bytes,
         }
+        if unnormalise_actions:
+            details["unnormalise_actions"] = True
         skips = {file.uri: file.skip for file in files if isinstance(file, ShardLines) and file.skip}
         if skips:
             details["skips"] = skips
@@ -200,16 +231,23 @@ class RllibLines:
         """See `RecordFile`; raises CorruptData if the file cannot be read on."""
         with self._lines.open() as stream:
             try:
-                yield from read_lines(stream, offset=offset, number=number, limit=self._limit)
+                for line in read_lines(stream, offset=offset, number=number, limit=self._limit):
+                    self._lines.check_line(line.number)
+                    yield line
             except READ_ERRORS as error:
-                raise CorruptData(f"damaged zip file: {error}", uri=self.uri) from error
+                raise CorruptData(f"damaged compressed file: {error}", uri=self.uri) from error
+            except UnsafeData as error:
+                raise_at(error, uri=self.uri)
 
     def open(self) -> IO[bytes]:
-        """See `RecordFile`. A small zip member is held inflated."""
+        """See `RecordFile`. What is small and compressed is held inflated."""
         stream = self._lines.open()
-        if self._lines.member is not None and (self._lines.size or 0) <= _HELD_BYTES:
-            return _inflated(stream)
-        return stream
+        if not self._lines.is_compressed:
+            return stream
+        # Of a zip member the size is known before.
+        small = self._lines.member is None or (self._lines.size or 0) <= _HELD_BYTES
+        held = _inflated(stream, _HELD_BYTES) if small else None
+        return self._lines.open() if held is None else held
 
     def line_at(self, stream: IO[bytes], *, offset: int, size: int, number: int) -> Line:
         """See `RecordFile`."""
@@ -234,29 +272,40 @@ class RllibLines:
             )
         return self._decoder.decode(line.data)
 
+    def names(self, line: Line) -> Hashable:
+        """See `RecordFile`."""
+        if line.data is None:
+            raise too_long(line, self._limit)
+        return self._decoder.names(line.data)
 
-def _inflated(stream: IO[bytes]) -> IO[bytes]:
-    """What can be read of ``stream``, in memory; what lies behind damage has no place in an index anyway."""
+
+def _inflated(stream: IO[bytes], most: int) -> IO[bytes] | None:
+    """What can be read of ``stream``, in memory; None where that is more than ``most`` bytes.
+
+    What lies behind damage has no place in an index anyway.
+    """
     held = BytesIO()
-    with stream, contextlib.suppress(*READ_ERRORS):
+    with stream, contextlib.suppress(*READ_ERRORS, UnsafeData):
         while piece := stream.read(1 << 20):
             held.write(piece)
+            if held.tell() > most:
+                return None
     return held
 
 
 def _open_files(
-    items: Sequence[InputFile | JsonSet], decoder: LineDecoder, *, columns: list[str] | None, limit: int
+    items: Sequence[InputFile | JsonSet], decoder: LineDecoder, *, columns: list[str] | None, limits: Limits
 ) -> list[RllibLines | ShardLines]:
     """The files of records behind ``items``, in their order."""
     members: dict[InputFile, list[LineFile]] = {}
-    for file in open_line_files([item for item in items if isinstance(item, InputFile)]):
+    for file in open_line_files([item for item in items if isinstance(item, InputFile)], limits):
         members.setdefault(file.file, []).append(file)
     files: list[RllibLines | ShardLines] = []
     for item in items:
         if isinstance(item, InputFile):
-            files += [RllibLines(file, decoder, limit) for file in members[item]]
+            files += [RllibLines(file, decoder, limits.line_bytes) for file in members[item]]
         else:
-            files += open_shards(item.dataset, columns=columns, limit=limit)
+            files += open_shards(item.dataset, columns=columns)
     return files
 
 
@@ -282,8 +331,9 @@ def _unit(items: Sequence[InputFile | JsonSet], columns: list[str] | None) -> Un
 class _Records:
     """Lines of files as batches, wherever in the files they are."""
 
-    def __init__(self, files: Sequence[RecordFile]) -> None:
+    def __init__(self, files: Sequence[RecordFile], unlike: Unlike = "error") -> None:
         self.files = files
+        self._unlike = unlike
         self.blank_lines = 0
         self._uniform: Uniform | None = None
         #: Streams by number of the file, the one used last at the end.
@@ -298,13 +348,45 @@ class _Records:
         except (CorruptData, SchemaError, UnknownLayout) as error:
             raise_at(error, uri=self.files[file].uri, record=line.number)
 
+    def agree(self) -> None:
+        """Look at the first record of each file, and decide what all are brought to.
+
+        Raises:
+            SchemaError: Files have unlike columns, and they are not to be brought together.
+        """
+        seen: set[Hashable] = set()
+        found: list[tuple[str, Batch]] = []
+        # The shards of a data set are alike; one stands for all.
+        files = [file for file in self.files if not file.has_dtypes]
+        files = [*[file for file in self.files if file.has_dtypes][:1], *files]
+        for file in files if len(files) > 1 else ():
+            # What cannot be read here is reported when its turn comes.
+            with contextlib.suppress(CorruptData), contextlib.closing(file.lines()) as lines:
+                for line in lines:
+                    if line.data == b"":
+                        continue
+                    with contextlib.suppress(CorruptData, SchemaError):
+                        names = file.names(line)
+                        if names not in seen:
+                            found.append((file.uri, self._decode_first(file, line)))
+                            seen.add(names)
+                        break
+        if len(found) > 1:
+            uniform = Uniform(unlike=self._unlike, any_float=self._any_float)
+            uniform.agree(found)
+            self._uniform = uniform
+
+    @property
+    def _any_float(self) -> bool:
+        """Whether some files say what their dtypes are, and others do not."""
+        return len({file.has_dtypes for file in self.files}) > 1
+
     def _first_record(self) -> Uniform:
         """What records look like: the first that can be read, so that it depends on nothing but the files.
 
         One whose file knows its dtypes comes before those of which they are guessed.
         """
-        kinds = {file.has_dtypes for file in self.files}
-        uniform = Uniform(any_float=len(kinds) > 1)
+        uniform = Uniform(any_float=self._any_float)
         for file in sorted(self.files, key=lambda file: not file.has_dtypes):
             # What cannot be read here is reported when its turn comes.
             with contextlib.suppress(CorruptData), contextlib.closing(file.lines()) as lines:

@@ -133,6 +133,10 @@ class MixSource:
                 return
             rows -= size
 
+    def peek(self) -> Batch | None:
+        """The rows that come next, which stay; None at the end."""
+        return self._waiting[0].batch if self._waiting or self._read() else None
+
     def at_end(self) -> bool:
         """Whether nothing is left, and it cannot rewind."""
         return self.start is None and not self._waiting and not self._read()

@@ -19,6 +19,7 @@ import logging
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -31,6 +32,7 @@ from rlio.interfaces import Batch, InputReader, JsonState, ReadLedger
 from rlio.readers.mix_block import MixBlock, plain_columns, woven
 from rlio.readers.mix_schedule import Schedule, Shares, Weight, whole_weights
 from rlio.readers.mix_source import MOST_AHEAD, MixSource
+from rlio.readers.uniform import policies_of
 from rlio.replay.buffers import Buffers
 from rlio.replay.joint_gather import JointGather
 from rlio.replay.order import Permutation
@@ -49,6 +51,8 @@ Sources: TypeAlias = (
 _AHEAD_BYTES = 4 << 20
 _ENDS = ("error", "rewind", "renormalise")
 _COLUMNS = ("error", "intersect", "fill")
+# Columns of which it is known what they are where they are absent.
+_KEPT = (Columns.TRUNCATEDS, Columns.NEXT_OBS_VALID)
 
 
 class MixedInput(InputReader):
@@ -71,8 +75,10 @@ class MixedInput(InputReader):
         end: What happens when a source ends while others go on. ``"error"`` raises; ``"rewind"`` starts it
             again from where it stood when the mixture was made; ``"renormalise"`` goes on without it. When
             all end, the last batch may be short, and then comes `EndOfData`.
-        columns: What happens when sources have unlike columns, as in `concat_samples`: ``"error"``,
-            ``"intersect"`` or ``"fill"``.
+        columns: What happens when sources have unlike columns, as in `concat_samples`: ``"error"``;
+            ``"intersect"``, the columns that all sources have in their first batches; or ``"fill"``. What is
+            left out is logged. Where some sources have ``truncateds`` and others only ``terminateds``, it is
+            False in the rows of these, and that is logged, once.
         source_column: Whether each row carries its source's name, in the column ``source``; the names of a
             mixture within follow after a slash.
 
@@ -121,6 +127,12 @@ class MixedInput(InputReader):
         self._whole = whole_weights(self._raw, list(readers))
         self._schedule = Schedule(self._whole, order=self._order)
         self._multi_agent = False
+        #: Policy -> name of a source -> the columns of its rows, of the sources that were met.
+        self._met: dict[str, dict[str, frozenset[str]]] = {}
+        self._kept = (*_KEPT, Columns.SOURCE) if source_column else _KEPT
+        # What was logged: sources without truncateds, and columns that are left out.
+        self._never_truncated: set[str] = set()
+        self._left_out: list[dict[str, list[str]]] = []
         #: Batches that were put together at once, and not all given yet.
         self._block: MixBlock | None = None
         #: What gathers the rows of all sources together, once it is known whether that can be.
@@ -341,11 +353,59 @@ class MixedInput(InputReader):
                 if self.source_column:
                     _mark(part, source.name)
                 parts.append(part)
+        if self.columns != "error":
+            self._bring_together(drawn)
         batch = parts[0] if len(parts) == 1 else concat_samples(parts, columns=self.columns)
         # Once a source has several agents, batches of the others alone look the same as the joined ones.
         if self._multi_agent and isinstance(batch, SampleBatch):
             return batch.as_multi_agent()
         return batch
+
+    def _bring_together(self, drawn: list[list[Batch]]) -> None:
+        """Give the parts, which are the mixture's own, the columns that the sources make together."""
+        if not self._met:
+            # All sources are met at once, so that all batches have the same columns.
+            for source, weight in zip(self._sources, self._whole, strict=True):
+                first = source.peek() if weight and not source.ended else None
+                if first is not None:
+                    self._meet(source.name, first)
+        for source, own in zip(self._sources, drawn, strict=True):
+            for part in own:
+                self._meet(source.name, part)
+        self._say_left_out()
+        for source, own in zip(self._sources, drawn, strict=True):
+            for policy, rows in chain.from_iterable(map(policies_of, own)):
+                self._align(source.name, policy, rows)
+
+    def _meet(self, source: str, batch: Batch) -> None:
+        for policy, rows in policies_of(batch):
+            if len(rows):
+                self._met.setdefault(policy, {}).setdefault(source, frozenset(rows))
+
+    def _align(self, source: str, policy: str, rows: SampleBatch) -> None:
+        met = self._met.get(policy, {}).values()
+        lacks_flag = Columns.TERMINATEDS in rows and Columns.TRUNCATEDS not in rows
+        if lacks_flag and any(Columns.TRUNCATEDS in columns for columns in met):
+            rows[Columns.TRUNCATEDS] = np.zeros_like(rows[Columns.TERMINATEDS])
+            if source not in self._never_truncated:
+                self._never_truncated.add(source)
+                logger.warning(
+                    "the source %r of the mixture does not say which episodes were truncated, as others do: "
+                    "truncateds is False in its rows",
+                    source,
+                )
+        if self.columns == "intersect" and met:
+            for name in set(rows).difference(frozenset.intersection(*met), self._kept):
+                del rows[name]
+
+    def _say_left_out(self) -> None:
+        """Log, once, the columns that not all sources have."""
+        for met in self._met.values() if self.columns == "intersect" else ():
+            common = frozenset.intersection(*met.values()).union(self._kept)
+            left = {name: sorted(columns - common) for name, columns in met.items() if columns - common}
+            if left and left not in self._left_out:
+                self._left_out.append(left)
+                logger.warning("columns that not all sources of the mixture have are left out: %s", left)
 
     # ---- weights ----
 

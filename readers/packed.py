@@ -27,7 +27,6 @@ import pickletools
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, TypeAlias
 
@@ -35,8 +34,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.errors import CorruptData, UnsafeData, excerpt
+from rlio.limits import DEFAULT_LIMITS, Limits
 
-__all__ = ["Allowance", "PackedLimits", "is_packed", "unpack"]
+__all__ = ["Allowance", "is_packed", "unpack"]
 
 # The head of an LZ4 frame in base64: the magic number, then the flags, which vary with the size (one block
 # or several, linked or not) and with the library: size of the content stated or not, checksum or none,
@@ -44,49 +44,55 @@ __all__ = ["Allowance", "PackedLimits", "is_packed", "unpack"]
 _PREFIX: Final = re.compile("BCJNG[EFGH][BRhx][AQgw]")
 _MAX_ROWS: Final = 2**40
 _MAX_NDIM: Final = 32
+# How deep lists, tuples and dicts may nest in each other.
+_MAX_DEPTH: Final = 32
+# A row of four floats, packed, has 48 opcodes, and takes 17 bytes of a Parquet file, among others like it.
+_VALUES_PER_BYTE: Final = 4
 _NATIVE_ORDER: Final = "<" if sys.byteorder == "little" else ">"
 
 Array: TypeAlias = NDArray[Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PackedLimits:
-    """How much one packed column may ask for.
+class Allowance:
+    """What the packed columns of one record, or of rows that are read at once, may still take together.
 
-    Attributes:
-        max_bytes: Bytes after decompression, and of all arrays together. The default holds 4000 steps of
-            84x84x4 frames four times over.
-        max_values: Opcodes of the stream, and values in the result: some 50 an array, so that only columns
-            of Python objects come near it.
-        max_depth: How deep lists, tuples and dicts may nest.
-        max_total: Bytes of all packed columns of one record, or of rows that are read at once: each of many
-            could take what one may.
+    Args:
+        limits: `Limits.group_bytes` are the bytes: those of unpacked streams, of arrays, of each further
+            mention of an array, and of what they are copied to. `Limits.packed_values` are the opcodes and
+            the values of the results.
+        stored: Bytes of a file that the columns are from, where that has a row for each packed value.
     """
 
-    max_bytes: int = 512 << 20
-    max_total: int = 1 << 30
-    max_values: int = 4_000_000
-    max_depth: int = 32
-
-
-_DEFAULT_LIMITS: Final = PackedLimits()
-
-
-class Allowance:
-    """What the packed columns of one record may still take, together."""
-
-    def __init__(self, limits: PackedLimits = _DEFAULT_LIMITS) -> None:
-        self.left = self.total = limits.max_total
+    def __init__(self, limits: Limits = DEFAULT_LIMITS, *, stored: int = 0) -> None:
+        self.limits = limits
+        self.bytes = limits.group_bytes
+        self.values = limits.packed_values + _VALUES_PER_BYTE * stored
 
     def spend(self, size: int) -> None:
-        """Count ``size`` bytes.
+        """Count bytes, before they are made.
 
         Raises:
-            UnsafeData: That is more than there may be.
+            UnsafeData: They are more than are left.
         """
-        self.left -= size
-        if self.left < 0:
-            raise UnsafeData(f"packed columns: more than {self.total} bytes in one record")
+        self.bytes -= size
+        if self.bytes < 0:
+            raise UnsafeData(
+                f"a record that takes more than {self.limits.group_bytes} bytes to unpack: raise "
+                "Limits.group_bytes if the file is yours"
+            )
+
+    def count(self, values: int) -> None:
+        """Count opcodes or values.
+
+        Raises:
+            UnsafeData: They are more than are left.
+        """
+        self.values -= values
+        if self.values < 0:
+            raise UnsafeData(
+                f"packed columns of a record with more than {self.limits.packed_values} opcodes and values: "
+                "raise Limits.packed_values if the file is yours"
+            )
 
 
 def is_packed(value: object) -> bool:
@@ -94,27 +100,28 @@ def is_packed(value: object) -> bool:
     return isinstance(value, str) and _PREFIX.match(value) is not None
 
 
-def unpack(text: str, *, limits: PackedLimits = _DEFAULT_LIMITS, allowance: Allowance | None = None) -> Any:
+def unpack(text: str, *, allowance: Allowance | None = None) -> Any:
     """Return the value packed into ``text``.
 
     Args:
         text: A string for which `is_packed` holds.
-        limits: What it may ask for.
-        allowance: What it and others may ask for together.
+        allowance: What it and others may ask for together; None: what one record may by default.
 
     Returns:
         What was packed: an array (its dtype, shape and memory order kept), or a dict, list or tuple of such
-        and of plain Python values. Arrays are writable, and the caller's.
+        and of plain Python values. Arrays are the caller's, and writable, but for one that is named several
+        times: it is the same memory each time, and read-only.
 
     Raises:
         UnsafeData: The stream names a function, opcode or dtype that is not NumPy data, or exceeds
-            ``limits``.
+            ``allowance``.
         CorruptData: The base64 text, the LZ4 frame or the stream is damaged.
     """
-    stream = _decompress(text, limits.max_bytes)
-    if allowance is not None:
-        allowance.spend(len(stream))
-    return _Interpreter(limits).run(stream)
+    allowance = Allowance() if allowance is None else allowance
+    # What is in a stream is copied out of it. It is there three times for a moment.
+    stream = _decompress(text, allowance.bytes // 2)
+    allowance.spend(len(stream))
+    return _Interpreter(allowance).run(stream)
 
 
 def _decompress(text: str, max_bytes: int) -> bytes:
@@ -216,23 +223,19 @@ _Handler: TypeAlias = "Callable[[_Interpreter, Any], None]"
 class _Interpreter:
     """Reads one stream of opcodes, as data."""
 
-    def __init__(self, limits: PackedLimits) -> None:
-        self._limits = limits
+    def __init__(self, allowance: Allowance) -> None:
+        self._allowance = allowance
         self._stack: list[Any] = []
         self._outer: list[list[Any]] = []
         self._memo: dict[int, Any] = {}
         self._used_buffers: set[int] = set()
-        self._bytes_left = limits.max_bytes
-        self._values_left = limits.max_values
 
     def run(self, stream: bytes) -> Any:
         """The value that ``stream`` describes."""
-        steps = 0
+        count = self._allowance.count
         try:
             for opcode, argument, _ in pickletools.genops(stream):
-                steps += 1
-                if steps > self._limits.max_values:
-                    raise UnsafeData(f"packed column: more than {self._limits.max_values} opcodes")
+                count(1)
                 if opcode.name == "STOP":
                     break
                 handler = _HANDLERS.get(opcode.name)
@@ -386,12 +389,12 @@ class _Interpreter:
         kind = dtype.value
         if kind.hasobject:
             raise UnsafeData("packed column: an array of object pointers is refused")
-        rows = _check_shape(shape)
+        rows = self._check_shape(shape)
         if rows * kind.itemsize != len(buffer):
             raise CorruptData(
                 f"packed column: an array of shape {excerpt(shape)} and dtype {kind} over {len(buffer)} bytes"
             )
-        self._charge(len(buffer))
+        self._allowance.spend(len(buffer))
         flat = np.frombuffer(buffer, kind) if buffer else np.empty(0, kind)
         if type(buffer) is bytes or id(buffer) in self._used_buffers:
             flat = flat.copy()
@@ -405,26 +408,30 @@ class _Interpreter:
         if shell.value is not None or shell.objects is not None:
             raise CorruptData("packed column: an array that is filled twice")
         if type(data) is list and type(dtype) is _Dtype and dtype.value.hasobject:
-            if _check_shape(shape) != len(data):
+            if self._check_shape(shape) != len(data):
                 raise CorruptData(f"packed column: {len(data)} objects for shape {excerpt(shape)}")
             shell.objects, shell.shape, shell.fortran = data, shape, bool(fortran)
         else:
             shell.value = self._array(data, dtype, shape, "F" if fortran else "C")
 
-    # ---- the result ----
+    def _check_shape(self, shape: Any) -> int:
+        """Number of values in an array of ``shape``."""
+        if type(shape) is not tuple or len(shape) > _MAX_NDIM:
+            raise CorruptData(f"packed column: shape {excerpt(shape)}")
+        if not all(type(n) is int and 0 <= n < _MAX_ROWS for n in shape):
+            raise CorruptData(f"packed column: shape {excerpt(shape)}")
+        # Rows of no values take no bytes: only this holds back an array of 10**12 of them.
+        if 0 in shape and math.prod(n for n in shape if n) > self._allowance.limits.group_rows:
+            raise UnsafeData(f"packed column: an empty array of shape {excerpt(shape)}")
+        return math.prod(shape)
 
-    def _charge(self, size: int) -> None:
-        self._bytes_left -= size
-        if self._bytes_left < 0:
-            raise UnsafeData(f"packed column: arrays of more than the {self._limits.max_bytes} bytes allowed")
+    # ---- the result ----
 
     def _resolve(self, value: Any, depth: int) -> Any:
         """``value`` with finished arrays; each mention of a shared value counts, lest they multiply."""
-        self._values_left -= 1
-        if self._values_left < 0:
-            raise UnsafeData(f"packed column: more than {self._limits.max_values} values")
-        if depth > self._limits.max_depth:
-            raise UnsafeData(f"packed column: nested more than {self._limits.max_depth} deep")
+        self._allowance.count(1)
+        if depth > _MAX_DEPTH:
+            raise UnsafeData(f"packed column: nested more than {_MAX_DEPTH} deep")
         kind = type(value)
         if kind is _ArrayShell:
             return self._finish(value, depth)
@@ -449,8 +456,10 @@ class _Interpreter:
         if not shell.served:
             shell.served = True
             return shell.value
-        self._charge(shell.value.nbytes)
-        return shell.value.copy(order="K")
+        # Counted as if it were copied, as it is where rows are put together.
+        self._allowance.spend(shell.value.nbytes)
+        shell.value.flags.writeable = False
+        return shell.value.view()
 
 
 def _make_dtype(arguments: tuple[Any, ...]) -> _Dtype:
@@ -481,18 +490,6 @@ def _encode(text: Any, encoding: Any = None) -> bytes:
     if type(text) is not str or encoding != "latin1":
         raise UnsafeData(f"packed column: text in the encoding {excerpt(encoding)} is refused")
     return text.encode("latin1")
-
-
-def _check_shape(shape: Any) -> int:
-    """Number of values in an array of ``shape``."""
-    if type(shape) is not tuple or len(shape) > _MAX_NDIM:
-        raise CorruptData(f"packed column: shape {excerpt(shape)}")
-    if not all(type(n) is int and 0 <= n < _MAX_ROWS for n in shape):
-        raise CorruptData(f"packed column: shape {excerpt(shape)}")
-    # A row of no values costs nothing: only this holds back an empty array of 10**12 rows.
-    if 0 in shape and math.prod(n for n in shape if n) > 2**31:
-        raise UnsafeData(f"packed column: an empty array of shape {excerpt(shape)}")
-    return math.prod(shape)
 
 
 def _check_values(flat: Array) -> None:

@@ -111,7 +111,7 @@ class ForeignFile:
             if decoded > self._limits.group_bytes:
                 raise UnsafeData(
                     f"a row group that takes more than {self._limits.group_bytes} bytes in memory, by column "
-                    f"{excerpt('.'.join(chunk.leaf.path))}: raise max_group_bytes if the file is yours"
+                    f"{excerpt('.'.join(chunk.leaf.path))}: raise Limits.group_bytes if the file is yours"
                 )
         return widest
 

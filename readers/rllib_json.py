@@ -30,9 +30,12 @@ from rlio.columns import DEFAULT_POLICY_ID, STATE_IN_PREFIX, Columns, is_per_seq
 from rlio.errors import CorruptData, MissingColumn, SchemaError, UnsafeData, excerpt
 from rlio.foreign_layouts import check_other_names, layout_of_json
 from rlio.interfaces import Batch
+from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.nested import leaves
-from rlio.readers.packed import Allowance, PackedLimits, is_packed, unpack
+from rlio.readers.packed import Allowance, is_packed, unpack
+from rlio.readers.rllib_columns import ActionScaling, DoneFlags
 from rlio.readers.space_arrays import Spaces, fit_space, space_of
+from rlio.schemas.json_columns import check_containers
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -40,7 +43,6 @@ if TYPE_CHECKING:
 __all__ = [
     "RllibDecoder",
     "check_asked",
-    "map_done_columns",
     "parse_line",
     "stack_rows",
     "standard_dtype",
@@ -49,12 +51,8 @@ __all__ = [
 
 Array: TypeAlias = NDArray[Any]
 
-# Lists and objects in one line: each costs some 60 bytes, so that a line of empty ones takes 30 times its
-# size. Frames of 84x84x4 written out as text have one list in 18 characters, so that the line limit is first.
-_MAX_CONTAINERS = 4_000_000
-
-# An array of texts, most of it padding.
-_MAX_TEXT_BYTES = 256 << 20
+# An array of texts, most of it padding: the part of what a record may take that it may be.
+_MAX_PADDED = 4
 
 # Columns of numbers that are not whole by nature: a logger's [1, 1] and [0.5, 1] are the same column.
 _FLOATS = frozenset(
@@ -77,22 +75,21 @@ _SCALARS = (
     *(Columns.T, Columns.EPS_ID, Columns.UNROLL_ID, Columns.AGENT_INDEX),
 )
 _EXPECTED = frozenset((Columns.OBS, Columns.ACTIONS, *_SCALARS))
+# A text or object counts as so many bytes.
+_OBJECT_BYTES = 64
 _SPECIAL_FLOATS = {"NaN": np.nan, "Infinity": np.inf, "-Infinity": -np.inf}
 # Half of a two-part character, escaped: Python reads it, nothing can write it again.
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-def parse_line(line: bytes) -> dict[str, Any]:
+def parse_line(line: bytes, limits: Limits = DEFAULT_LIMITS) -> dict[str, Any]:
     """The JSON object in ``line``.
 
     Raises:
         CorruptData: It is no JSON object in UTF-8, or names a key twice.
         UnsafeData: It would take many times its size in memory.
     """
-    if line.count(b"[") + line.count(b"{") > _MAX_CONTAINERS:
-        raise UnsafeData(
-            f"a line of {len(line)} bytes with more than {_MAX_CONTAINERS} lists: split the record"
-        )
+    check_containers(line, limits)
     try:
         record = json.loads(line.decode("utf-8"), object_pairs_hook=_unique)
         if _SURROGATE.search(line):
@@ -130,7 +127,7 @@ def wanted_columns(columns: list[str] | None) -> frozenset[str] | None:
     if Columns.DONES in wanted:
         wanted |= {Columns.TERMINATEDS, Columns.TRUNCATEDS}
     if wanted & {Columns.TERMINATEDS, Columns.TRUNCATEDS}:
-        wanted.add(Columns.DONES)  # as which older files have them
+        wanted |= {Columns.DONES, Columns.INFOS}  # as which older files have them
     if any(name.startswith(STATE_IN_PREFIX) for name in wanted):
         wanted.add(Columns.SEQ_LENS)  # without which recurrent states belong to no rows
     return frozenset(wanted)
@@ -154,7 +151,13 @@ class RllibDecoder:
         columns: Columns to decode, others are not even unpacked; None: all.
         spaces: (observation space, action space), or policy id -> such a pair: obs, new_obs, actions and
             prev_actions get their structure and dtypes.
-        limits: What a packed column may ask for.
+        limits: What a record may ask for.
+        unnormalise_actions: Whether actions and prev_actions are scaled from [-1, 1] to the bounds of their
+            space; None: they are not, and where it matters that is logged, once.
+        source: What messages call the input.
+
+    Raises:
+        OptionError: ``unnormalise_actions`` without ``spaces``.
     """
 
     def __init__(
@@ -162,12 +165,16 @@ class RllibDecoder:
         columns: list[str] | None = None,
         *,
         spaces: Spaces | None = None,
-        limits: PackedLimits | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+        unnormalise_actions: bool | None = None,
+        source: str = "",
     ) -> None:
+        self.flags = DoneFlags(columns, source)
+        self.scaling = ActionScaling(spaces, unnormalise_actions, source)
         self._asked = columns
         self._wanted = wanted_columns(columns)
         self._spaces = spaces
-        self._limits = limits or PackedLimits()
+        self._limits = limits
 
     def decode(self, line: bytes) -> Batch:
         """The batch in one line.
@@ -177,7 +184,7 @@ class RllibDecoder:
             SchemaError: Its columns do not fit each other or ``spaces``. (MissingColumn: one is absent.)
             UnknownLayout: Another library wrote it, or a column may be one that is absent.
         """
-        return self.decode_record(parse_line(line), infinite=b"Infinity" in line)
+        return self.decode_record(parse_line(line, self._limits), infinite=b"Infinity" in line)
 
     def decode_record(self, record: Mapping[str, Any], *, infinite: bool = True) -> Batch:
         """The batch in a record that is parsed already; see `decode`."""
@@ -194,6 +201,26 @@ class RllibDecoder:
             )
         columns = {name: value for name, value in record.items() if name != "type"}
         return self._batch(columns, DEFAULT_POLICY_ID, infinite, Allowance(self._limits))
+
+    def names(self, line: bytes) -> frozenset[tuple[str, str]]:
+        """Policies and names of the columns in a line, as they are written; nothing is unpacked.
+
+        Raises:
+            CorruptData: The line is damaged.
+        """
+        record = parse_line(line, self._limits)
+        if record.keys() == {"value"} and isinstance(record["value"], dict):
+            record = record["value"]
+        policies = record.get("policy_batches") if record.get("type") == "MultiAgentBatch" else None
+        if not isinstance(policies, dict):
+            policies = {DEFAULT_POLICY_ID: record}
+        return frozenset(
+            (policy, name)
+            for policy, columns in policies.items()
+            if isinstance(columns, dict)
+            for name, value in columns.items()
+            if value is not None
+        )
 
     def _multi_agent(self, record: Mapping[str, Any], infinite: bool) -> MultiAgentBatch:
         steps, policies = record.get("count"), record.get("policy_batches")
@@ -213,6 +240,7 @@ class RllibDecoder:
         self, columns: Mapping[str, Any], policy: str, infinite: bool, allowance: Allowance
     ) -> SampleBatch:
         columns = {name: value for name, value in columns.items() if value is not None}
+        self._check_parts(columns)
         if self._asked is None:
             check_other_names(columns)
         if not _EXPECTED & columns.keys():
@@ -233,10 +261,30 @@ class RllibDecoder:
             for name, value in columns.items()
             if self._wanted is None or name in self._wanted
         }
-        map_done_columns(arrays)
+        self._check_parts(arrays)
+        self.flags.settle(arrays)
+        self.scaling.scale(arrays, policy)
         check_asked(self._asked, arrays)
         rows = _check_rows(arrays)
+        if rows > self._limits.group_rows:
+            raise UnsafeData(f"a record of {rows} rows, more than {self._limits.group_rows}")
         return _make_batch(arrays, rows)
+
+    def _check_parts(self, columns: Mapping[str, Any]) -> None:
+        """Refuse more columns, parts of nested ones included, than there may be, and those nested deeper."""
+        count, limits = 0, self._limits
+        if len(columns) > limits.columns:
+            raise UnsafeData(f"a record of {len(columns)} columns, more than {limits.columns}")
+        pending = [(value, 0) for name, value in columns.items() if name != Columns.INFOS]
+        while pending:
+            value, depth = pending.pop()
+            parts = value.values() if isinstance(value, dict) else value if type(value) is tuple else ()
+            if parts and depth == limits.nesting:
+                raise UnsafeData(f"a column nested more than {limits.nesting} deep")
+            count += not parts
+            if count + len(pending) > limits.columns:
+                raise UnsafeData(f"a record of more than {limits.columns} columns")
+            pending += [(part, depth + 1) for part in parts]
 
     # ---- one column ----
 
@@ -254,13 +302,12 @@ class RllibDecoder:
     def _unpacked(self, value: Any, context: _Record) -> Any:
         """``value`` with packed text replaced by arrays; a one-step record's get their row axis."""
         if is_packed(value):
-            found = unpack(value, limits=self._limits, allowance=context.allowance)
+            found = unpack(value, allowance=context.allowance)
             return _add_rows(found) if context.one_step else found
         if isinstance(value, list) and value and is_packed(value[0]) and all(map(is_packed, value)):
             # One blob a row, as RLlib's `compress()` leaves them.
-            return stack_rows(
-                [unpack(item, limits=self._limits, allowance=context.allowance) for item in value]
-            )
+            allowance = context.allowance
+            return stack_rows([unpack(item, allowance=allowance) for item in value], allowance)
         if isinstance(value, dict):
             return {key: self._unpacked(item, context) for key, item in value.items()}
         return value
@@ -274,26 +321,36 @@ def _add_rows(value: Any) -> Any:
     return np.asarray(value)[None]
 
 
-def stack_rows(rows: list[Any]) -> Any:
+def stack_rows(rows: list[Any], allowance: Allowance) -> Any:
     """Rows, each an array or a dict or tuple of arrays, as one array or a dict or tuple of arrays.
 
     Raises:
         SchemaError: They differ in structure, dtype or shape.
+        UnsafeData: That would take more than is allowed.
     """
     first = rows[0]
     if isinstance(first, dict):
         if any(not isinstance(row, dict) or row.keys() != first.keys() for row in rows):
             raise SchemaError("packed rows of unlike structure")
-        return {key: stack_rows([row[key] for row in rows]) for key in first}
+        return {key: stack_rows([row[key] for row in rows], allowance) for key in first}
     if isinstance(first, tuple):
         if any(not isinstance(row, tuple) or len(row) != len(first) for row in rows):
             raise SchemaError("packed rows of unlike structure")
-        return tuple(stack_rows([row[i] for row in rows]) for i in range(len(first)))
-    arrays = [np.asarray(row) for row in rows]
+        return tuple(stack_rows([row[i] for row in rows], allowance) for i in range(len(first)))
+    arrays = [row if isinstance(row, np.ndarray) else _joined(row, allowance) for row in rows]
     unlike = {(array.dtype.str, array.shape) for array in arrays}
     if len(unlike) > 1:
         raise SchemaError(f"packed rows of unlike dtype or shape: {sorted(map(str, unlike))[:4]}")
+    allowance.spend(arrays[0].nbytes * len(arrays))
     return np.stack(arrays)
+
+
+def _joined(value: Any, allowance: Allowance) -> Array:
+    """An array of what a packed row is, where that is none."""
+    count, longest = _text_extent([value])
+    # As NumPy makes it: each text takes the room of the longest, and all else eight bytes or more.
+    allowance.spend(max(4 * count * longest, 8 * count))
+    return np.asarray(value)
 
 
 def _convert(name: str, value: Any, context: _Record) -> Any:
@@ -325,6 +382,7 @@ def _to_array(name: str, value: Any, context: _Record) -> Array:
         elif not isinstance(value, list):
             raise SchemaError(f"expected a list with one item a row, found {excerpt(value, 80)}")
         array = object_column(value) if name == Columns.INFOS else _from_list(name, value, context)
+        context.allowance.spend(_OBJECT_BYTES * len(array) if array.dtype == object else array.nbytes)
     return standard_dtype(name, array)
 
 
@@ -345,7 +403,7 @@ def standard_dtype(name: str, array: Array) -> Array:
 
 def _from_list(name: str, rows: list[Any], context: _Record) -> Array:
     count, longest = _text_extent(rows)
-    if 4 * count * longest > _MAX_TEXT_BYTES:
+    if 4 * count * longest > context.allowance.limits.group_bytes // _MAX_PADDED:
         # An array of text gives each place the room of the longest.
         if all(type(row) is str for row in rows):
             return object_column(rows)
@@ -372,16 +430,21 @@ def _from_list(name: str, rows: list[Any], context: _Record) -> Array:
     return array
 
 
-def _text_extent(value: list[Any]) -> tuple[int, int]:
-    """Number of values in nested lists, and characters of the longest text among them."""
+# What makes NumPy an array of text; and what it looks into.
+_TEXTS = frozenset((str, bytes, np.str_, np.bytes_))
+_LISTS = frozenset((list, tuple))
+
+
+def _text_extent(value: list[Any] | tuple[Any, ...]) -> tuple[int, int]:
+    """Number of values in nested lists and tuples, and characters of the longest text among them."""
     kinds = set(map(type, value))
     count = longest = 0
-    if str in kinds:
-        longest = max(len(item) for item in value if type(item) is str)
-    if list not in kinds:
+    if not kinds.isdisjoint(_TEXTS):
+        longest = max(len(item) for item in value if type(item) in _TEXTS)
+    if kinds.isdisjoint(_LISTS):
         return len(value), longest
     for item in value:
-        if type(item) is list:
+        if type(item) in _LISTS:
             inside, inner = _text_extent(item)
             count, longest = count + inside, max(longest, inner)
         else:
@@ -438,34 +501,6 @@ def check_asked(asked: list[str] | None, columns: Mapping[str, Any]) -> None:
         )
         if not found:
             raise MissingColumn("a column that was asked for is not there", column=name)
-
-
-def map_done_columns(columns: dict[str, Any]) -> None:
-    """Replace the ``dones`` of older files, in place: they become ``terminateds``, less those truncated.
-
-    Raises:
-        SchemaError: There are ``terminateds`` too, and they say something else.
-    """
-    if Columns.DONES not in columns:
-        return
-    dones = columns.pop(Columns.DONES)
-    terminateds, truncateds = columns.get(Columns.TERMINATEDS), columns.get(Columns.TRUNCATEDS)
-    others = [flags for flags in (terminateds, truncateds) if flags is not None]
-    if any(np.shape(flags) != np.shape(dones) for flags in others):
-        raise SchemaError(
-            f"dones has shape {np.shape(dones)}, unlike the flags beside it", column=Columns.DONES
-        )
-    if terminateds is None:
-        columns[Columns.TERMINATEDS] = dones if truncateds is None else dones & ~truncateds
-    elif truncateds is not None and not np.array_equal(dones, terminateds | truncateds):
-        raise SchemaError(
-            "dones is not terminateds or truncateds: one of them is wrong", column=Columns.DONES
-        )
-    elif truncateds is None and not np.array_equal(dones, terminateds):
-        # Done and not terminated is truncated.
-        if (terminateds & ~dones).any():
-            raise SchemaError("a row is terminated and not done", column=Columns.DONES)
-        columns[Columns.TRUNCATEDS] = dones & ~terminateds
 
 
 def _check_rows(arrays: Mapping[str, Any]) -> int:

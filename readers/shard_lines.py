@@ -18,7 +18,7 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Hashable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -29,8 +29,9 @@ from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.columns import Columns, is_per_sequence
 from rlio.dataset import Dataset, dataset_on
 from rlio.errors import CorruptData, DataNotFound, OptionError, UnsafeData
+from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.readers.line_files import Line, read_lines, too_long
-from rlio.schemas.json_lines import MAX_LINE_BYTES, SchemaLookup, decode_line, is_intact, is_provenance
+from rlio.schemas.json_lines import SchemaLookup, decode_line, is_intact, is_provenance, parse_head
 from rlio.schemas.schema import Schema
 from rlio.schemas.zstd_frames import inflate
 from rlio.storage import InputFile, Listing, Segment, ShardName, ShardRef, Storage, open_input, read_header
@@ -53,7 +54,6 @@ class ShardLines:
         segment: The shard, and which of its rows are live: those from ``skip`` on.
         schemas: Gives the schema of a hash.
         columns: Logical columns to decode; None: all.
-        limit: Lines with more bytes are refused.
     """
 
     #: Its schema says what the dtypes are.
@@ -66,7 +66,6 @@ class ShardLines:
         schemas: SchemaLookup,
         *,
         columns: Sequence[str] | None = None,
-        limit: int = MAX_LINE_BYTES,
     ) -> None:
         self.uri = storage.uri_of(segment.ref.path)
         self.skip = segment.skip
@@ -75,7 +74,7 @@ class ShardLines:
         self._ref = segment.ref
         self._schemas = schemas
         self._columns = _with_lengths(columns)
-        self._limit = limit
+        self._limit = storage.limits.line_bytes
         self._packed = segment.ref.name.suffix == "jsonl.zst"
 
     def open(self) -> IO[bytes]:
@@ -120,7 +119,7 @@ class ShardLines:
         data = self._unpacked(line)
         if data is None:
             raise too_long(line, self._limit)
-        batch = decode_line(data, self._schema, columns=self._columns)
+        batch = decode_line(data, self._schema, columns=self._columns, limits=self._storage.limits)
         first, rows = self._cut
         if line.number != first or not rows:
             return batch
@@ -131,6 +130,17 @@ class ShardLines:
             )
         live: SampleBatch = batch[rows:]
         return live
+
+    def names(self, line: Line) -> Hashable:
+        """The line's schema, which says what its columns are called.
+
+        Raises:
+            CorruptData: The line is damaged.
+        """
+        head = parse_head(self._unpacked(line) or b"")
+        if head is None:
+            raise CorruptData("no line of a shard")
+        return head.schema
 
     def _schema(self, name: str) -> Schema:
         try:
@@ -179,9 +189,7 @@ class ShardLines:
         return number, self.skip - before
 
 
-def open_shards(
-    dataset: Dataset, *, columns: Sequence[str] | None = None, limit: int = MAX_LINE_BYTES
-) -> list[ShardLines]:
+def open_shards(dataset: Dataset, *, columns: Sequence[str] | None = None) -> list[ShardLines]:
     """The live JSON shards of a data set, in its order: writers by id, rows ascending.
 
     Raises:
@@ -195,10 +203,7 @@ def open_shards(
                 uri=dataset.storage.uri_of(segment.ref.path),
             )
     schemas = schema_lookup(dataset.storage)
-    return [
-        ShardLines(dataset.storage, segment, schemas, columns=columns, limit=limit)
-        for segment in dataset.segments
-    ]
+    return [ShardLines(dataset.storage, segment, schemas, columns=columns) for segment in dataset.segments]
 
 
 def _with_lengths(columns: Sequence[str] | None) -> Sequence[str] | None:
@@ -236,7 +241,7 @@ class _Root(NamedTuple):
     refs: list[ShardRef] | None
 
 
-def find_data_sets(files: Iterable[InputFile]) -> list[InputFile | JsonSet]:
+def find_data_sets(files: Iterable[InputFile], limits: Limits = DEFAULT_LIMITS) -> list[InputFile | JsonSet]:
     """``files``, with those that belong to data sets of rlio replaced by the data sets.
 
     A header stands for its whole data set. Shards stand for themselves: their data set has no others, and
@@ -251,23 +256,17 @@ def find_data_sets(files: Iterable[InputFile]) -> list[InputFile | JsonSet]:
         parts = file.path.split("/")
         name = ShardName.parse(parts[-1])
         if parts[-1] == HEADER:
-            found[id(file.fs), "/".join(parts[:-1])] = _Root(_folder(file, 1), None)
+            found[id(file.fs), "/".join(parts[:-1])] = _Root(_folder(file, 1, limits), None)
         elif name is not None:
             _check_place(file, parts)
             key = (id(file.fs), "/".join(parts[:-3]))
             if key not in found:
-                found[key] = _Root(_folder(file, 3), [])
+                found[key] = _Root(_folder(file, 3, limits), [])
             root = found[key]
             if isinstance(root, _Root) and root.refs is not None:
                 root.refs.append(ShardRef(parts[-2], name, "/".join(parts[-3:])))
         elif parse_sealed(parts[-1]) is not None or parse_trim(parts[-1]) is not None:
             continue  # A marker, which a glob names beside the shards, holds no records.
-        elif parts[-1].lower().endswith(".jsonl.zst"):
-            raise OptionError(
-                "the name is not that of a shard, and only shards are read compressed: unpack it with "
-                "zstd -d, or restore its name",
-                uri=file.uri,
-            )
         else:
             found[id(file.fs), file.path] = file
     return [_json_set(item) if isinstance(item, _Root) else item for item in found.values()]
@@ -282,11 +281,12 @@ def _check_place(file: InputFile, parts: Sequence[str]) -> None:
         )
 
 
-def _folder(file: InputFile, levels: int) -> Storage:
+def _folder(file: InputFile, levels: int, limits: Limits) -> Storage:
     """The folder so many levels above ``file``."""
     if file.fs is None:
-        return Storage.open(Path(file.path).parents[levels - 1])
-    return Storage.on(file.fs, file.path.rsplit("/", levels)[0], uri=file.uri.rsplit("/", levels)[0])
+        return Storage.open(Path(file.path).parents[levels - 1], limits=limits)
+    root, uri = file.path.rsplit("/", levels)[0], file.uri.rsplit("/", levels)[0]
+    return Storage.on(file.fs, root, uri=uri, limits=limits)
 
 
 def _json_set(root: _Root) -> JsonSet:
@@ -310,7 +310,7 @@ def _json_set(root: _Root) -> JsonSet:
 
 
 def read_frames(
-    stream: IO[bytes], *, offset: int = 0, number: int = 0, limit: int = MAX_LINE_BYTES
+    stream: IO[bytes], *, offset: int = 0, number: int = 0, limit: int = DEFAULT_LIMITS.line_bytes
 ) -> Iterator[Line]:
     """Yield the zstd frames of ``stream`` from ``offset``, where frame ``number`` begins, as they are.
 

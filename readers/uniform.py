@@ -14,44 +14,77 @@ Example:
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlio.arrays import zero_leaf
 from rlio.batch import MultiAgentBatch, SampleBatch
-from rlio.columns import DEFAULT_POLICY_ID
+from rlio.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
 from rlio.errors import MissingColumn, SchemaError, excerpt
 from rlio.interfaces import Batch
 from rlio.nested import Path, leaves, map_structure, path_text
+from rlio.read_options import Unlike
 
-__all__ = ["Uniform"]
+__all__ = ["Uniform", "policies_of"]
 
 _Leaf: TypeAlias = tuple[str, Path]
+#: Dtype and shape of a row of each leaf.
+_Types: TypeAlias = dict[_Leaf, tuple[np.dtype[Any], tuple[int, ...]]]
+
+logger = logging.getLogger("rlio")
+
+# Columns that say more about others: beside these, their absence says that there is no more to be said.
+_KEPT = {Columns.TRUNCATEDS: Columns.TERMINATEDS, Columns.NEXT_OBS_VALID: Columns.NEXT_OBS}
 
 
 class Uniform:
-    """What the columns of each policy are (names, dtypes, shapes of rows), taken from its first batch.
+    """What the columns of each policy are (names, dtypes, shapes of rows).
+
+    They are those of its first batch, or what `agree` decides.
 
     Args:
+        unlike: What `agree` does with columns that only some have, see `ReadOptions`.
         any_float: Whether floats of another size are made those of the first batch, where no value changes:
             for batches from files that say what their dtypes are, beside others from files that do not.
     """
 
-    def __init__(self, *, any_float: bool = False) -> None:
+    def __init__(self, *, unlike: Unlike = "error", any_float: bool = False) -> None:
+        self._unlike = unlike
         self._any_float = any_float
-        self._policies: dict[str, dict[_Leaf, tuple[np.dtype[Any], tuple[int, ...]]]] = {}
+        self._policies: dict[str, _Types] = {}
+        # Of policies for which columns were chosen: each of them, with one row of it.
+        self._chosen: dict[str, dict[str, Any]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._policies)
 
+    def agree(self, found: Sequence[tuple[str, Batch]]) -> None:
+        """Decide what the columns are, from a batch of each file, or kind of files, and its URI.
+
+        Raises:
+            SchemaError: Their columns differ, and ``unlike`` is ``"error"``.
+        """
+        policies: dict[str, list[tuple[str, SampleBatch]]] = {}
+        for uri, batch in found:
+            for policy, rows in policies_of(batch):
+                if len(rows):
+                    policies.setdefault(policy, []).append((uri, rows))
+        for policy, parts in policies.items():
+            if self._unlike == "error":
+                _refuse_unlike(parts)
+            elif any(set(rows) != set(parts[0][1]) for _, rows in parts):
+                self._chosen[policy] = _choose(parts, fill=self._unlike == "fill")
+            self._policies[policy] = _types(self._chosen.get(policy, parts[0][1]))
+
     def adopt(self, batch: Batch) -> None:
         """Expect batches like this one from now on; of policies that were not seen before."""
-        for policy, rows in _policies(batch):
+        for policy, rows in policies_of(batch):
             if len(rows) and policy not in self._policies:
-                self._policies[policy] = {
-                    leaf: (values.dtype, values.shape[1:]) for leaf, values in _leaves(rows)
-                }
+                self._policies[policy] = _types(rows)
 
     def conform(self, batch: Batch) -> Batch:
         """``batch`` itself, or with numbers made those that its column has elsewhere: whole ones floats.
@@ -61,14 +94,28 @@ class Uniform:
             MissingColumn: One that was there is absent.
         """
         self.adopt(batch)
-        for policy, rows in _policies(batch):
+        for policy, rows in policies_of(batch):
             if len(rows):
+                if policy in self._chosen:
+                    self._choose(rows, self._chosen[policy])
                 self._conform(rows, self._policies[policy])
         return batch
 
-    def _conform(
-        self, rows: SampleBatch, expected: dict[_Leaf, tuple[np.dtype[Any], tuple[int, ...]]]
-    ) -> None:
+    def _choose(self, rows: SampleBatch, chosen: dict[str, Any]) -> None:
+        """Leave out, or fill, what was decided."""
+        if self._unlike == "intersect":
+            for name in rows.keys() - chosen.keys():
+                del rows[name]
+        knows_next = Columns.NEXT_OBS in rows or Columns.NEXT_OBS not in chosen
+        for name, like in chosen.items():
+            if name in rows or not (self._unlike == "fill" or name in _KEPT):
+                continue
+            if name == Columns.NEXT_OBS_VALID:
+                rows[name] = np.full(len(rows), knows_next)
+            elif not is_per_sequence(name):
+                rows[name] = map_structure(lambda leaf: zero_leaf(leaf, len(rows)), like)
+
+    def _conform(self, rows: SampleBatch, expected: _Types) -> None:
         found = dict(_leaves(rows))
         for (name, path), (dtype, shape) in expected.items():
             values = found.get((name, path))
@@ -107,13 +154,54 @@ class Uniform:
             return bool(np.array_equal(values.astype(dtype), values, equal_nan=floats))
 
 
-def _policies(batch: Batch) -> list[tuple[str, SampleBatch]]:
+def _refuse_unlike(parts: list[tuple[str, SampleBatch]]) -> None:
+    (first_uri, first), *others = parts
+    for uri, rows in others:
+        if unlike := set(rows) ^ set(first):
+            raise SchemaError(
+                f"the columns {excerpt(sorted(unlike))} are only in this file or only in {first_uri}: give "
+                "columns='intersect' to read what all files have, columns='fill' to have zeros where a file "
+                "has none, or a list of columns",
+                uri=uri,
+                column=min(unlike),
+            )
+
+
+def _choose(parts: list[tuple[str, SampleBatch]], *, fill: bool) -> dict[str, Any]:
+    """Name -> one row, of the columns to read of files with unlike ones."""
+    names = dict.fromkeys(name for _, rows in parts for name in rows)
+    lacking = {name: [uri for uri, rows in parts if name not in rows] for name in names}
+    if not fill:
+        names = {name: None for name in names if not lacking[name] or _may_lack(name, parts)}
+    owners = {name: next(rows for _, rows in parts if name in rows) for name in names}
+    chosen = {name: map_structure(lambda leaf: leaf[:1].copy(), owners[name][name]) for name in names}
+    if Columns.NEXT_OBS in chosen and lacking[Columns.NEXT_OBS]:
+        chosen.setdefault(Columns.NEXT_OBS_VALID, np.ones(1, bool))
+    if Columns.TRUNCATEDS in chosen and lacking[Columns.TRUNCATEDS]:
+        logger.warning(
+            "%s does not say which episodes were truncated, as other files do: truncateds is False there",
+            lacking[Columns.TRUNCATEDS][0],
+        )
+    return chosen
+
+
+def _may_lack(name: str, parts: list[tuple[str, SampleBatch]]) -> bool:
+    """Whether it is known what a column is where it is absent."""
+    return name in _KEPT and all(_KEPT[name] in rows for _, rows in parts)
+
+
+def policies_of(batch: Batch) -> list[tuple[str, SampleBatch]]:
+    """Policy ids and their rows; of a SampleBatch, those of ``default_policy``."""
     if isinstance(batch, MultiAgentBatch):
         return list(batch.policy_batches.items())
     return [(DEFAULT_POLICY_ID, batch)]
 
 
-def _leaves(rows: SampleBatch) -> list[tuple[_Leaf, NDArray[Any]]]:
+def _types(rows: Mapping[str, Any] | SampleBatch) -> _Types:
+    return {leaf: (values.dtype, values.shape[1:]) for leaf, values in _leaves(rows)}
+
+
+def _leaves(rows: Mapping[str, Any] | SampleBatch) -> list[tuple[_Leaf, NDArray[Any]]]:
     return [((name, path), values) for name, column in rows.items() for path, values in leaves(column)]
 
 

@@ -32,15 +32,18 @@ class Limits:
         schema_values: Lists and objects in that, and an eighth of its values.
         footer_bytes: Bytes of a Parquet footer.
         footer_values: Values in it. 4096 columns in 40 row groups have as many; reading that takes 5 s.
-        columns: Physical columns of a shard or file.
+        columns: Physical columns of a shard, file or record.
         policies: Policies of a schema.
         nesting: Levels of a nested column.
         streams_bytes: Bytes of a shard's table of streams, as JSON.
-        group_rows: Rows of one row group.
+        group_rows: Rows of one row group, line or record.
         group_bytes: What one row group, or line, decodes to, with 64 bytes for each text and object. Objects
-            (infos) may take four times as much, since Python's lists and dicts are that much larger.
+            (infos) may take four times as much, since Python's lists and dicts are that much larger. Of
+            RLlib's packed columns, what unpacking them makes on the way counts too.
+        packed_values: Opcodes of RLlib's packed columns in one record, and values in them: some 50 an array.
+            Where each row of a Parquet file is packed, four more for each byte that is stored.
         shard_bytes: Bytes of a JSON shard, which is held whole while it is opened.
-        line_bytes: Bytes of one line of JSON, unpacked.
+        line_bytes: Bytes of one line of JSON, unpacked. Parsing it takes up to 27 times as many.
         inflation: How many times its stored bytes a compressed piece may be; those below `free_bytes` may.
         free_bytes: Bytes that harm nobody, however small the piece was that they came from.
         zstd_window: Bytes that unpacking a zstd frame may keep for looking back.
@@ -60,6 +63,7 @@ class Limits:
     streams_bytes: int = 256 << 20
     group_rows: int = 1 << 24
     group_bytes: int = 1 << 30
+    packed_values: int = 1_000_000
     shard_bytes: int = 1 << 30
     line_bytes: int = 64 << 20
     # No text or table of ours shrinks a thousandfold, except for zeros, of which a page has 8 MiB.

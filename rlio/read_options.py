@@ -10,12 +10,18 @@ Example:
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Literal, TypedDict
+from typing import Literal, TypeAlias, TypedDict
 
 from rlio.errors import LedgerError, OptionError, excerpt
 from rlio.options import refuse_unknown
 
-__all__ = ["ReadKeywords", "ReadLedger", "ReadOptions"]
+__all__ = ["ReadKeywords", "ReadLedger", "ReadOptions", "Unlike"]
+
+
+#: What is done with columns that only some sources have.
+Unlike: TypeAlias = Literal["error", "intersect", "fill"]
+
+_UNLIKE = ("error", "intersect", "fill")
 
 
 class ReadKeywords(TypedDict, total=False):
@@ -26,7 +32,7 @@ class ReadKeywords(TypedDict, total=False):
     shuffle: bool
     seed: int | None
     shard: tuple[int, int]
-    columns: list[str] | None
+    columns: list[str] | Unlike | None
     on_error: Literal["raise", "skip"]
     drop_last: bool
 
@@ -41,7 +47,12 @@ class ReadOptions:
         shuffle: Whether the order is a seeded permutation, another one each epoch; else as recorded.
         seed: Seed of the order; None draws one from the OS, logs it and keeps it in the state.
         shard: (rank, world): read the part of the data that is ``rank``'s out of ``world``.
-        columns: Columns to read; None: all.
+        columns: Columns to read; None: all. As a keyword, a text says what is done where files have unlike
+            columns: ``"error"``, ``"intersect"`` or ``"fill"``, see `unlike`.
+        unlike: ``"error"`` refuses such files when they are opened; ``"intersect"`` reads the columns that
+            all have; ``"fill"`` reads all, with zeros where a file has none. ``truncateds`` and
+            ``new_obs_valid`` are kept by either: a file without them has no row that is truncated, or whose
+            ``new_obs`` is missing.
         on_error: What to do with a damaged record: ``"raise"``, or ``"skip"`` it, count it and log it.
         drop_last: Drop the last batch if it is shorter than asked for.
     """
@@ -52,14 +63,18 @@ class ReadOptions:
     seed: int | None = None
     shard: tuple[int, int] = (0, 1)
     columns: list[str] | None = None
+    unlike: Unlike = "error"
     on_error: Literal["raise", "skip"] = "raise"
     drop_last: bool = False
 
     @classmethod
     def of(cls, keywords: ReadKeywords, *, reader: str) -> ReadOptions:
         """Check ``keywords`` of the class named ``reader`` and give the options."""
-        refuse_unknown(keywords, (field.name for field in fields(cls)), of=reader)
-        return cls(**keywords)
+        refuse_unknown(keywords, (field.name for field in fields(cls) if field.name != "unlike"), of=reader)
+        columns = keywords.get("columns")
+        if isinstance(columns, str):
+            return cls(**{**keywords, "columns": None, "unlike": columns})  # type: ignore[arg-type]  # checked
+        return cls(**keywords)  # type: ignore[arg-type]  # no text any more
 
     def __post_init__(self) -> None:
         for name, least, what in (
@@ -81,6 +96,11 @@ class ReadOptions:
         names = self.columns
         if names is not None and (isinstance(names, str) or not all(isinstance(x, str) for x in names)):
             raise OptionError(f"columns={excerpt(names)}: a list of names, or None for all columns")
+        if self.unlike not in _UNLIKE:
+            raise OptionError(
+                f"columns={excerpt(self.unlike)}: a list of names, None for all columns, or one of "
+                f"{', '.join(map(repr, _UNLIKE))} for files with unlike ones"
+            )
         if self.on_error not in ("raise", "skip"):
             raise OptionError(f"on_error={excerpt(self.on_error)}: 'raise' or 'skip'")
         if self.drop_last and self.batch_size is None:

@@ -183,8 +183,8 @@ def read(value: Any, **options: Any) -> InputReader:
     Args:
         value: See `resolve_input`.
         options: Keywords of the reader, such as those of `ReadOptions`. For a mixture: ``batch_size``,
-            ``end``, ``source_column`` and a text as ``columns`` are the mixture's, the rest is for the
-            readers that it opens.
+            ``end``, ``source_column`` and a text as ``columns`` are the mixture's (``"intersect"`` if none is
+            given), the rest is for the readers that it opens.
 
     Returns:
         The reader; close it, or use it in a ``with`` block.
@@ -338,6 +338,9 @@ def _mixture(
     rest = {key: value for key, value in context.options.items() if key not in _MIX_OPTIONS}
     if isinstance(rest.get("columns"), str):
         own["columns"] = rest.pop("columns")
+    else:
+        # Recordings and samplers have columns that the others have not; what is left out is logged.
+        own["columns"] = "intersect"
     taker = next((value for value, _ in pairs if not _takes_no_options(value)), None)
     if rest and taker is None:
         raise OptionError(f"options {', '.join(map(repr, rest))} have no effect: the mixture opens no reader")

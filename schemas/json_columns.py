@@ -31,6 +31,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from rlio.errors import UnsafeData, excerpt
+from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.json_values import value_from_json
 from rlio.schemas.zstd_frames import inflate
@@ -68,26 +69,29 @@ def dump_column(values: NDArray[Any], spec: ColumnSpec, *, compress: bool = Fals
     return _numbers(np.ascontiguousarray(values, spec.native))
 
 
-def load_column(written: Any, spec: ColumnSpec, *, rows: int) -> NDArray[Any]:
+def load_column(
+    written: Any, spec: ColumnSpec, *, rows: int, limits: Limits = DEFAULT_LIMITS
+) -> NDArray[Any]:
     """The values of a parsed column: shape (rows, *shape), writable, the caller's own.
 
     Args:
         written: What `json.loads` made of `dump_column`; it may come from a stranger.
         spec: The column's type; nothing is guessed.
-        rows: How many there must be, of at most 1 GiB by the spec.
+        rows: How many there must be; the caller has checked what they take by the spec.
+        limits: What the rest may take.
 
     Raises:
         ValueError, OverflowError: It is not such a column; the message says what was found.
         UnsafeData: It would take far more memory than its text.
     """
     if isinstance(written, dict):
-        return _from_blob(written, spec, rows)
+        return _from_blob(written, spec, rows, limits)
     if not isinstance(written, list):
         raise ValueError(f"expected a list, found {excerpt(written)}")
     if spec.kind == "json":
         return _objects([value_from_json(item) for item in _of_length(written, rows)])
     if spec.kind == "text":
-        return _strings(_of_length(written, rows), spec)
+        return _strings(_of_length(written, rows), spec, limits)
     if not _is_plain(spec.numpy):
         raise ValueError(f"a list where values of {spec.dtype} are base64 or zstd")
     if rows == 0 or spec.size == 0:
@@ -96,29 +100,33 @@ def load_column(written: Any, spec: ColumnSpec, *, rows: int) -> NDArray[Any]:
     return _parsed_numbers(written, spec, (rows, *spec.shape))
 
 
-def parse_json(text: bytes) -> Any:
+def parse_json(text: bytes, limits: Limits = DEFAULT_LIMITS) -> Any:
     """Parse strictly: UTF-8, no ``NaN``, no key twice, no more lists than memory has room for.
 
     Raises:
         ValueError: It is not such JSON.
         UnsafeData: It has more lists or objects, or nests deeper, than any text of ours.
     """
-    check_containers(text)
+    check_containers(text, limits)
     try:
         return json.loads(text.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
     except RecursionError as error:
         raise UnsafeData("JSON that nests too deep") from error
 
 
-def check_containers(text: bytes) -> None:
+def check_containers(text: bytes, limits: Limits = DEFAULT_LIMITS) -> None:
     """Refuse text with so many lists or objects that parsing it would take many times its size.
 
     Raises:
-        UnsafeData: It has more than 4 million.
+        UnsafeData: It has more than 4 million; in proportion more, where lines may have more than 64 MiB.
     """
     found = text.count(b"[") + text.count(b"{")
-    if found > _MAX_CONTAINERS:
-        raise UnsafeData(f"{found} lists and objects in {len(text)} bytes, more than {_MAX_CONTAINERS}")
+    most = _MAX_CONTAINERS * max(limits.line_bytes, MAX_TEXT_BYTES) // MAX_TEXT_BYTES
+    if found > most:
+        raise UnsafeData(
+            f"{found} lists and objects in {len(text)} bytes, more than {most}: write smaller records, or "
+            "raise Limits.line_bytes"
+        )
 
 
 def _is_plain(dtype: np.dtype[Any]) -> bool:
@@ -213,15 +221,15 @@ def _objects(listed: list[Any]) -> NDArray[Any]:
     return values
 
 
-def _strings(listed: list[Any], spec: ColumnSpec) -> NDArray[Any]:
+def _strings(listed: list[Any], spec: ColumnSpec, limits: Limits) -> NDArray[Any]:
     if not all(type(item) is str for item in listed):
         raise ValueError(f"expected strings, found {excerpt(next(x for x in listed if type(x) is not str))}")
     if spec.dtype == "|O":
         return _objects(listed)
     if spec.dtype not in ("<U", ">U"):
         raise ValueError("a list where byte strings are base64 or zstd")
-    if max(map(len, listed), default=0) * len(listed) * 4 > 1 << 30:
-        raise ValueError("strings that would take over 1 GiB as an array of equal widths")
+    if (size := max(map(len, listed), default=0) * len(listed) * 4) > limits.group_bytes:
+        raise UnsafeData(f"strings that take {size} bytes as an array of equal widths")
     for item in listed:
         item.encode("utf-8")  # Raises UnicodeError, a ValueError, for half of a surrogate pair.
     values = np.array(listed, np.str_)
@@ -270,7 +278,7 @@ def _all_ints(written: Any) -> bool:
     return type(written) is int
 
 
-def _from_blob(written: dict[str, Any], spec: ColumnSpec, rows: int) -> NDArray[Any]:
+def _from_blob(written: dict[str, Any], spec: ColumnSpec, rows: int, limits: Limits) -> NDArray[Any]:
     """The values of ``{"base64": ...}`` or ``{"zstd": ...}``."""
     width = written.get("width")
     forms = {"base64", "zstd"} & set(written)
@@ -284,14 +292,17 @@ def _from_blob(written: dict[str, Any], spec: ColumnSpec, rows: int) -> NDArray[
     if spec.kind in ("text", "json") and spec.dtype != "|S":
         if form != "zstd":
             raise ValueError("base64 where text is a list or zstd")
-        return load_column(_no_object(parse_json(_inflate(packed, None))), spec, rows=rows)
+        text = inflate(packed, most=limits.line_bytes, limits=limits)
+        return load_column(_no_object(parse_json(text, limits)), spec, rows=rows, limits=limits)
     dtype = spec.numpy.newbyteorder("<")
     if spec.dtype == "|S":
-        if type(width) is not int or not 1 <= width <= MAX_TEXT_BYTES:
+        if type(width) is not int or not 1 <= width <= limits.line_bytes:
             raise ValueError(f"a width of {excerpt(width)}")
         dtype = np.dtype(f"|S{width}")
     size = rows * math.prod(spec.shape) * dtype.itemsize
-    data = _inflate(packed, size) if form == "zstd" else packed
+    if size > limits.group_bytes:
+        raise UnsafeData(f"{rows} rows of {size} bytes, more than {limits.group_bytes}")
+    data = inflate(packed, most=size, exactly=size, limits=limits) if form == "zstd" else packed
     if len(data) != size:
         raise ValueError(f"{len(data)} bytes where {rows} rows take {size}")
     if dtype.kind == "b" and data and max(data) > 1:
@@ -305,8 +316,3 @@ def _no_object(parsed: Any) -> Any:
     if isinstance(parsed, dict):
         raise ValueError("an object where a compressed column holds a list")
     return parsed
-
-
-def _inflate(packed: bytes, size: int | None) -> bytes:
-    """The content of a zstd frame of ``size`` bytes; None: of as many as a line may have."""
-    return inflate(packed, most=MAX_TEXT_BYTES if size is None else size, exactly=size)

@@ -42,6 +42,7 @@ from numpy.typing import NDArray
 from rlio.batch import MultiAgentBatch, SampleBatch, count_units
 from rlio.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
 from rlio.errors import CorruptData, MissingColumn, RlioError, SchemaError, UnsafeData, excerpt
+from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.json_columns import MAX_TEXT_BYTES, check_containers, dump_column, load_column, parse_json
 from rlio.schemas.row_groups import ATTRIBUTES, unpadded
 from rlio.schemas.schema import Leaf, PolicySchema, Schema, rebuild
@@ -251,7 +252,7 @@ def is_intact(line: bytes) -> bool:
 def parse_head(line: bytes) -> LineHead | None:
     """What the beginning of a line says; None where it cannot be that of a batch. It is not checked."""
     head = _HEAD.match(line[:_HEAD_BYTES])
-    if head is None or int(head[2]) > _MAX_ROWS:
+    if head is None:
         return None
     return LineHead(head[1].decode(), int(head[2]), int(head[3]))
 
@@ -282,6 +283,7 @@ def decode_line(
     columns: Collection[str] | None = None,
     uri: str | None = None,
     record: int | None = None,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> SampleBatch | MultiAgentBatch:
     """The batch in a line.
 
@@ -291,6 +293,7 @@ def decode_line(
         columns: Logical columns to decode; None: all.
         uri: Of the file, for messages.
         record: Number of the line, for messages.
+        limits: What it may ask for: its bytes, its rows, and what they decode to.
 
     Returns:
         A batch whose arrays are its own, its columns in the order of the schema.
@@ -300,9 +303,12 @@ def decode_line(
         UnsafeData: It would take far more memory than its bytes.
         MissingColumn: No policy of its schema has one of ``columns``.
     """
-    if len(line) > MAX_LINE_BYTES:
+    if len(line) > limits.line_bytes:
         raise UnsafeData(
-            f"a line of {len(line)} bytes; a line has at most {MAX_LINE_BYTES}", uri=uri, record=record
+            f"a line of {len(line)} bytes, more than {limits.line_bytes}: raise Limits.line_bytes if the "
+            "data are yours",
+            uri=uri,
+            record=record,
         )
     head = parse_head(line)
     if head is None or not is_intact(line):
@@ -314,7 +320,7 @@ def decode_line(
     schema = schemas(head.schema)
     _check_columns(schema, columns, uri)
     try:
-        return _decode(parse_json(line), schema, head, columns)
+        return _decode(parse_json(line, limits), schema, head, columns, limits)
     except _Problem as problem:
         raise CorruptData(str(problem), uri=uri, record=record, column=problem.column) from problem
     except UnsafeData as error:
@@ -337,21 +343,23 @@ def _check_columns(schema: Schema, columns: Collection[str] | None, uri: str | N
 
 
 def _decode(
-    written: Any, schema: Schema, head: LineHead, columns: Collection[str] | None
+    written: Any, schema: Schema, head: LineHead, columns: Collection[str] | None, limits: Limits
 ) -> SampleBatch | MultiAgentBatch:
     multi_agent = written["type"] == "MultiAgentBatch"
     if multi_agent != schema.multi_agent:
         raise _Problem(f"a {written['type']} where the schema is of the other kind")
     listed = written["policies"] if multi_agent else {DEFAULT_POLICY_ID: written}
-    parts = {pid: _Part.of(part, schema, pid) for pid, part in listed.items()}
+    parts = {pid: _Part.of(part, schema, pid, limits) for pid, part in listed.items()}
     if (rows := sum(part.rows for part in parts.values())) != head.rows:
         raise _Problem(f"the policies have {rows} rows and the line says {head.rows}")
-    if (size := sum(part.size for part in parts.values())) > _MAX_DECODED:
-        raise UnsafeData(f"{rows} rows of {size} bytes in one line")
-    batches = {pid: part.decode(columns) for pid, part in parts.items()}
+    if (size := sum(part.size for part in parts.values())) > limits.group_bytes or rows > limits.group_rows:
+        raise UnsafeData(
+            f"{rows} rows of {size} bytes in one line, more than {limits.group_rows} or {limits.group_bytes}"
+        )
+    batches = {pid: part.decode(columns, limits) for pid, part in parts.items()}
     batch: SampleBatch | MultiAgentBatch
     if multi_agent:
-        batch = MultiAgentBatch(batches, _count(written["env_steps"], _MAX_ENV_STEPS))
+        batch = MultiAgentBatch(batches, _count(written["env_steps"]))
     else:
         batch = batches[DEFAULT_POLICY_ID]
     if columns is None:
@@ -368,10 +376,10 @@ def _check_units(batch: SampleBatch | MultiAgentBatch, head: LineHead) -> None:
         raise _Problem(f"{units} units and the line says {head.units}")
 
 
-def _count(value: Any, limit: int = _MAX_ROWS) -> int:
+def _count(value: Any) -> int:
     """A number of rows or steps."""
-    if type(value) is not int or not 0 <= value <= limit:
-        raise _Problem(f"{excerpt(value)} rows or steps where there are 0 to {limit}")
+    if type(value) is not int or not 0 <= value <= _MAX_ENV_STEPS:
+        raise _Problem(f"{excerpt(value)} rows or steps where there are 0 to {_MAX_ENV_STEPS}")
     return value
 
 
@@ -391,7 +399,7 @@ class _Part(NamedTuple):
     sequences: int
 
     @classmethod
-    def of(cls, written: dict[str, Any], schema: Schema, pid: str) -> _Part:
+    def of(cls, written: dict[str, Any], schema: Schema, pid: str, limits: Limits) -> _Part:
         """The rows of policy ``pid``, whose columns must be those of the schema."""
         if pid not in schema.policies:
             raise _Problem(f"policy {excerpt(pid)} is not in the schema")
@@ -399,7 +407,9 @@ class _Part(NamedTuple):
         if not isinstance(found, dict) or found.keys() != policy.columns.keys():
             unlike = sorted(set(found) ^ set(policy.columns)) if isinstance(found, dict) else [None]
             raise _Problem("the line has other columns than its schema", unlike[0])
-        sequences = _sequences(found[Columns.SEQ_LENS], policy, rows) if policy.has_sequences else rows
+        sequences = rows
+        if policy.has_sequences:
+            sequences = _sequences(found[Columns.SEQ_LENS], policy, rows, limits)
         return cls(written, policy, rows, sequences)
 
     @property
@@ -410,13 +420,14 @@ class _Part(NamedTuple):
             for leaf in self.policy.leaves
         )
 
-    def decode(self, columns: Collection[str] | None) -> SampleBatch:
+    def decode(self, columns: Collection[str] | None, limits: Limits) -> SampleBatch:
         """The batch."""
         made = {}
         for column, leaves in self.policy.columns.items():
             if columns is None or column in columns:
                 tree = rebuild([(leaf.path, leaf) for leaf in leaves])
-                made[column] = _load(self.written["columns"][column], tree, column, self._count(column))
+                written = self.written["columns"][column]
+                made[column] = _load(written, tree, column, self._count(column), limits)
         attributes = _read_attributes(self.written.get("attributes", {}))
         try:
             return SampleBatch(made, **attributes)
@@ -430,13 +441,13 @@ class _Part(NamedTuple):
         return self.sequences if is_per_sequence(column) else self.rows
 
 
-def _sequences(written: Any, policy: PolicySchema, rows: int) -> int:
+def _sequences(written: Any, policy: PolicySchema, rows: int, limits: Limits) -> int:
     """How many sequences there are; their lengths must make up the rows."""
     (leaf,) = policy.columns[Columns.SEQ_LENS]
     if not isinstance(written, list) or len(written) > rows:
         # As a blob it says nothing about its length; ours are never that short of room.
         raise _Problem(f"expected a list of at most {rows} lengths, found {excerpt(written)}", leaf.column)
-    lens = _load(written, leaf, leaf.column, len(written))
+    lens = _load(written, leaf, leaf.column, len(written), limits)
     if len(lens) and (int(lens.min()) < 1 or sum(lens.tolist()) != rows):
         raise _Problem(f"sequences of {sum(lens.tolist())} rows where there are {rows}", leaf.column)
     if not len(lens) and rows:
@@ -444,19 +455,21 @@ def _sequences(written: Any, policy: PolicySchema, rows: int) -> int:
     return len(lens)
 
 
-def _load(written: Any, tree: Any, column: str, count: int) -> Any:
+def _load(written: Any, tree: Any, column: str, count: int, limits: Limits) -> Any:
     """A column from its nested lists and objects, whose shape is that of the schema's leaves."""
     if isinstance(tree, dict):
         if not isinstance(written, dict) or written.keys() != tree.keys():
             raise _Problem(f"expected an object of {sorted(tree)}, found {excerpt(written)}", column)
-        return {key: _load(written[key], part, f"{column}/{key}", count) for key, part in tree.items()}
+        return {
+            key: _load(written[key], part, f"{column}/{key}", count, limits) for key, part in tree.items()
+        }
     if isinstance(tree, tuple):
         if not isinstance(written, list) or len(written) != len(tree):
             raise _Problem(f"expected a list of {len(tree)} columns, found {excerpt(written)}", column)
-        return tuple(_load(written[i], part, f"{column}/{i}", count) for i, part in enumerate(tree))
+        return tuple(_load(written[i], part, f"{column}/{i}", count, limits) for i, part in enumerate(tree))
     assert isinstance(tree, Leaf)
     try:
-        return load_column(written, tree.spec, rows=count)
+        return load_column(written, tree.spec, rows=count, limits=limits)
     except UnsafeData as error:
         raise UnsafeData(f"column {column}: {error}") from error
     except (ValueError, TypeError, KeyError, OverflowError) as error:

@@ -62,9 +62,6 @@ _RESERVED_ENDS = ("#older", ".list.element")
 # One row group decodes to at most this many bytes, which bounds the memory of readers (DESIGN section 4).
 _GROUP_BYTES = 8 << 20
 _MAX_GROUP_ROWS = 1 << 16
-_MAX_COLUMNS = 4096
-_MAX_POLICIES = 4096
-_MAX_DEPTH = 8
 
 
 @dataclass(frozen=True)
@@ -299,10 +296,11 @@ class Schema:
 
     def _check_storable(self) -> None:
         """Refuse what could be written and not be read: readers have limits, for strangers' schemas."""
-        if len(self.columns) > _MAX_COLUMNS or len(self.policies) > _MAX_POLICIES:
+        most = DEFAULT_LIMITS
+        if len(self.columns) > most.columns or len(self.policies) > most.policies:
             raise SchemaError(
-                f"{len(self.columns)} columns of {len(self.policies)} policies: at most {_MAX_COLUMNS} and "
-                f"{_MAX_POLICIES}; join columns into arrays"
+                f"{len(self.columns)} columns of {len(self.policies)} policies: at most {most.columns} and "
+                f"{most.policies}; join columns into arrays"
             )
         for pid, policy in self.policies.items():
             taken: set[str] = set()
@@ -429,7 +427,7 @@ class Schema:
             policies = {
                 pid: PolicySchema(
                     tuple(
-                        Leaf(_checked_name(c), _checked_path(path), name, columns[name])
+                        Leaf(_checked_name(c), _checked_path(path, limits), name, columns[name])
                         for c, path, name in p["columns"]
                     ),
                     p["spaces"],
@@ -469,8 +467,8 @@ def _leaves_of(batch: SampleBatch) -> tuple[Leaf, ...]:
         _check_nesting(batch[column], column)
         for path, item in leaves(batch[column]):
             name = leaf_name(column, path)
-            if len(path) > _MAX_DEPTH:
-                raise SchemaError(f"it nests more than {_MAX_DEPTH} deep", column=name)
+            if len(path) > DEFAULT_LIMITS.nesting:
+                raise SchemaError(f"it nests more than {DEFAULT_LIMITS.nesting} deep", column=name)
             if name.endswith(_RESERVED_ENDS):
                 raise SchemaError(f"names that end in {_RESERVED_ENDS} are the format's own", column=name)
             spec = ColumnSpec.of(_array(item, name), column=name)
@@ -573,8 +571,10 @@ def _checked_name(written: Any) -> str:
     return written
 
 
-def _checked_path(path: Any) -> Path:
+def _checked_path(path: Any, limits: Limits) -> Path:
     """A path of strings and small integers."""
-    if not isinstance(path, list) or len(path) > _MAX_DEPTH or not all(type(p) in (str, int) for p in path):
+    if not isinstance(path, list) or not all(type(p) in (str, int) for p in path):
         raise ValueError(f"path {excerpt(path)}")
+    if len(path) > limits.nesting:
+        raise UnsafeData(f"a column nested {len(path)} deep: at most {limits.nesting}")
     return tuple(path)

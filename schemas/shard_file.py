@@ -185,7 +185,7 @@ class ShardFile:
         self._layout = parse_metadata(self._footer, end=self._footer_start, limits=limits)
         written = entries_of(self._layout)
         limits.check_json(written[b"rlio.schema"], "a schema")
-        self.schema = Schema.from_text(written[b"rlio.schema"])
+        self.schema = Schema.from_text(written[b"rlio.schema"], limits=limits)
         check_stacks(self.schema)
         self._fields = file_fields(self.schema)
         self.groups = _group_infos(written[b"rlio.groups"], len(self._layout.groups))

@@ -515,8 +515,51 @@ def _packed_zeros() -> bytes:
     return base64.b64encode(frame)
 
 
+# ---- few bytes that stand for many ----
+
+
+def _many_mentions(size: int = 1 << 24, count: int = 500) -> bytes:
+    """A packed list that names one array of zeros so many times, through the memo of its stream."""
+    array = np.zeros(size, np.uint8)
+    return _packed(pickle.dumps([array] * count, 5))
+
+
+def _many_opcodes(count: int) -> bytes:
+    """A packed list of as many numbers: two opcodes each."""
+    return _packed(b"\x80\x04]" + b"K\x01a" * count + b".")
+
+
+def _eight(row: bytes) -> bytes:
+    names = b"".join(b'"c%d":"%b",' % (i, row) for i in range(8))
+    return b"{%b" % names + GOOD[1:]
+
+
+_BAD_LINES |= {
+    "packed: an array named 500 times": lambda _: _text_column(_many_mentions()),
+    "packed: rows that name an array 500 times": lambda _: (
+        b'{"obs":["%b","%b"],"rewards":[1.0,2.0],"t":[0,1]}' % ((_many_mentions(1 << 22),) * 2)
+    ),
+    "packed: a text of a megabyte in a list of many": lambda _: _text_column(
+        _packed(pickle.dumps(["x" * (1 << 20)] + ["y"] * 100_000, 4))
+    ),
+    "packed: bytes of a megabyte in a list of many": lambda _: _text_column(
+        _packed(pickle.dumps([b"x" * (1 << 20)] + [b"y"] * 100_000, 4))
+    ),
+    "packed: texts in tuples, one of a megabyte": lambda _: _text_column(
+        _packed(pickle.dumps([("x" * (1 << 20),)] + [("y",)] * 100_000, 4))
+    ),
+    "packed: 10**9 rows of nothing": lambda _: _text_column(_packed(pickle.dumps(np.empty((10**9, 0)), 5))),
+}
+
 for _name, _bad in _BAD_LINES.items():
     add(f"JSON line: {_name}", _line_file(_bad), "json", rows=4)
+add(
+    "JSON line: packed: eight columns of 50,000 opcodes",
+    _line_file(lambda _: _eight(_many_opcodes(25_000))),
+    "json",
+    rows=4,
+    options=(("packed_values", 100_000),),
+)
 add("JSON line: no rows", _line_file(_record(obs=[], rewards=[], t=[])), "json", rows=4, harmless=True)
 add(
     "JSON: line ends of Windows, a byte-order mark, blank lines",
@@ -539,12 +582,31 @@ def _long_line(folder: Path) -> None:
 
 
 add("JSON: a line of 200 MB", _long_line, "json", rows=4)
+for _name, _record_of in {
+    "10**9 rows of nothing": lambda: b'{"obs":"' + _packed(pickle.dumps(np.empty((10**9, 0)), 5)) + b'"}',
+    "5,000 columns": lambda: _record(**{f"c{i}": [1, 2] for i in range(5000)}),
+    "a nested column of 5,000 parts": lambda: _record(obs={f"c{i}": [1, 2] for i in range(5000)}),
+    "a packed column of 5,000 parts": lambda: _text_column(
+        _packed(pickle.dumps({f"c{i}": [1, 2] for i in range(5000)}))
+    ),
+    "a nested column 20 deep": lambda: (
+        b'{"rewards":[1.0,2.0],"t":[0,1],"obs":' + b'{"a":' * 20 + b"[[0.5],[1.0]]" + b"}" * 21
+    ),
+}.items():
+    add(f"JSON: {_name}", lambda f, r=_record_of: save(f, {"a.json": r()}), "json")
 add("JSON: an empty file", _whole(b""), "json")
 add("JSON: a byte-order mark and nothing else", _whole(b"\xef\xbb\xbf"), "json")
 add("JSON: only line ends", _whole(b"\n" * 1000), "json")
 add("JSON: random bytes", _whole(np.random.default_rng(0).bytes(20_000)), "json")
 add("JSON: gzip behind a suffix", _whole(zlib.compress(GOOD, wbits=31)), "json")
-add("JSON: a compressed file that is no shard", _whole(zstandard.compress(GOOD), "a.jsonl.zst"), "json")
+for _name, _packed_lines in {
+    "that is cut": zstandard.compress(GOOD * 100)[:-6],
+    "of zeros": zstandard.compress(bytes(100 << 20)),
+    "of newlines": zstandard.compress(b"\n" * (60 << 20)),
+    "with a window of a gigabyte": struct.pack("<IBB", 0xFD2FB528, 0, 20 << 3) + b"\x0b\0\0x",
+    "that is none": GOOD,
+}.items():
+    add(f"JSON: a compressed file {_name}", _whole(_packed_lines, "a.jsonl.zst"), "json")
 
 
 def _zipped(*members: tuple[str | zipfile.ZipInfo, bytes], method: int = zipfile.ZIP_DEFLATED) -> bytes:
@@ -600,6 +662,9 @@ _ZIPS: dict[str, Callable[[], bytes]] = {
     "a directory of 20 MB": lambda: _zip_of_names(400_000),
     "more than it says": _zip_smaller,
     "empty": lambda: _zipped(),
+    "60 MB of newlines": lambda: _zipped(("a.json", b"\n" * (60 << 20))),
+    "60 MB of blank lines of Windows": lambda: _zipped(("a.json", b" \r\n" * (20 << 20))),
+    "2 million lines": lambda: _zipped(("a.json", b"1\n" * (2 << 20))),
     "a wrong checksum": lambda: _zipped(("a.json", GOOD), method=zipfile.ZIP_STORED).replace(
         b"[0.5]", b"[0.6]", 1
     ),
@@ -1341,6 +1406,39 @@ for _name, _raw in _RAW_FOOTERS.items():
         ),
         "foreign",
     )
+
+
+def _columns_case(count: int, **columns: list[Any]) -> Make:
+    """A Parquet file of ``count`` columns alike, besides others."""
+    ((_, values),) = columns.items()
+    made = {f"c{i}": values for i in range(count)} | {"rewards": [1.0] * len(values)}
+    return lambda folder: pq.write_table(pa.table(made), folder / "a.parquet", compression="zstd")
+
+
+def _foreign_case(make: Callable[[], Make]) -> Make:
+    return lambda folder: make()(folder)
+
+
+_SMALL = (("group_bytes", 64 << 20), ("packed_values", 100_000))
+for _name, _small in {
+    "a packed list that names an array 500 times": lambda: _columns_case(1, c=[_many_mentions().decode()]),
+    "ten packed columns of 10 MB": lambda: _columns_case(
+        10, c=[_packed(pickle.dumps(np.zeros(10 << 20, np.uint8), 5)).decode()]
+    ),
+    "100,000 rows that repeat a packed text": lambda: _columns_case(
+        1, c=[_packed(pickle.dumps(np.zeros(4096), 5)).decode()] * 100_000
+    ),
+    "rows of 100,000 opcodes": lambda: _columns_case(
+        1, c=[_many_opcodes(50_000 + i).decode() for i in range(8)]
+    ),
+    "a packed row with a text of a megabyte in a list of many": lambda: _columns_case(
+        1, c=[_packed(pickle.dumps(["x" * (1 << 20)] + ["y"] * 20_000, 4)).decode()]
+    ),
+    "packed rows of shape (10**9, 0)": lambda: _columns_case(
+        1, c=[_packed(pickle.dumps(np.empty((10**9, 0)), 5)).decode()]
+    ),
+}.items():
+    add(f"foreign Parquet: {_name}", _foreign_case(_small), "foreign", options=_SMALL)
 add("foreign Parquet: an empty file", _whole(b"", "a.parquet"), "foreign")
 add("foreign Parquet: encrypted", _whole(b"PARE" + bytes(100) + b"PARE", "a.parquet"), "foreign")
 add(

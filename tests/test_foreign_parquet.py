@@ -455,7 +455,10 @@ def test_a_row_group_unlike_the_first_is_named_and_the_rest_is_served(tmp_path: 
     save(tmp_path / "2.parquet", steps(6, 4) | {"obs": [[1.0]] * 4})
     save(tmp_path / "3.parquet", {name: v for name, v in steps(10, 4).items() if name != "actions"})
     save(tmp_path / "4.parquet", steps(14, 3))
-    with ForeignParquetReader(tmp_path) as reader:
+    with pytest.raises(SchemaError) as caught:
+        ForeignParquetReader(tmp_path)
+    assert (caught.value.uri, caught.value.column) == (str(tmp_path / "3.parquet"), "actions")
+    with ForeignParquetReader([tmp_path / f"{number}.parquet" for number in (1, 2, 4)]) as reader:
         reader.sample()
         with pytest.raises(SchemaError, match=r"shape \(1,\).*2\.parquet, record 0, column obs"):
             reader.sample()
@@ -519,8 +522,8 @@ def test_text_that_multiplies_is_refused_before_it_fills_memory(tmp_path: Path) 
     pq.write_table(table, tmp_path / "a.parquet", compression="zstd")
     assert (tmp_path / "a.parquet").stat().st_size < 1 << 20
     with (
-        ForeignParquetReader(tmp_path, max_group_bytes=256 << 20) as reader,
-        pytest.raises(UnsafeData, match="max_group_bytes"),
+        ForeignParquetReader(tmp_path, limits=Limits(group_bytes=256 << 20)) as reader,
+        pytest.raises(UnsafeData, match="group_bytes"),
     ):
         reader.sample()
     with ForeignParquetReader(tmp_path, columns=["rewards"], epochs=1) as reader:
@@ -529,8 +532,8 @@ def test_text_that_multiplies_is_refused_before_it_fills_memory(tmp_path: Path) 
 
 def test_a_row_group_over_the_limit_is_refused(tmp_path: Path) -> None:
     save(tmp_path / "a.parquet", {"obs": [[0.0] * 1000] * 100})
-    with pytest.raises(UnsafeData, match="max_group_bytes"):
-        read(tmp_path, max_group_bytes=200_000)
+    with pytest.raises(UnsafeData, match="group_bytes"):
+        read(tmp_path, limits=Limits(group_bytes=200_000))
     with pytest.raises(UnsafeData, match="100 rows"):
         read(tmp_path, limits=Limits(group_rows=99))
 

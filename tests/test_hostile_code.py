@@ -148,25 +148,6 @@ def test_extension_types_are_refused_before_their_hooks_can_run(hook: Any, tmp_p
 # ---- limits and messages ----
 
 
-@pytest.mark.parametrize(
-    "limits",
-    [
-        {"listed_names": 1}, {"schema_bytes": 100}, {"schema_values": 5}, {"footer_bytes": 500},
-        {"footer_values": 50},
-        {"columns": 4}, {"group_rows": 2}, {"group_bytes": 100}, {"streams_bytes": 10},
-    ],
-)  # fmt: skip
-def test_every_limit_can_be_lowered_and_refuses_what_exceeds_it(
-    limits: dict[str, int], tmp_path: Path
-) -> None:
-    root = tmp_path / "root"
-    save(root, parquet_files())
-    (root / "data" / WRITER / "more").write_bytes(b"")
-    assert sum(map(len, rlio.DatasetReader(root, epochs=1))) == 30
-    with pytest.raises(UnsafeData):
-        list(rlio.DatasetReader(root, epochs=1, limits=Limits(**limits)))
-
-
 @pytest.mark.parametrize("value", [0, -1, 1.5, None, True, "1"])
 def test_a_limit_is_a_positive_whole_number(value: Any) -> None:
     with pytest.raises(rlio.OptionError, match="group_bytes"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from rlio.errors import UnsafeData
+from rlio.limits import Limits
 from rlio.schemas import json_columns
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.json_columns import dump_column, load_column, parse_json
@@ -233,3 +235,12 @@ def test_a_blob_that_claims_to_be_larger_than_its_rows_is_not_inflated() -> None
     bomb = packed(bytes(1 << 20))
     with pytest.raises(ValueError, match="zstd frame of 1048576 bytes where there should be 2"):
         load_column(bomb, INT8, rows=2)
+
+
+def test_byte_strings_as_wide_as_they_like_are_bound_by_what_a_line_may_take() -> None:
+    zeros = zstandard.compress(bytes(8 << 20))
+    written = {"zstd": base64.b64encode(zeros).decode(), "width": 1 << 20}
+    spec = ColumnSpec.of(np.array([b"a"]))
+    assert load_column(written, spec, rows=8, limits=Limits(group_bytes=8 << 20)).nbytes == 8 << 20
+    with pytest.raises(UnsafeData):
+        load_column(written, spec, rows=8, limits=Limits(group_bytes=(8 << 20) - 1))

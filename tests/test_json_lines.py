@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.errors import CorruptData, MissingColumn, SchemaError, UnsafeData
+from rlio.limits import Limits
 from rlio.schemas import json_lines
 from rlio.schemas.json_lines import (
     LineTooLarge,
@@ -270,14 +271,13 @@ def test_what_would_fill_the_memory_is_unsafe(monkeypatch: pytest.MonkeyPatch) -
     batch = steps(6)
     schema = Schema.of(batch)
     line = encode_line(batch, schema)
+    for limits in ({"group_bytes": 100}, {"group_rows": 5}, {"line_bytes": len(line) - 1}):
+        with pytest.raises(UnsafeData):
+            decode_line(line, lambda _: schema, limits=Limits(**limits))
+    decode_line(line, lambda _: schema, limits=Limits(group_bytes=1000, group_rows=6, line_bytes=len(line)))
     monkeypatch.setattr(json_lines, "_MAX_DECODED", 100)
-    with pytest.raises(UnsafeData, match="6 rows"):
-        decode_line(line, lambda _: schema)
     with pytest.raises(LineTooLarge, match="compress_columns"):
         encode_line(batch, schema)
-    monkeypatch.setattr(json_lines, "MAX_LINE_BYTES", 400)
-    with pytest.raises(UnsafeData, match="a line of"):
-        decode_line(line, lambda _: schema)
 
 
 def test_what_is_too_large_to_be_read_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import zstandard
 import rlio
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.errors import CorruptData, MissingColumn, UnsafeData
+from rlio.limits import Limits
 from rlio.schemas.json_lines import encode_line
 from rlio.schemas.schema import Schema
 from rlio.storage import json_shard
@@ -205,9 +206,9 @@ def test_a_large_shard_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Mon
         assert_same(shard.read(index), steps(3, 3 * index), f"line {index}")
 
 
-def test_a_shard_over_the_limit_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    storage, ref = stored(tmp_path, None)
-    monkeypatch.setattr(json_shard, "MAX_JSON_SHARD_BYTES", 100)
+def test_a_shard_over_the_limit_is_not_loaded(tmp_path: Path) -> None:
+    _, ref = stored(tmp_path, None)
+    storage = Storage.open(tmp_path, limits=Limits(shard_bytes=100))
     with pytest.raises(UnsafeData, match="more than 100"):
         open_shard(storage, ref)
 

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from rlio.errors import CorruptData, UnsafeData
+from rlio.limits import Limits
 from rlio.readers import packed
-from rlio.readers.packed import PackedLimits, is_packed, unpack
+from rlio.readers.packed import Allowance, is_packed, unpack
 
 
 def pack_stream(stream: bytes, **options: Any) -> str:
@@ -101,11 +102,31 @@ def test_any_array_comes_back(array: np.ndarray, protocol: int, fortran: bool) -
     assert_same(unpack(pack(np.asarray(array, order="F" if fortran else "C"), protocol)), array)
 
 
-def test_arrays_named_twice_share_no_memory() -> None:
-    one = np.arange(3.0)
-    first, second = unpack(pack([one, one]))
-    first[0] = 9.0
-    assert second[0] == 0.0
+def test_an_array_that_is_named_again_takes_no_memory_and_cannot_be_written() -> None:
+    one, other = np.arange(3.0), np.arange(4.0)
+    first, second, third = unpack(pack([one, one, other]))
+    assert np.shares_memory(first, second)
+    assert not first.flags.writeable
+    assert not second.flags.writeable
+    assert third.flags.writeable
+    np.testing.assert_array_equal(second, one)
+
+
+def test_each_mention_of_an_array_counts_as_its_bytes() -> None:
+    array = np.zeros(1 << 20, np.uint8)
+    text = pack([array] * 20)
+    size = len(pickle.dumps([array] * 20, 5))
+    assert len(unpack(text, allowance=Allowance(Limits(group_bytes=size + (20 << 20))))) == 20
+    with pytest.raises(UnsafeData):
+        unpack(text, allowance=Allowance(Limits(group_bytes=size + (20 << 20) - 1)))
+
+
+def test_columns_share_one_allowance() -> None:
+    text, allowance = pack(list(range(100))), Allowance(Limits(packed_values=500))
+    unpack(text, allowance=allowance)
+    unpack(text, allowance=allowance)
+    with pytest.raises(UnsafeData):
+        unpack(text, allowance=allowance)
 
 
 @pytest.mark.parametrize("rows", [1, 1_000, 10_000, 1_000_000])
@@ -266,11 +287,11 @@ def test_a_stream_of_nested_references_cannot_multiply() -> None:
     bomb: list[Any] = [1]
     for _ in range(25):  # Two references each level: 2**25 values when spelled out.
         bomb = [bomb, bomb]
-    with pytest.raises(UnsafeData, match="more than 100000 values"):
-        unpack(pack(bomb), limits=PackedLimits(max_values=100_000))
+    with pytest.raises(UnsafeData, match="packed_values"):
+        unpack(pack(bomb), allowance=Allowance(Limits(packed_values=100_000)))
     array = np.zeros(1 << 20, np.uint8)
-    with pytest.raises(UnsafeData, match="bytes allowed"):
-        unpack(pack([array] * 1000), limits=PackedLimits(max_bytes=32 << 20))
+    with pytest.raises(UnsafeData, match="group_bytes"):
+        unpack(pack([array] * 1000), allowance=Allowance(Limits(group_bytes=32 << 20)))
 
 
 def test_deep_nesting_and_cycles_are_refused() -> None:
@@ -292,15 +313,15 @@ def test_keys_that_could_collide_are_refused() -> None:
 
 
 def test_more_opcodes_than_the_limit_are_refused() -> None:
-    with pytest.raises(UnsafeData, match="opcodes"):
-        unpack(pack(list(range(1000))), limits=PackedLimits(max_values=500))
+    with pytest.raises(UnsafeData, match="packed_values"):
+        unpack(pack(list(range(1000))), allowance=Allowance(Limits(packed_values=500)))
 
 
 @pytest.mark.parametrize("stated", [True, False])
 def test_a_frame_that_inflates_memory_is_refused_before_it_does(stated: bool) -> None:
     zeros = pack_stream(bytes(5_000_000), store_size=stated)
     with pytest.raises(UnsafeData, match="bytes"):
-        unpack(zeros, limits=PackedLimits(max_bytes=1_000_000))
+        unpack(zeros, allowance=Allowance(Limits(group_bytes=1_000_000)))
 
 
 def test_a_frame_that_states_a_wrong_size_is_damaged() -> None:

@@ -24,7 +24,6 @@ from rlio.columns import DEFAULT_POLICY_ID
 from rlio.errors import CorruptData, DataNotFound, UnsafeData
 from rlio.schemas.folded import Folded
 from rlio.schemas.json_lines import (
-    MAX_LINE_BYTES,
     LineHead,
     SchemaLookup,
     decode_line,
@@ -44,11 +43,13 @@ from rlio.storage.row_cut import cut_rows
 
 __all__ = ["MAX_JSON_SHARD_BYTES", "JsonShard", "schema_lookup"]
 
-#: A shard is in memory while it is opened: what is larger is refused, by writers and by readers.
+#: A shard is in memory while it is opened: writers make none that readers refuse by default.
 MAX_JSON_SHARD_BYTES: Final = 1 << 30
 
 _MAX_LINES = 4_000_000
 _FREE_LINES = 1000
+# Lines of a shard of which none can be read that are looked at for the reason.
+_LOOKED_AT = 10
 # A small shard stays in memory; of a large one, this much is fetched at once, so that remote lines that
 # follow each other cost one request.
 _HELD_BYTES = 8 << 20
@@ -156,7 +157,12 @@ class JsonShard:
         if line.is_damaged:
             raise self._lost(line, self.rows[index])
         batch = decode_line(
-            self._line_bytes(line), self._schema_of, columns=columns, uri=self.uri, record=line.number
+            self._line_bytes(line),
+            self._schema_of,
+            columns=columns,
+            uri=self.uri,
+            record=line.number,
+            limits=self._limits,
         )
         return batch if rows is None else cut_rows(batch, rows, None, uri=self.uri)
 
@@ -217,7 +223,7 @@ class JsonShard:
     def _load(self) -> bytes:
         """The whole shard."""
         size = self._ref.name.size
-        most = min(MAX_JSON_SHARD_BYTES, self._limits.shard_bytes)
+        most = self._limits.shard_bytes
         if size > most:
             raise UnsafeData(f"a JSON shard of {size} bytes, more than {most}", uri=self.uri)
         data = self._storage.read_range(self._ref.path, 0, size + 1)
@@ -229,14 +235,23 @@ class JsonShard:
 
     def _scan(self, data: bytes) -> Iterator[_Line]:
         """The lines, in order, none of them checked."""
+        # Where shards may be larger, as many lines more.
+        most = _MAX_LINES * max(self._limits.shard_bytes, MAX_JSON_SHARD_BYTES) // MAX_JSON_SHARD_BYTES
         for number, (start, stop) in enumerate(_frames(data) if self._packed else _ranges(data)):
             # A line without rows is a batch that had none.
-            if number >= min(_MAX_LINES, 2 * self._ref.name.rows + _FREE_LINES):
+            if number >= min(most, 2 * self._ref.name.rows + _FREE_LINES):
                 raise UnsafeData(
                     f"more than {number} lines in a shard of {self._ref.name.rows} rows", uri=self.uri
                 )
             line = _Line(number, start, stop, None)
-            yield replace(line, head=parse_head(self._beginning(data, line)))
+            head = parse_head(self._beginning(data, line))
+            if head is not None and head.rows > self._limits.group_rows:
+                raise UnsafeData(
+                    f"a line of {head.rows} rows, more than {self._limits.group_rows}",
+                    uri=self.uri,
+                    record=number,
+                )
+            yield replace(line, head=head)
 
     def _beginning(self, data: bytes, line: _Line) -> bytes:
         """The first bytes of a line; none if they cannot be had."""
@@ -255,6 +270,8 @@ class JsonShard:
         """The one schema of the lines."""
         hashes = Counter(line.head.schema for line in lines if line.head and not line.is_damaged)
         if not hashes:
+            for line in lines[:_LOOKED_AT]:
+                self._line_bytes(line)  # Raises where a frame is no damage, but asks for too much.
             raise CorruptData(f"no line can be read: all {self._ref.name.rows} rows are lost", uri=self.uri)
         return schemas(hashes.most_common(1)[0][0])
 
@@ -299,7 +316,13 @@ class JsonShard:
 
     def _line_bytes(self, line: _Line) -> bytes:
         """The bytes of a line."""
-        return self._unpacked(self._stored_bytes(line))
+        packed = self._stored_bytes(line)
+        try:
+            return self._inflated(packed)
+        except UnsafeData as error:
+            raise UnsafeData(str(error), uri=self.uri, record=line.number) from error
+        except CorruptData:
+            return b""
 
     def _stored_bytes(self, line: _Line) -> bytes:
         """The bytes of a line with its end or frame, fetched with some of those that follow it."""
@@ -312,13 +335,20 @@ class JsonShard:
 
     def _unpacked(self, packed: bytes) -> bytes:
         """A line without its end; nothing if it cannot be had."""
-        if not self._packed:
-            return packed.removesuffix(b"\n")
         try:
-            most = min(MAX_LINE_BYTES, self._limits.line_bytes) + 1
-            return inflate(packed, most=most, limits=self._limits).removesuffix(b"\n")
+            return self._inflated(packed)
         except CorruptData:
             return b""
+
+    def _inflated(self, packed: bytes) -> bytes:
+        """A line without its end.
+
+        Raises:
+            CorruptData: It is no zstd frame. (UnsafeData: it asks for too much.)
+        """
+        if self._packed:
+            packed = inflate(packed, most=self._limits.line_bytes + 1, limits=self._limits)
+        return packed.removesuffix(b"\n")
 
     def _lost(self, line: _Line, rows: int) -> CorruptData:
         return CorruptData(

@@ -221,6 +221,8 @@ class RemoteFolder:
             return []
         except NotADirectoryError:
             return []
+        if self._lists_itself(full, children):
+            return []
         below = f"{full}/" if full else ""
         paths = [(child["name"].rstrip("/"), child["type"] == "directory") for child in children]
         # Some list what was asked for as a child of itself.

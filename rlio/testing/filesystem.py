@@ -286,6 +286,14 @@ class FileSystemTests(ABC):
         assert storage.folders("data") == ["xa~1", "xa~2", "xb"]
         assert storage.folders("nowhere") == []
 
+    def test_the_children_of_a_folder_are_its_own_alone(self, storage: Storage) -> None:
+        for path in ("data/a/b/c", "data/a/d", "data/e", "top.bin"):
+            storage.put(path, b"1")
+        assert storage.children("data") == [("a", True), ("e", False)]
+        assert ("top.bin", False) in storage.children()
+        assert len(storage.children("data", most=1)) == 1
+        assert storage.children("data/e") == storage.children("nowhere") == []
+
     def test_a_listing_sees_at_once_what_others_did(self, storage: Storage) -> None:
         assert storage.list() == []
         for i in range(3):
