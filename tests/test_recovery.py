@@ -15,10 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 from crash_child import WRITERS, Tally, batch_of, files_of, fork, logs_of, rows_of, shard_names, wait_for
+from spilled_log import REST, ROWS, TOTAL
+from spilled_log import batch_of as spilled_batch
 from typer.testing import CliRunner
 
 from rlio import DatasetReader, JsonWriter, MultiAgentBatch, ParquetWriter, Roll, SampleBatch
 from rlio.cli.main import app
+from rlio.errors import HoleError
 from rlio.maintenance import indexing
 from rlio.storage.filesystem import Storage
 from rlio.storage.spool import Spool
@@ -52,6 +55,34 @@ def log(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
     _abandon(lambda: WRITERS[request.param](root, writer_id="w"), act)
     return root
+
+
+@pytest.mark.parametrize("kind", ["parquet", "json"])
+def test_a_log_with_encoded_shards_of_an_earlier_version_is_recovered_whole(
+    kind: str, tmp_path: Path, checkout: Path
+) -> None:
+    log = checkout / "tests" / "golden" / "spilled-log" / kind
+    root = _copy(log, tmp_path / "whole")
+    shards = {path.name: path.read_bytes() for path in (root / "_wal" / "w").glob("0*-*")}
+    assert len(shards) == 3
+    found = _recover_copy(root)
+    assert (found.rows, found.lost_rows, found.set_aside, found.error) == (TOTAL - ROWS, 0, (), None)
+    stored = {path.name: path.read_bytes() for path in (root / "data" / "w").iterdir()}
+    assert shards.items() <= stored.items()
+    with DatasetReader(root, epochs=1, batch_size=TOTAL) as reader:
+        (batch,) = reader
+    assert batch.equals(spilled_batch(0, TOTAL))
+    assert list((root / "data" / "w").glob(f"_sealed-{TOTAL}"))
+
+    root = _copy(log, tmp_path / "damaged")
+    damaged = sorted((root / "_wal" / "w").glob("000000000020-*"))[0]
+    damaged.write_bytes(damaged.read_bytes()[::-1])
+    found = _recover_copy(root)
+    assert found.rows == 2 * ROWS
+    assert found.lost_rows >= ROWS + REST, "those of the shard, and those behind the hole"
+    assert found.error is not None
+    with pytest.raises(HoleError):
+        rows_of(root)
 
 
 def _segments(root: Path) -> list[Path]:
@@ -429,11 +460,11 @@ def test_recovery_after_any_shard_ends_the_next_ones_where_the_writer_would_have
         publisher, given = writer._log._publisher, 0
         submit = publisher.submit
 
-        def shim(shard: Any) -> None:
+        def shim(first: int, shard: Any) -> None:
             nonlocal given
             given += 1
             if given <= stored:
-                submit(shard)
+                submit(first, shard)
                 publisher.flush()
 
         monkeypatch.setattr(publisher, "submit", shim)

@@ -326,7 +326,7 @@ class _Recovery:
         self._unusable: list[str] = []
         self._set_aside: list[str] = []
         self._lost = 0
-        #: The row after the last one of the shards that waited in the log.
+        #: The row after the last one of the shards that an earlier version has left in the log.
         self._last_spilled = 0
         self._errors: list[str] = []
         #: Rows of the frames that are stored, in the first segment with one that is not.
@@ -366,7 +366,7 @@ class _Recovery:
             put_change(self._storage, [self._writer])
 
     def _publish_shards(self) -> None:
-        """Store the encoded shards that wait in the log, and before them their schemas."""
+        """Store encoded shards that an earlier version has left in the log, and before them their schemas."""
         for path in self._folder.schemas():
             schema = Schema.from_text(_read_file(path), uri=path)
             if not self._conflicting:
