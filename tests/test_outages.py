@@ -428,7 +428,7 @@ def test_logs_of_two_servers_that_have_a_bucket_of_the_same_name_are_told_apart(
 
 
 class Weather:
-    """A store that is up for some puts, down for more, and fails at times while it is up: all by a seed."""
+    """A store that is up for some puts, down for some, and fails at times while it is up: all by a seed."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -442,8 +442,7 @@ class Weather:
             return None
         with self._lock:
             if not self._left:
-                self._up = not self._up
-                self._left = self._random.randrange(1, 15) if self._up else self._random.randrange(20, 150)
+                self._up, self._left = not self._up, self._random.randrange(1, 40)
             self._left -= 1
             faults: list[Fault | None] = ["after", "torn", "before", *[None] * 5]
             return self._random.choice(faults) if self._up else "before"
@@ -461,22 +460,17 @@ def run_through_outages(folder: Path, seed: int) -> None:
     weather = Weather(seed)
     root = f"outage:///{uuid.uuid4().hex}/run"
     options = {"target": MemoryFileSystem(), "choose": weather.choose}
-    draw = random.Random(seed)
-    writers = [
-        draw.choice([ParquetWriter] * 4 + [JsonWriter])(
-            root,
-            roll=draw.choice([Roll(max_rows=24, max_seconds=None), Roll(max_bytes=1500, max_seconds=None)]),
-            spool=Spool(folder=folder, sync="never"),
-            storage_options=options,
-        )
-        for _ in range(3)
-    ]
+    # Most often those that share memory, and shards that are ended by their rows: they end soonest.
+    makers: list[Any] = [ParquetWriter, ParquetWriter, JsonWriter if seed % 4 == 3 else ParquetWriter]
+    roll = Roll(max_bytes=1500, max_seconds=None) if seed % 4 == 2 else Roll(max_rows=12, max_seconds=None)
+    spool = Spool(folder=folder, sync="never")
+    writers = [make(root, roll=roll, spool=spool, storage_options=options) for make in makers]
     given: list[list[SampleBatch]] = [[] for _ in writers]
 
     def write(who: int) -> None:
         draw, first = random.Random(f"{seed} {who}"), 0
-        for _ in range(draw.randrange(10, 30)):
-            batch = drawn_rows(who, first, draw.randrange(1, 25))
+        for _ in range(draw.randrange(30, 80)):
+            batch = drawn_rows(who, first, draw.randrange(1, 12))
             writers[who].write(batch)
             given[who].append(batch)
             first += len(batch)
@@ -508,13 +502,13 @@ def run_through_outages(folder: Path, seed: int) -> None:
 
 
 def test_no_byte_is_lost_or_changed_by_stores_that_come_and_go(tmp_path: Path) -> None:
-    for seed in range(10):
+    for seed in range(8):
         run_through_outages(tmp_path / str(seed), seed)
 
 
 @pytest.mark.soak
 def test_no_byte_is_lost_or_changed_by_two_hundred_stores_that_come_and_go(tmp_path: Path) -> None:
-    for seed in range(10, 200):
+    for seed in range(8, 200):
         run_through_outages(tmp_path / str(seed), seed)
 
 
