@@ -111,6 +111,46 @@ def test_a_log_is_recovered_whole(log: Path, tmp_path: Path) -> None:
     assert list((root / "data" / "w").glob("_sealed-45"))
 
 
+def test_recovery_lists_the_folders_of_dead_writers_and_not_the_data_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is done whenever a writer opens, also where a hundred thousand shards lie beside the dead one's."""
+    with ParquetWriter(tmp_path, writer_id="other") as writer:
+        writer.write(batch_of(0, 3))
+
+    def write_two(writer: Writer) -> None:
+        JsonWriter(tmp_path, writer_id="b").write(batch_of(5, 2))
+        writer.write(batch_of(3, 2))
+
+    _abandon(lambda: ParquetWriter(tmp_path, writer_id="a"), write_two)
+    # A log without an owner, of a writer that was closed: files that a power failure brought back.
+    kept = _copy(tmp_path / "_wal" / "a", tmp_path.with_name("kept"))
+    listed: list[str] = []
+    real = Storage.list
+
+    def note(self: Storage, prefix: str = "", *, limit: int | None = None) -> Any:
+        listed.append(prefix)
+        return real(self, prefix, limit=limit)
+
+    monkeypatch.setattr(Storage, "list", note)
+    with ParquetWriter(tmp_path) as writer:
+        writer.write(batch_of(7, 1))
+    found = [prefix for prefix in listed if prefix.startswith("data") or not prefix]
+    assert found.count("data/a") <= 2
+    assert found.count("data/b") <= 2
+    assert set(found) == {"data/a", "data/b"}
+
+    (kept / "owner").unlink()
+    shutil.copytree(kept, tmp_path / "_wal" / "a")
+    listed.clear()
+    (again,) = recover(tmp_path, must_exist=True).logs
+    assert (again.outcome, again.error) == ("recovered", None)
+    assert listed == ["data/a"]
+    listed.clear()
+    assert recover(tmp_path, must_exist=True).logs == ()
+    assert listed == []
+
+
 def test_rows_that_a_better_copy_of_a_log_has_are_served_although_an_index_was_made(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from rlio.errors import (
     CorruptData,
+    DataNotFound,
     LedgerError,
     PublishError,
     RlioError,
@@ -34,9 +35,9 @@ from rlio.schemas.parquet import Compression
 from rlio.schemas.schema import Schema
 from rlio.storage.clients import within
 from rlio.storage.filesystem import Storage
-from rlio.storage.listing import list_shards
+from rlio.storage.listing import Listing, list_writer
 from rlio.storage.markers import disclaim, seal
-from rlio.storage.names import check_writer_id, schema_path
+from rlio.storage.names import DATA_DIR, check_writer_id, schema_path
 from rlio.storage.publish import put_header, put_shard, read_header
 from rlio.storage.sealed_index import put_change
 from rlio.storage.shard_log import ShardLog, check_schema
@@ -187,8 +188,12 @@ def recover(
         spool=where,
         logs=(*(log for log in found if log is not None), *_elsewhere(storage, kept)),
     )
-    if must_exist and not report.logs and not list_shards(storage).writers:
-        read_header(storage)
+    if must_exist and not report.logs:
+        try:
+            read_header(storage)
+        except DataNotFound:
+            if not storage.folders(DATA_DIR):
+                raise
     return report
 
 
@@ -295,8 +300,9 @@ def _left(storage: Storage, log: AbandonedLog, standing: Standing | None) -> Rec
 
 def _is_stored(storage: Storage, log: AbandonedLog) -> bool:
     """Whether the log's writer is closed for good, and all of its rows are stored, also those in the log."""
-    sealed = list_shards(storage).sealed.get(log.writer)
-    if sealed is None or _end_of(_coverage(storage, log.writer)) < sealed:
+    listing = list_writer(storage, log.writer)
+    sealed = listing.sealed.get(log.writer)
+    if sealed is None or _end_of(_coverage(listing, log.writer)) < sealed:
         return False
     folder = LogFolder(log.path, {}, -1)
     ends = [name.end for name, _ in folder.shards()]
@@ -308,11 +314,10 @@ def _is_stored(storage: Storage, log: AbandonedLog) -> bool:
     return max(ends, default=0) <= sealed
 
 
-def _coverage(storage: Storage, writer: str) -> list[range]:
+def _coverage(listing: Listing, writer: str) -> list[range]:
     """A writer's rows that are stored, or trimmed."""
-    listing = list_shards(storage)
     stored = [range(segment.first, segment.end) for segment in listing.cover(writer).segments]
-    return [range(listing.trimmed.get(writer, 0)), *stored]
+    return [range(listing.trimmed_below(writer)), *stored]
 
 
 class _Recovery:
@@ -336,16 +341,14 @@ class _Recovery:
 
     def run(self) -> RecoveredLog:
         """Publish the rows of the log, say that its writer is done, and remove it."""
-        before = _coverage(self._storage, self._writer)
         put_header(self._storage)  # Where it was lost nobody could open what is stored now.
-        self._announce()
+        before = _coverage(self._announced(), self._writer)
         self._publish_shards()
-        stored = _end_of(_coverage(self._storage, self._writer))
-        end = self._publish_frames(stored)
+        end = self._publish_frames(_end_of([*before, *self._published]))
         end = max(end, self._last_spilled)
         self._move_aside()
         if end:
-            self._announce()  # Again: storing may have taken hours.
+            self._announced()  # Again: storing may have taken hours.
             seal(self._storage, self._writer, end)
         disclaim(self._storage, self._writer)
         for _, path in self._folder.shards():
@@ -360,10 +363,15 @@ class _Recovery:
             error="; ".join(self._errors) or None,
         )
 
-    def _announce(self) -> None:
-        """Where the writer was sealed before, an index may say that this is all; its log is a better copy."""
-        if self._writer in list_shards(self._storage).sealed:
+    def _announced(self) -> Listing:
+        """List the writer's folder, and announce a change if it is sealed.
+
+        An index may say that what is sealed is all. The log is a better copy.
+        """
+        listing = list_writer(self._storage, self._writer)
+        if self._writer in listing.sealed:
             put_change(self._storage, [self._writer])
+        return listing
 
     def _publish_shards(self) -> None:
         """Store encoded shards that an earlier version has left in the log, and before them their schemas."""
