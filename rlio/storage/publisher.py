@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from rlio.errors import LedgerError, PublishError, RlioError, SchemaConflict
+from rlio.errors import LedgerError, PublishError, RlioError, SchemaConflict, StoreError
 from rlio.schemas.schema import Schema
 from rlio.storage.filesystem import Storage
 from rlio.storage.journal import Journal
@@ -276,7 +276,8 @@ class Publisher:
 
     def _told(self, error: Exception, rows: int) -> Exception:
         """What whoever flushes is told of a failed attempt: where the rows are, if their log keeps them."""
-        if self._journal is None or (isinstance(error, RlioError) and not isinstance(error, PublishError)):
+        failed = isinstance(error, PublishError | StoreError) or not isinstance(error, RlioError)
+        if self._journal is None or not failed:
             return error
         told = PublishError(f"{rows} rows are not stored yet: {error}; {self.safe()}", uri=self._storage.uri)
         told.__cause__ = error

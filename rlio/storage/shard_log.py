@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlio.errors import LedgerError, OptionError, PublishError, RlioError, SchemaConflict
+from rlio.errors import LedgerError, OptionError, PublishError, RlioError, SchemaConflict, StoreError
 from rlio.schemas.schema import Schema
 from rlio.storage.clients import within
 from rlio.storage.failures import is_permanent
@@ -86,7 +86,7 @@ def check_schema(storage: Storage, schema: Schema, *, again: bool = False) -> No
     Raises:
         SchemaConflict: It does; the message names both schemas.
         CorruptData: A schema file there is damaged.
-        OSError: The store cannot be asked.
+        StoreError: The store cannot be asked.
     """
     known = read_schemas(storage, torn="skip")
     if not (again and schema.hash in known):
@@ -157,7 +157,9 @@ class ShardLog:
                 # So that the same id can be given again; where that fails too, it cannot.
                 with contextlib.suppress(OSError, RlioError):
                     disclaim(self.storage, self.writer_id)
-            if not isinstance(error, OSError) or isinstance(error, RlioError):
+            if not isinstance(error, OSError) or (
+                isinstance(error, RlioError) and not isinstance(error, StoreError)
+            ):
                 raise
             raise PublishError(
                 f"nothing can be stored there: {type(error).__name__}: {error}; repair access, then open the "
