@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import pickle
 import uuid
@@ -20,7 +21,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 import rlio
 from rlio.errors import PublishError, RlioError, StoreError, StoreRefused, StoreTimeout
 from rlio.storage.failures import is_permanent
-from rlio.storage.filesystem import Retry, Storage, expand_inputs, open_input
+from rlio.storage.filesystem import InputFile, Retry, Storage, expand_inputs, open_input
 from rlio.testing import FaultyFileSystem
 from rlio.testing.filesystem import Call, Fault
 
@@ -258,3 +259,33 @@ def test_a_file_of_others_that_cannot_be_read_further_is_an_error_of_ours(store:
         stream.raw._file = broken  # type: ignore[attr-defined]  # In place of the client's own file.
         with stream, pytest.raises(kind):
             stream.read()
+
+
+def test_a_timeout_while_a_file_of_others_is_read_is_no_damage_that_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "a.parquet"
+    noise = np.random.default_rng(0).normal(size=60_000)
+    pq.write_table(pa.table({"obs": noise, "actions": np.arange(60_000)}), path, row_group_size=6000)
+
+    class Late(io.BytesIO):
+        reads = 0
+
+        def read(self, size: int | None = -1) -> bytes:
+            self.reads += 1
+            if self.reads > 2:
+                raise TimeoutError("no answer")  # As clients raise it: without a number.
+            return super().read(size)
+
+    fs = SimpleNamespace(open=lambda path, mode: Late(Path(path).read_bytes()))
+    late = InputFile(fs, str(path), f"late://{path}", path.stat().st_size)
+    monkeypatch.setattr("rlio.readers.foreign_parquet.expand_inputs", lambda *args, **options: [late])
+    with (
+        pytest.raises(StoreTimeout) as caught,
+        rlio.ForeignParquetReader("late", epochs=1, on_error="skip") as reader,
+    ):
+        list(reader)
+    assert caught.value.uri == late.uri
