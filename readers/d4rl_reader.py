@@ -49,8 +49,8 @@ from rlio.errors import (
 )
 from rlio.foreign_layouts import check_step_columns, layout_of_hdf5
 from rlio.interfaces import ReadKeywords, ReadOptions
-from rlio.options import checked_keywords
 from rlio.limits import DEFAULT_LIMITS, Limits
+from rlio.options import checked_keywords
 from rlio.readers.inputs import Cursor, Failures, StoredReader, TableCursor, find_files, raise_at
 from rlio.readers.rllib_json import wanted_columns
 from rlio.storage import InputFile, open_input

@@ -81,12 +81,12 @@ class DatasetReader(InputReader):
         idle_timeout: When following, seconds to wait for the next row; None waits for ever, 0 not at all.
         poll_seconds: When following, seconds between two listings while there is nothing to read.
         cache: Where rows are kept for random access: in "memory", on "disk" (mapped files in a folder that
-            runs and processes share, bounded in bytes: ``RLIO_CACHE``, ``RLIO_CACHE_BYTES``), or "none":
-            shards are decoded as they are read. The order of shuffled rows depends on it: one permutation of
-            all rows with a store, windows of row groups permuted, and rows within each, without. "auto"
-            chooses by the size that a store would have, on any machine alike: up to 2 GiB memory, up to
-            64 GiB disk, else none; and none for rows in recorded order. What it chose is in the attribute
-            `cache`, and logged.
+            runs and processes share: ``RLIO_CACHE``, ``RLIO_CACHE_BYTES`` and ``RLIO_CACHE_CHECK``, see
+            `rlio.replay.cache.CacheFolder`), or "none": shards are decoded as they are read. The order of
+            shuffled rows depends on it: one permutation of all rows with a store, windows of row groups
+            permuted, and rows within each, without. "auto" chooses by the size that a store would have, on
+            any machine alike: up to 2 GiB memory, up to 64 GiB disk, else none; and none for rows in recorded
+            order. What it chose is in the attribute `cache`, and logged.
         policy: Of several policies, the one whose rows are read, as `SampleBatch`; None: joint steps of all.
         prefetch: With a store, whether the next batches are gathered in a background thread. (Without one,
             row groups always are.)

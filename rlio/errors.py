@@ -17,6 +17,9 @@
     |- StateError (ValueError)       a saved state does not fit this reader
     |- ClosedError (ValueError)      the reader or writer was used after close()
     |- LedgerError                   rows were counted on both sides, and the numbers differ
+    |- StoreError (OSError)          a store or a disk failed, or could not be reached
+    |  |- StoreRefused (PermissionError)   it refused the call: rights or credentials
+    |  |- StoreTimeout (TimeoutError)      it did not answer in time
     |- PublishError (OSError)        a shard could not be stored
     |- EnvError (RuntimeError)       an environment failed, died, hangs, or is none
     |- WorkerError (RuntimeError)    a worker of a group raised an error, in its own process
@@ -49,6 +52,9 @@ __all__ = [
     "SchemaConflict",
     "SchemaError",
     "StateError",
+    "StoreError",
+    "StoreRefused",
+    "StoreTimeout",
     "UnknownLayout",
     "UnknownName",
     "UnsafeData",
@@ -145,6 +151,26 @@ class StateError(RlioError, ValueError):
 
 class ClosedError(RlioError, ValueError):
     """A reader or writer was used after ``close()``."""
+
+
+class StoreError(RlioError, OSError):
+    """A store or a disk failed, or could not be reached. Its own error is the ``__cause__``.
+
+    Attributes:
+        errno: That of the cause, if it has one.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # For other processes: OSError's own knows nothing of what is set here.
+        return type(self), (str(self),), {"uri": self.uri, "errno": self.errno}
+
+
+class StoreRefused(StoreError, PermissionError):
+    """A store or a disk refused a call: the rights are missing, or the credentials wrong."""
+
+
+class StoreTimeout(StoreError, TimeoutError):
+    """A store did not answer within the time that a call may take."""
 
 
 class PublishError(RlioError, OSError):

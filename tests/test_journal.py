@@ -6,25 +6,20 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from crash_child import batch_of, rows_of
 from crash_shim import Call, failing, intercepted
 
-from rlio import JsonWriter, ParquetWriter, Roll, SampleBatch
-from rlio.errors import PublishError
-from rlio.schemas.schema import Schema
+from rlio import JsonWriter, ParquetWriter, Roll
+from rlio.errors import CorruptData, PublishError
 from rlio.storage.filesystem import Storage
 from rlio.storage.journal import Journal
-from rlio.storage.names import ShardName
 from rlio.storage.spool import LogFolder, Spool
 from rlio.storage.wal import read_segment
-
-_SCHEMA = Schema.of(SampleBatch(t=np.arange(3)))
 
 
 def _journal(folder: Path, **options: Any) -> Journal:
@@ -162,44 +157,121 @@ def test_after_a_sync_that_failed_in_the_background_the_next_write_publishes(
     tmp_path: Path, kind: type[ParquetWriter] | type[JsonWriter]
 ) -> None:
     writer = kind(tmp_path, spool=Spool(sync_interval=0.01))
+    journal = writer._log.journal
+    assert journal is not None
+    journal.on_failure = lambda: None  # Else it is published at once, and the failure is over.
     with intercepted(failing(lambda name, number: name == "fdatasync", errno.EIO)):
         writer.write(batch_of(0, 3))
-        until = time.monotonic() + 20
-        while writer._log.journal is not None and writer._log.journal.failure is None:
-            assert time.monotonic() < until
-            time.sleep(0.002)
+        _wait(lambda: journal.failure is not None)
+    assert writer.rows_published == 0
     writer.write(batch_of(3, 2))
     assert writer.rows_published >= 3
-    assert writer._log.journal is not None
-    assert writer._log.journal.failure is None
+    assert journal.failure is None
     writer.close()
     assert rows_of(tmp_path) == list(range(5))
 
 
-def test_a_spilled_shard_is_whole_and_has_its_schema(tmp_path: Path, journal: Journal) -> None:
-    name = ShardName(first=0, rows=2, size=5, crc32=1, footer_crc32=0, suffix="jsonl")
-    path = journal.spill(name, memoryview(b"bytes"), schema=_SCHEMA)
-    assert Path(path).read_bytes() == b"bytes"
-    assert (tmp_path / "w" / f"schema-{_SCHEMA.hash}.json").read_text() == _SCHEMA.text
-    assert journal.bytes == 5
-    journal.unspill(path)
-    assert journal.bytes == 0
-    assert not Path(path).exists()
+@pytest.mark.parametrize("kind", [ParquetWriter, JsonWriter])
+def test_after_a_sync_that_failed_in_the_background_rows_are_published_without_a_write(
+    tmp_path: Path, kind: type[ParquetWriter] | type[JsonWriter]
+) -> None:
+    writer = kind(tmp_path, spool=Spool(sync_interval=0.01), roll=Roll(max_seconds=None))
+    with intercepted(failing(lambda name, number: name == "fdatasync", errno.EIO)):
+        writer.write(batch_of(0, 3))
+        _wait(lambda: writer.rows_published == 3)
+    writer.close()
+    assert rows_of(tmp_path) == list(range(3))
 
 
-@pytest.mark.parametrize("call", ["open", "write", "fsync", "replace"])
-def test_a_shard_that_cannot_be_spilled_leaves_nothing(tmp_path: Path, journal: Journal, call: str) -> None:
-    name = ShardName(first=0, rows=2, size=5, crc32=1, footer_crc32=0, suffix="jsonl")
-    journal.spill(name, memoryview(b"bytes"), schema=_SCHEMA)
-    other = ShardName(first=2, rows=2, size=5, crc32=1, footer_crc32=0, suffix="jsonl")
-    before = sorted(os.listdir(tmp_path / "w"))
+def _wait(until: Callable[[], object]) -> None:
+    end = time.monotonic() + 20
+    while not until():
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+def _read(journal: Journal, first: int, end: int) -> list[tuple[int, bytes]]:
+    return [(frame.first, frame.payload) for frame in journal.frames(first, end)]
+
+
+def test_any_frames_are_read_again_across_segments_and_while_the_last_is_open(journal: Journal) -> None:
+    payloads = [bytes([number]) * (1 + 900 * (number % 2)) for number in range(7)]
+    for number, payload in enumerate(payloads):
+        _append(journal, payload)
+        if number in (1, 4):
+            journal.cut(begins_shard=number == 1)
+    whole = [(2 * number, payload) for number, payload in enumerate(payloads)]
+    for first in range(7):
+        for end in range(first, 8):
+            assert _read(journal, 2 * first, 2 * end) == whole[first:end]
+
+
+def test_rows_that_were_never_acknowledged_are_not_read_again(journal: Journal) -> None:
+    """A frame of a write() whose second frame failed, in a segment that could not be cut back."""
+    _append(journal, b"a")
     with (
-        intercepted(failing(lambda called, number: called == call, errno.ENOSPC)),
-        pytest.raises(OSError, match="No space"),
+        intercepted(
+            failing(lambda name, number: name == "ftruncate" or (name == "writev" and number > 1), 28)
+        ),
+        pytest.raises(PublishError),
     ):
-        journal.spill(other, memoryview(b"other"), schema=_SCHEMA)
-    assert sorted(os.listdir(tmp_path / "w")) == before
-    journal.spill(other, memoryview(b"other"), schema=_SCHEMA)
+        _append(journal, b"b", b"c" * 100)
+    assert _read(journal, 0, 2) == [(0, b"a")]
+    _append(journal, b"d")
+    assert _read(journal, 0, 4) == [(0, b"a"), (2, b"d")]
+
+
+def test_frames_that_are_damaged_cut_off_or_gone_are_errors(tmp_path: Path, journal: Journal) -> None:
+    for payload in (b"a" * 50, b"b" * 50, b"c" * 50):
+        _append(journal, payload)
+        journal.cut(begins_shard=True)
+    path = tmp_path / "w" / "000000000002.wal"
+    whole = path.read_bytes()
+    for damaged in (whole.replace(b"bbb", b"bxb", 1), whole[:-1], b""):
+        path.write_bytes(damaged)
+        with pytest.raises(CorruptData):
+            _read(journal, 0, 6)
+        with pytest.raises(CorruptData):
+            _read(journal, 2, 4)
+        assert len(_read(journal, 4, 6)) == 1
+    path.write_bytes(whole)
+    journal.release(2)
+    with pytest.raises(CorruptData):
+        _read(journal, 0, 6)
+    with pytest.raises(CorruptData):
+        _read(journal, 4, 8)
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        _read(journal, 2, 6)
+
+
+def test_rows_that_the_log_alone_will_hold_are_synced_and_leave_no_file_open(
+    tmp_path: Path, journal: Journal
+) -> None:
+    def is_open(first: int) -> bool:
+        path = str(tmp_path / "w" / f"{first:012d}.wal")
+        return any(os.path.realpath(fd) == path for fd in Path("/proc/self/fd").iterdir())
+
+    for payload in (b"a", b"b"):
+        _append(journal, payload)
+        journal.cut(begins_shard=True)
+    _append(journal, b"c")
+    synced: list[str] = []
+
+    def note(call: Call) -> Any:
+        if call.name == "fdatasync":
+            synced.append(os.readlink(f"/proc/self/fd/{call.args[0]}")[-5:])
+        return call.go()
+
+    with intercepted(note):
+        journal.secure(3)
+    assert synced == ["0.wal", "2.wal"], "although sync='never'"
+    assert [is_open(first) for first in (0, 2, 4)] == [False, False, True]
+    assert _read(journal, 0, 6) == [(0, b"a"), (2, b"b"), (4, b"c")]
+    with intercepted(note):
+        journal.secure(6)
+    _append(journal, b"d")
+    assert _read(journal, 4, 8) == [(4, b"c"), (6, b"d")]
 
 
 def test_a_full_log_waits_and_then_refuses_what_it_was_given_and_nothing_else(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import subprocess
+import sys
 import threading
 import time
 import zlib
@@ -28,6 +30,9 @@ from rlio import DatasetReader, EndOfData, ParquetWriter, Roll, SampleBatch
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import list_shards
 
+linux_only = pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="resident memory is read from /proc, which is Linux's"
+)
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
 
@@ -366,3 +371,86 @@ def test_a_real_store_is_compacted_trimmed_and_collected_by_its_own_clock(
     assert load(root, **options)["t"].tolist() == list(range(25, 40))
     storage = Storage.open(root, **options)
     assert not [path for path, _ in storage.list() if path.startswith("_tmp/")]
+
+
+# ---- memory ----
+
+_WORK = """
+import gc, sys, threading
+import numpy as np, pyarrow, rlio
+
+root, phases, rounds, leak = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+rng, leaked = np.random.default_rng(0), []
+batch = rlio.SampleBatch(
+    obs=rng.normal(size=(500, 17)).astype(np.float32), t=np.arange(500), eps_id=np.arange(500) // 100
+)
+writer = rlio.ParquetWriter(root, roll=rlio.Roll(max_rows=2000, max_seconds=None))
+
+def write():
+    for _ in range(20 * rounds):
+        writer.write(batch)
+
+def repeat(act):
+    def run():
+        for _ in range(rounds):
+            try:
+                act()
+            except rlio.DataNotFound:
+                pass  # Trimmed while it was compacted.
+    return run
+
+acts = [write, *map(repeat, [
+    lambda: rlio.compact(root), lambda: rlio.gc(root), lambda: rlio.trim(root, keep_rows=100_000),
+])]
+for phase in range(phases):
+    threads = [threading.Thread(target=act) for act in acts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    writer.flush()
+    leaked.append(bytearray(b"x" * int(leak * 1e6)))
+    gc.collect()
+    with open("/proc/self/status") as status:
+        anonymous = next(int(line.split()[1]) for line in status if line.startswith("RssAnon")) / 1000
+    print(anonymous, len(gc.get_objects()), pyarrow.total_allocated_bytes() / 1e6)
+writer.close()
+"""
+
+
+def _memory_of_work(root: Path, phases: int, rounds: int, leak: float = 0.0) -> np.ndarray:
+    """After each phase: MB of the process, Python's objects, MB of Arrow. Shape (phases, 3)."""
+    found = subprocess.run(
+        [sys.executable, "-c", _WORK, str(root), str(phases), str(rounds), str(leak)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr[-3000:]
+    return np.array([line.split() for line in found.stdout.splitlines()], float)
+
+
+def _growth(found: np.ndarray) -> float:
+    """MB by which the last third of the phases is above the second quarter; the first one is for warming up."""
+    quarter = len(found) // 4
+    return float(np.median(found[-(len(found) // 3) :, 0]) - np.median(found[quarter : 2 * quarter, 0]))
+
+
+@linux_only
+def test_a_process_that_writes_compacts_trims_and_collects_keeps_no_object_of_it(tmp_path: Path) -> None:
+    found = _memory_of_work(tmp_path / "data", phases=6, rounds=2)
+    assert np.ptp(found[2:, 1]) < 500, found
+    assert found[:, 2].max() < 1, found
+
+
+@linux_only
+@pytest.mark.soak
+def test_memory_of_a_process_that_writes_compacts_trims_and_collects_stays_flat_for_minutes(
+    tmp_path: Path,
+) -> None:
+    found = _memory_of_work(tmp_path / "data", phases=60, rounds=8)
+    assert _growth(found) < 20, found
+    assert np.ptp(found[15:, 1]) < 1000, found
+    assert _growth(_memory_of_work(tmp_path / "leaky", phases=24, rounds=2, leak=3.0)) > 20, (
+        "it would be seen"
+    )

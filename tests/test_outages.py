@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import shutil
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +18,24 @@ import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from rlio import DatasetReader, JsonWriter, ParquetWriter, Roll, SampleBatch, open_dataset
+from rlio import (
+    DatasetReader,
+    JsonWriter,
+    ParquetWriter,
+    Roll,
+    SampleBatch,
+    concat_samples,
+    open_dataset,
+)
 from rlio.errors import CorruptData, LedgerError, OptionError, PublishError, SchemaConflict
 from rlio.storage.filesystem import Retry
 from rlio.storage.listing import list_shards
 from rlio.storage.markers import trim
-from rlio.storage.shard_log import ShardLog
+from rlio.storage.publisher import Publisher
 from rlio.storage.spool import Spool, find_logs
 from rlio.testing import FaultyFileSystem
 from rlio.testing.filesystem import Call, Fault
+from rlio.writers import shard_builder
 from rlio.writers.recovery import recover
 
 WRITERS = {"parquet": ParquetWriter, "json": JsonWriter}
@@ -275,16 +287,17 @@ def test_recovery_puts_back_a_header_that_was_lost_and_counts_only_what_it_store
     store.down = True
     for number in range(1, 5):
         writer.write(steps(number * ROWS))
-    waiting = writer._log.journal._folder
-    until(lambda: len(waiting.shards()) == 4)
+    publisher = writer._log._publisher
+    until(lambda: len(publisher._queue) == 4)
+    # Of the third shard the answer was lost: it is stored, and in the log.
+    shard = publisher._queue[1]
+    name = shard.name
+    made = publisher._remake(shard.schema, publisher._journal.frames(name.first, name.end))
     leave(writer)
     store.mend()
     fs = store.options["target"]
     folder = store.root.removeprefix("outage://")
-    # Of the third shard the answer was lost: it is stored, and in the log.
-    name, path = waiting.shards()[1]
-    data = Path(path).read_bytes()
-    fs.pipe_file(f"{folder}/data/{writer.writer_id}/{name.format()}", data)
+    fs.pipe_file(f"{folder}/data/{writer.writer_id}/{name.format()}", bytes(made.data))
     fs.rm_file(f"{folder}/_rlio.json")
     report = recover(store.root, spool=store.folder, storage_options=store.options)
     assert (report.is_clean, report.rows) == (True, 3 * ROWS)
@@ -411,6 +424,107 @@ def test_logs_of_two_servers_that_have_a_bucket_of_the_same_name_are_told_apart(
     assert where("http://a:9000", "k") == where("http://a:9000", "another key")
 
 
+# ---- stores that come and go ----
+
+
+class Weather:
+    """A store that is up for some puts, down for some, and fails at times while it is up: all by a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._lock = threading.Lock()
+        self._left = 0
+        self._up = True
+        self.calm = True
+
+    def choose(self, call: Call) -> Fault | None:
+        if call.operation != "pipe_file" or self.calm:
+            return None
+        with self._lock:
+            if not self._left:
+                self._up, self._left = not self._up, self._random.randrange(1, 40)
+            self._left -= 1
+            faults: list[Fault | None] = ["after", "torn", "before", *[None] * 5]
+            return self._random.choice(faults) if self._up else "before"
+
+
+def drawn_rows(who: int, first: int, rows: int) -> SampleBatch:
+    """Rows of which each has 32 bytes of its own."""
+    obs = np.random.default_rng([who, first]).normal(size=(rows, 8)).astype(np.float32)
+    return SampleBatch(who=np.full(rows, who), t=np.arange(first, first + rows), obs=obs)
+
+
+def run_through_outages(folder: Path, seed: int) -> None:
+    """Writers of one process write through outages; then every byte is compared with what they were given."""
+    fsspec.register_implementation("outage", OutageFileSystem, clobber=True)
+    weather = Weather(seed)
+    root = f"outage:///{uuid.uuid4().hex}/run"
+    options = {"target": MemoryFileSystem(), "choose": weather.choose}
+    # Most often those that share memory, and shards that are ended by their rows: they end soonest.
+    makers: list[Any] = [ParquetWriter, ParquetWriter, JsonWriter if seed % 4 == 3 else ParquetWriter]
+    roll = Roll(max_bytes=1500, max_seconds=None) if seed % 4 == 2 else Roll(max_rows=12, max_seconds=None)
+    spool = Spool(folder=folder, sync="never")
+    writers = [make(root, roll=roll, spool=spool, storage_options=options) for make in makers]
+    given: list[list[SampleBatch]] = [[] for _ in writers]
+
+    def write(who: int) -> None:
+        draw, first = random.Random(f"{seed} {who}"), 0
+        for _ in range(draw.randrange(30, 80)):
+            batch = drawn_rows(who, first, draw.randrange(1, 12))
+            writers[who].write(batch)
+            given[who].append(batch)
+            first += len(batch)
+            if draw.random() < 0.1:
+                with contextlib.suppress(PublishError):
+                    writers[who].flush()
+            if draw.random() < 0.3:
+                time.sleep(0.002)  # Time for the store to answer.
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Retry, "wait", lambda self, attempt, path: None)
+        patch.setattr("rlio.storage.publisher._FIRST_DELAY", 0.002)
+        patch.setattr("rlio.storage.publisher._MAX_DELAY", 0.01)
+        patch.setattr("rlio.storage.publisher._PATIENCE", 0.01)
+        weather.calm = False
+        with ThreadPoolExecutor(len(writers)) as pool:
+            list(pool.map(write, range(len(writers))))
+        weather.calm = True
+        for writer in writers:
+            writer.close()
+    with DatasetReader(root, epochs=1, batch_size=10_000, storage_options=options) as reader:
+        (found,) = reader
+    for who, batches in enumerate(given):
+        own, expected = found["who"] == who, concat_samples(batches)
+        assert found["t"][own].tolist() == expected["t"].tolist(), (seed, who)
+        assert found["obs"][own].tobytes() == expected["obs"].tobytes(), (seed, who)
+    assert len(found) == sum(map(len, [batch for batches in given for batch in batches]))
+    assert find_logs(str(folder)) == []
+
+
+def test_no_byte_is_lost_or_changed_by_stores_that_come_and_go(tmp_path: Path) -> None:
+    for seed in range(8):
+        run_through_outages(tmp_path / str(seed), seed)
+
+
+@pytest.mark.soak
+def test_no_byte_is_lost_or_changed_by_two_hundred_stores_that_come_and_go(tmp_path: Path) -> None:
+    for seed in range(8, 200):
+        run_through_outages(tmp_path / str(seed), seed)
+
+
+def test_memory_of_shards_is_given_back_once_and_none_beyond_the_bound_is_kept() -> None:
+    memory = shard_builder._Memory()
+    large, small = memory.take(300 << 20), memory.take(1 << 10)
+    memory.give_back(large)
+    assert memory._kept is None, "300 MiB, of at most 256"
+    memory.give_back(small)
+    again = memory.take(1 << 10)
+    assert again.memory is small.memory
+    with pytest.raises(LedgerError):
+        memory.give_back(small)
+    assert not np.shares_memory(memory.take(1 << 10).memory, again.memory)
+
+
 # ---- the ledger ----
 
 
@@ -419,14 +533,16 @@ def test_a_loss_and_a_duplicate_are_errors_of_close(store: Store, kind: str, mon
     for planted in (-1, +1):
         writer = store.writer(kind)
         writer.write(steps(0))
-        append = ShardLog.append
+        submit = Publisher.submit
 
-        def miscount(self: ShardLog, shard: Any, append: Any = append, planted: int = planted) -> None:
-            append(self, shard)
-            self._publisher.rows_published += planted
+        def miscount(
+            self: Publisher, first: int, shard: Any, submit: Any = submit, planted: int = planted
+        ) -> None:
+            submit(self, first, shard)
+            self.rows_published += planted
 
         with monkeypatch.context() as patch:
-            patch.setattr(ShardLog, "append", miscount)
+            patch.setattr(Publisher, "submit", miscount)
             writer.flush()
         with pytest.raises(LedgerError, match=f"received=100, logged=100, published={100 + planted}"):
             writer.close()

@@ -24,6 +24,7 @@ import pytest
 import test_filesystem
 import test_json_shard
 import test_listing
+import test_outages
 import test_parquet_shards
 import zstandard
 from fsspec.implementations.memory import MemoryFileSystem
@@ -33,7 +34,7 @@ from rlio.errors import EndOfData, RlioError
 from rlio.schemas import shard_file, zstd_frames
 from rlio.schemas.json_lines import encode_line
 from rlio.schemas.schema import Schema
-from rlio.storage import journal, json_shard, listing, local, publisher, shard_log, spool, wal
+from rlio.storage import json_shard, listing, local, publisher, shard_log, spool, wal
 from rlio.storage.clients import Clients
 from rlio.storage.filesystem import Storage
 from rlio.storage.local import LocalFolder, PendingFile
@@ -246,6 +247,11 @@ def a_bomb_is_not_inflated(folder: Path) -> None:
         tracemalloc.stop()
 
 
+def outages_change_no_byte(folder: Path) -> None:
+    for seed in range(3):
+        test_outages.run_through_outages(folder / str(seed), seed)
+
+
 def no_write_handle_is_opened(folder: Path) -> None:
     test_filesystem.test_no_write_handle_is_ever_opened()
 
@@ -254,7 +260,7 @@ def no_write_handle_is_opened(folder: Path) -> None:
 
 
 def no_fsync(patch: pytest.MonkeyPatch) -> None:
-    for module in (local, journal, spool, wal):
+    for module in (local, spool, wal):
         patch.setattr(module, "sync_descriptor", lambda fd: None)
 
 
@@ -347,6 +353,21 @@ def unlink_the_log_before_publishing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Publisher, "_store", store)
 
 
+def memory_of_a_shard_given_back_twice(patch: pytest.MonkeyPatch) -> None:
+    """Once when the shard is dropped, and again when it is stored."""
+    real = Publisher._data_of
+
+    def data_of(self: Publisher, shard: Any) -> Any:
+        before, dropped = shard.release, shard.data is None
+        data = real(self, shard)
+        if dropped:
+            after = shard.release
+            shard.release = lambda: (after(), before())
+        return data
+
+    patch.setattr(Publisher, "_data_of", data_of)
+
+
 def recover_without_flock(patch: pytest.MonkeyPatch) -> None:
     unlocked = types.SimpleNamespace(**{**vars(fcntl), "flock": lambda fd, how: None})
     patch.setattr(spool, "fcntl", unlocked)
@@ -423,6 +444,7 @@ BUGS: list[tuple[Plant, Check]] = [
     (second_resolution_name, writers_that_begin_in_one_second_keep_all_rows),
     (retry_with_a_new_name, a_lost_response_doubles_no_row),
     (unlink_the_log_before_publishing, a_process_that_dies_in_a_publish_loses_no_row),
+    (memory_of_a_shard_given_back_twice, outages_change_no_byte),
     (recover_without_flock, the_log_of_a_living_writer_is_not_recovered),
     (cursor_saved_before_yield, a_reader_resumes_before_every_batch),
     (stale_ls, a_listing_is_never_stale),

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
-import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from crash_shim import impatient
+from crash_shim import failing, impatient, intercepted
 
 from rlio import ParquetWriter, SampleBatch
-from rlio.errors import PublishError
+from rlio.errors import CorruptData, LedgerError, PublishError
 from rlio.schemas.schema import Schema
 from rlio.storage.filesystem import Storage
 from rlio.storage.journal import Journal
 from rlio.storage.names import ShardName, schema_path
-from rlio.storage.publisher import Publisher, WaitingShard
+from rlio.storage.publisher import NewShard, Publisher
 from rlio.storage.spool import LogFolder, Spool
+from rlio.storage.wal import Frame
 
 _SCHEMA = Schema.of(SampleBatch(t=np.arange(3)))
 
@@ -31,6 +32,7 @@ class _Store:
         self.stored: list[int] = []
         self.tried: list[int] = []
         self.fails = False
+        self.fails_from: int | None = None
         self.opens = threading.Event()
         self.opens.set()
         put = Storage.put
@@ -40,7 +42,7 @@ class _Store:
             if name is not None:
                 self.tried.append(name.first)
                 assert self.opens.wait(30)
-                if self.fails:
+                if self.fails or (self.fails_from is not None and name.first >= self.fails_from):
                     raise PublishError("the store is gone")
             put(storage, path, data)
             if name is not None:
@@ -54,20 +56,56 @@ def store(monkeypatch: pytest.MonkeyPatch) -> _Store:
     return _Store(monkeypatch)
 
 
-def _shard(first: int, released: list[int]) -> WaitingShard:
-    data = f"shard {first}".encode()
-    name = ShardName(
-        first=first, rows=2, size=len(data), crc32=zlib.crc32(data), footer_crc32=0, suffix="jsonl"
+def _submit(publisher: Publisher, first: int, released: list[int] | None = None) -> None:
+    """Queue a shard of two rows."""
+    publisher.submit(first, _made(first, [] if released is None else released))
+
+
+def _made(first: int, released: list[int]) -> NewShard:
+    return NewShard(
+        data=f"shard {first}".encode(),
+        rows=2,
+        suffix="jsonl",
+        footer_crc32=0,
+        schema=_SCHEMA,
+        release=lambda: released.append(first),
     )
-    return WaitingShard(name, _SCHEMA, memoryview(data), release=lambda: released.append(first))
 
 
-def _publisher(root: Path, *, journal: bool = False) -> tuple[Publisher, Journal | None]:
-    kept = None
-    if journal:
-        folder = LogFolder.create(str(root / "_wal" / "w"), root="r", writer="w")
-        kept = Journal(folder, spool=Spool(sync="never"), about={})
-    return Publisher(Storage.open(root), "w", kept), kept
+def _publisher(root: Path) -> Publisher:
+    return Publisher(Storage.open(root), "w", None)
+
+
+class _Logged:
+    """A publisher with a log of shards of one frame each, and what was given back and made again."""
+
+    def __init__(self, root: Path) -> None:
+        self.folder = root / "_wal" / "w"
+        log = LogFolder.create(str(self.folder), root="r", writer="w")
+        self.journal = Journal(log, spool=Spool(sync="never"), about={})
+        self.released: list[int] = []
+        self.remade: list[int] = []
+        self.publisher = Publisher(Storage.open(root), "w", self.journal, remake=self._remake)
+
+    def _remake(self, schema: Schema, frames: Iterable[Frame]) -> NewShard:
+        (frame,) = frames
+        assert (schema, frame.payload) == (_SCHEMA, f"shard {frame.first}".encode())
+        self.remade.append(frame.first)
+        return _made(frame.first, self.released)
+
+    def write(self, first: int) -> None:
+        """Log two rows, and queue the shard of them."""
+        self.journal.append([([f"shard {first}".encode()], 2)], schema={})
+        self.journal.cut(begins_shard=True)
+        _submit(self.publisher, first, self.released)
+
+    def segments(self) -> list[int]:
+        """First rows of the log's segments."""
+        return sorted(int(path.stem) for path in self.folder.glob("*.wal"))
+
+    def close(self) -> None:
+        self.publisher.stop()
+        self.journal.close(keep=False)
 
 
 def _wait(until: Callable[[], object], *, seconds: float = 20.0) -> None:
@@ -78,10 +116,10 @@ def _wait(until: Callable[[], object], *, seconds: float = 20.0) -> None:
 
 
 def test_shards_are_stored_in_order_and_their_memory_is_given_back(tmp_path: Path, store: _Store) -> None:
-    publisher, _ = _publisher(tmp_path)
+    publisher = _publisher(tmp_path)
     released: list[int] = []
     for first in range(0, 20, 2):
-        publisher.submit(_shard(first, released))
+        _submit(publisher, first, released)
     publisher.flush()
     assert store.stored == released == list(range(0, 20, 2))
     assert (publisher.rows_published, publisher.waiting_bytes) == (20, 0)
@@ -89,11 +127,11 @@ def test_shards_are_stored_in_order_and_their_memory_is_given_back(tmp_path: Pat
 
 
 def test_a_failure_is_told_to_whoever_flushes_and_nothing_overtakes(tmp_path: Path, store: _Store) -> None:
-    publisher, _ = _publisher(tmp_path)
+    publisher = _publisher(tmp_path)
     store.fails = True
     with impatient():
         for first in (0, 2, 4):
-            publisher.submit(_shard(first, []))
+            _submit(publisher, first)
         for _ in range(2):
             with pytest.raises(PublishError, match="gone"):
                 publisher.flush()
@@ -109,66 +147,135 @@ def test_what_failed_is_tried_again_unasked_and_less_and_less_often(
 ) -> None:
     monkeypatch.setattr("rlio.storage.publisher._FIRST_DELAY", 0.005)
     monkeypatch.setattr("rlio.storage.publisher._MAX_DELAY", 0.04)
-    publisher, _ = _publisher(tmp_path)
+    publisher = _publisher(tmp_path)
     store.fails = True
-    publisher.submit(_shard(0, []))
+    _submit(publisher, 0)
     _wait(lambda: len(store.tried) >= 5)
     assert publisher._delay == 0.04
     store.fails = False
     _wait(lambda: store.stored == [0])
-    publisher.submit(_shard(2, []))
+    _submit(publisher, 2)
     _wait(lambda: store.stored == [0, 2])
     assert publisher._delay == 0.0
     publisher.stop()
 
 
-def test_a_backlog_moves_into_the_log_and_memory_does_not_grow(tmp_path: Path, store: _Store) -> None:
-    publisher, journal = _publisher(tmp_path, journal=True)
-    assert journal is not None
+def test_the_bytes_of_a_backlog_are_dropped_and_made_again_from_the_log(
+    tmp_path: Path, store: _Store
+) -> None:
+    logged = _Logged(tmp_path)
+    publisher = logged.publisher
     store.fails = True
-    released: list[int] = []
     with impatient():
         for first in range(0, 12, 2):
-            journal.append([([b"rows"], 2)], schema={})
-            journal.cut(begins_shard=True)
-            publisher.submit(_shard(first, released))
-        _wait(lambda: publisher.waiting_bytes == 0)
-        waiting = list((tmp_path / "_wal" / "w").glob("*.jsonl"))
-        assert len(waiting) == 6
-        # A shard in the log has taken the place of its rows.
-        _wait(lambda: not list((tmp_path / "_wal" / "w").glob("*.wal")))
-        assert sorted(released) == list(range(0, 12, 2))
+            logged.write(first)
+        _wait(lambda: publisher.waiting_bytes == len("shard 0"))
+        # The first keeps its bytes, which are tried again; of the others the log has the rows.
+        assert sorted(logged.released) == [2, 4, 6, 8, 10]
+        assert logged.segments() == list(range(0, 12, 2))
+        assert sorted(path.suffix for path in logged.folder.iterdir() if path.name != "owner") == [".wal"] * 6
         store.fails = False
         publisher.flush()
     assert store.stored == list(range(0, 12, 2))
-    assert not list((tmp_path / "_wal" / "w").glob("*.jsonl"))
-    publisher.stop()
-    journal.close(keep=False)
+    assert logged.remade == [2, 4, 6, 8, 10], "each once"
+    assert sorted(logged.released) == sorted([*range(0, 12, 2), *range(2, 12, 2)])
+    assert logged.segments() == []
+    assert publisher.rows_published == 12
+    logged.close()
 
 
-def test_a_shard_that_was_damaged_in_the_log_is_never_stored(tmp_path: Path, store: _Store) -> None:
-    publisher, journal = _publisher(tmp_path, journal=True)
-    assert journal is not None
+def test_a_shard_that_is_made_again_is_not_dropped_again_while_it_is_tried(
+    tmp_path: Path, store: _Store
+) -> None:
+    logged = _Logged(tmp_path)
     store.fails = True
     with impatient():
-        publisher.submit(_shard(0, []))
-        _wait(lambda: publisher.waiting_bytes == 0)
-        (waiting,) = (tmp_path / "_wal" / "w").glob("*.jsonl")
-        waiting.write_bytes(b"shArd 0")
+        for first in (0, 2, 4):
+            logged.write(first)
+        _wait(lambda: logged.publisher.waiting_bytes == len("shard 0"))
+        store.fails_from = 2
         store.fails = False
-        with pytest.raises(ValueError, match="damaged"):
-            publisher.flush()
-    assert store.stored == []
-    publisher.stop()
-    journal.close(keep=True)
+        for _ in range(3):
+            with pytest.raises(PublishError, match="gone"):
+                logged.publisher.flush()
+        assert (store.stored, logged.remade) == ([0], [2])
+        store.fails_from = None
+        logged.publisher.flush()
+    assert (store.stored, logged.remade) == ([0, 2, 4], [2, 4])
+    logged.close()
+
+
+def test_rows_that_were_damaged_in_the_log_are_never_stored(tmp_path: Path, store: _Store) -> None:
+    logged = _Logged(tmp_path)
+    store.fails = True
+    with impatient():
+        for first in (0, 2):
+            logged.write(first)
+        _wait(lambda: logged.publisher.waiting_bytes == len("shard 0"))
+        segment = logged.folder / "000000000002.wal"
+        segment.write_bytes(segment.read_bytes().replace(b"shard 2", b"shArd 2"))
+        store.fails = False
+        with pytest.raises(CorruptData):
+            logged.publisher.flush()
+    assert store.stored == [0]
+    logged.publisher.stop()
+    logged.journal.close(keep=True)
+
+
+def test_a_shard_that_is_not_the_same_when_it_is_made_again_is_never_stored(
+    tmp_path: Path, store: _Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged = _Logged(tmp_path)
+    monkeypatch.setattr(
+        logged.publisher, "_remake", lambda schema, frames: _made(9, logged.released), raising=True
+    )
+    store.fails = True
+    with impatient():
+        for first in (0, 2):
+            logged.write(first)
+        _wait(lambda: logged.publisher.waiting_bytes == len("shard 0"))
+        store.fails = False
+        with pytest.raises(LedgerError):
+            logged.publisher.flush()
+    assert store.stored == [0]
+    assert logged.segments() == [2], "its rows stay in the log"
+    logged.publisher.stop()
+    logged.journal.close(keep=True)
+
+
+@pytest.mark.parametrize("place", ["sync", "broken"])
+def test_bytes_of_rows_that_the_log_may_not_hold_stay_in_memory(
+    tmp_path: Path, store: _Store, place: str
+) -> None:
+    logged = _Logged(tmp_path)
+    store.fails = True
+    with impatient():
+        logged.write(0)
+        with intercepted(failing(lambda name, number: name == "fdatasync", errno.EIO)):
+            if place == "broken":
+                logged.journal.append([([b"shard 2"], 2)], schema={})
+                with pytest.raises(PublishError):
+                    logged.journal.secure(4)
+                assert logged.journal.failure is not None
+                logged.journal.cut(begins_shard=True)
+                _submit(logged.publisher, 2, logged.released)
+            else:
+                logged.write(2)
+            _wait(lambda: len(store.tried) > 5)
+            assert logged.publisher.waiting_bytes == 2 * len("shard 0")
+        store.fails = False
+        logged.publisher.flush()
+    assert (store.stored, logged.remade) == ([0, 2], [])
+    assert sorted(logged.released) == [0, 2]
+    logged.close()
 
 
 def test_a_store_that_hangs_holds_up_neither_flush_nor_stop(tmp_path: Path, store: _Store) -> None:
-    publisher, _ = _publisher(tmp_path)
+    publisher = _publisher(tmp_path)
     store.opens.clear()
     with impatient():
-        publisher.submit(_shard(0, []))
-        publisher.submit(_shard(2, []))
+        _submit(publisher, 0)
+        _submit(publisher, 2)
         begun = time.monotonic()
         with pytest.raises(PublishError, match="4 rows within"):
             publisher.flush(0.05)
@@ -181,7 +288,7 @@ def test_a_store_that_hangs_holds_up_neither_flush_nor_stop(tmp_path: Path, stor
 
 
 def test_a_flush_with_nothing_to_store_returns_at_once(tmp_path: Path) -> None:
-    publisher, _ = _publisher(tmp_path)
+    publisher = _publisher(tmp_path)
     publisher.flush()
     publisher.stop()
 
@@ -223,12 +330,12 @@ def test_a_schema_that_could_not_be_stored_early_is_stored_with_its_shard(
         put(storage, path, data)
 
     monkeypatch.setattr(Storage, "put", shim)
-    publisher, _ = _publisher(tmp_path)
+    publisher = _publisher(tmp_path)
     publisher.start()
     publisher.expect(_SCHEMA)
     _wait(lambda: tried)
     publisher.expect(_SCHEMA)  # With each write(); it is tried once.
-    publisher.submit(_shard(0, []))
+    _submit(publisher, 0)
     publisher.flush()
     assert tried[0] == tried[1] == schema_path(_SCHEMA.hash)
     assert len(tried) == 3

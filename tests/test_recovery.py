@@ -15,10 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 from crash_child import WRITERS, Tally, batch_of, files_of, fork, logs_of, rows_of, shard_names, wait_for
+from spilled_log import REST, ROWS, TOTAL
+from spilled_log import batch_of as spilled_batch
 from typer.testing import CliRunner
 
 from rlio import DatasetReader, JsonWriter, MultiAgentBatch, ParquetWriter, Roll, SampleBatch
 from rlio.cli.main import app
+from rlio.errors import HoleError
 from rlio.maintenance import indexing
 from rlio.storage.filesystem import Storage
 from rlio.storage.spool import Spool
@@ -54,6 +57,34 @@ def log(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return root
 
 
+@pytest.mark.parametrize("kind", ["parquet", "json"])
+def test_a_log_with_encoded_shards_of_an_earlier_version_is_recovered_whole(
+    kind: str, tmp_path: Path, checkout: Path
+) -> None:
+    log = checkout / "tests" / "golden" / "spilled-log" / kind
+    root = _copy(log, tmp_path / "whole")
+    shards = {path.name: path.read_bytes() for path in (root / "_wal" / "w").glob("0*-*")}
+    assert len(shards) == 3
+    found = _recover_copy(root)
+    assert (found.rows, found.lost_rows, found.set_aside, found.error) == (TOTAL - ROWS, 0, (), None)
+    stored = {path.name: path.read_bytes() for path in (root / "data" / "w").iterdir()}
+    assert shards.items() <= stored.items()
+    with DatasetReader(root, epochs=1, batch_size=TOTAL) as reader:
+        (batch,) = reader
+    assert batch.equals(spilled_batch(0, TOTAL))
+    assert list((root / "data" / "w").glob(f"_sealed-{TOTAL}"))
+
+    root = _copy(log, tmp_path / "damaged")
+    damaged = sorted((root / "_wal" / "w").glob("000000000020-*"))[0]
+    damaged.write_bytes(damaged.read_bytes()[::-1])
+    found = _recover_copy(root)
+    assert found.rows == 2 * ROWS
+    assert found.lost_rows >= ROWS + REST, "those of the shard, and those behind the hole"
+    assert found.error is not None
+    with pytest.raises(HoleError):
+        rows_of(root)
+
+
 def _segments(root: Path) -> list[Path]:
     return sorted((root / "_wal" / "w").glob("*.wal"))
 
@@ -78,6 +109,46 @@ def test_a_log_is_recovered_whole(log: Path, tmp_path: Path) -> None:
     assert rows_of(root) == list(range(45))
     assert len(shard_names(root)) == 3
     assert list((root / "data" / "w").glob("_sealed-45"))
+
+
+def test_recovery_lists_the_folders_of_dead_writers_and_not_the_data_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is done whenever a writer opens, also where a hundred thousand shards lie beside the dead one's."""
+    with ParquetWriter(tmp_path, writer_id="other") as writer:
+        writer.write(batch_of(0, 3))
+
+    def write_two(writer: Writer) -> None:
+        JsonWriter(tmp_path, writer_id="b").write(batch_of(5, 2))
+        writer.write(batch_of(3, 2))
+
+    _abandon(lambda: ParquetWriter(tmp_path, writer_id="a"), write_two)
+    # A log without an owner, of a writer that was closed: files that a power failure brought back.
+    kept = _copy(tmp_path / "_wal" / "a", tmp_path.with_name("kept"))
+    listed: list[str] = []
+    real = Storage.list
+
+    def note(self: Storage, prefix: str = "", *, limit: int | None = None) -> Any:
+        listed.append(prefix)
+        return real(self, prefix, limit=limit)
+
+    monkeypatch.setattr(Storage, "list", note)
+    with ParquetWriter(tmp_path) as writer:
+        writer.write(batch_of(7, 1))
+    found = [prefix for prefix in listed if prefix.startswith("data") or not prefix]
+    assert found.count("data/a") <= 2
+    assert found.count("data/b") <= 2
+    assert set(found) == {"data/a", "data/b"}
+
+    (kept / "owner").unlink()
+    shutil.copytree(kept, tmp_path / "_wal" / "a")
+    listed.clear()
+    (again,) = recover(tmp_path, must_exist=True).logs
+    assert (again.outcome, again.error) == ("recovered", None)
+    assert listed == ["data/a"]
+    listed.clear()
+    assert recover(tmp_path, must_exist=True).logs == ()
+    assert listed == []
 
 
 def test_rows_that_a_better_copy_of_a_log_has_are_served_although_an_index_was_made(
@@ -429,11 +500,11 @@ def test_recovery_after_any_shard_ends_the_next_ones_where_the_writer_would_have
         publisher, given = writer._log._publisher, 0
         submit = publisher.submit
 
-        def shim(shard: Any) -> None:
+        def shim(first: int, shard: Any) -> None:
             nonlocal given
             given += 1
             if given <= stored:
-                submit(shard)
+                submit(first, shard)
                 publisher.flush()
 
         monkeypatch.setattr(publisher, "submit", shim)

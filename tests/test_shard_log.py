@@ -8,7 +8,9 @@ import pytest
 import rlio
 from rlio.schemas.schema import Schema
 from rlio.storage.filesystem import Storage
-from rlio.storage.shard_log import NewShard, ShardLog
+from rlio.storage.listing import list_shards
+from rlio.storage.publisher import NewShard, Publisher
+from rlio.storage.shard_log import ShardLog
 
 
 @pytest.mark.parametrize(("header", "error"), [('{"format": 9}', rlio.OptionError), ("[", rlio.CorruptData)])
@@ -78,3 +80,22 @@ def test_shards_that_cannot_be_stored_wait_in_order_and_are_counted(
     stored = sorted((tmp_path / "data" / "w").glob("*.jsonl"))
     assert [path.read_bytes() for path in stored] == [b"first", b"second"]
     assert [path.name.split("-")[0] for path in stored] == ["000000000000", "000000000002"]
+
+
+def test_a_close_that_is_interrupted_before_the_seal_leaves_the_log_to_recovery(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C twice. Without the log nothing would ever seal the writer, and followers would wait for it."""
+    writer = rlio.ParquetWriter(tmp_path)
+    writer.write(rlio.SampleBatch(t=[0, 1]))
+
+    def interrupt(self: Publisher, last: object, *, timeout: float | None) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Publisher, "finish", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            writer.close()
+    assert list(list_shards(Storage.open(tmp_path)).sealed) == []
+    assert rlio.recover(tmp_path).is_clean
+    assert list_shards(Storage.open(tmp_path)).sealed == {writer.writer_id: 2}

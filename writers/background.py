@@ -17,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-__all__ = ["Jobs", "Worker"]
+__all__ = ["Jobs", "Worker", "done_at_once"]
 
 T = TypeVar("T")
 
@@ -67,6 +67,13 @@ class Worker:
                 del result
             # The thread must not keep a job's rows alive while it waits for the next one.
             del item, job, future
+
+
+def done_at_once(job: Callable[[], T]) -> Future[T]:
+    """Run a job in the calling thread, where a `Worker` would run it in its own."""
+    future: Future[T] = Future()
+    future.set_result(job())
+    return future
 
 
 class Jobs:

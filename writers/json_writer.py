@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 from rlio.batch import MultiAgentBatch, SampleBatch
@@ -32,7 +33,7 @@ from rlio.storage.json_shard import MAX_JSON_SHARD_BYTES
 from rlio.storage.shard_log import ShardLog, WriteLedger
 from rlio.storage.wal import Sync
 from rlio.writers.age_timer import AgeTimer
-from rlio.writers.line_collector import LineCollector
+from rlio.writers.line_collector import LineCollector, remake_lines
 from rlio.writers.recovery import WriterLog, json_header, recover_before_writing, recover_interrupted
 from rlio.writers.roll import Roll
 from rlio.writers.spooling import SpoolLike, make_room, parse_spool, schema_after
@@ -108,6 +109,7 @@ class JsonWriter(OutputWriter):
             storage_options=storage_options,
             spool=kept,
             about=json_header(self._level, roll=self._roll, provenance=self._provenance.text),
+            remake=partial(remake_lines, level=self._level, provenance=self._provenance.text),
         )
         if writer_id is None:
             # After this writer is there to see: who follows must not find every writer closed in between.

@@ -6,16 +6,19 @@ Where a shard ends depends on the lines alone, so that recovery makes what the w
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 import zstandard
 
 from rlio.schemas.json_lines import encode_provenance
 from rlio.schemas.schema import Schema
-from rlio.storage.shard_log import NewShard, ShardLog
+from rlio.storage.publisher import NewShard
+from rlio.storage.shard_log import ShardLog
+from rlio.storage.wal import Frame
 from rlio.writers.background import Jobs
 from rlio.writers.roll import Roll
 
-__all__ = ["LineCollector"]
+__all__ = ["LineCollector", "remake_lines"]
 
 
 class LineCollector:
@@ -31,9 +34,8 @@ class LineCollector:
     def __init__(self, log: ShardLog, *, roll: Roll, level: int | None, provenance: str) -> None:
         self._log = log
         self._roll = roll
-        self._compressor = (
-            None if level is None else zstandard.ZstdCompressor(level=level, write_checksum=True)
-        )
+        self._level = level
+        self._compressor = _compressor(level)
         self._provenance = provenance
         self._jobs = Jobs("rlio-lines")
         #: Lines, and the rows of each.
@@ -62,8 +64,7 @@ class LineCollector:
 
     def packed(self, line: bytes) -> bytes:
         """A line as it lies in the file: with its end, and in a frame of its own if compressed."""
-        ended = line + b"\n"
-        return ended if self._compressor is None else self._compressor.compress(ended)
+        return _packed(line, self._compressor)
 
     def append(self, line: bytes, rows: int) -> None:
         """Add a packed line to the open shard, ending it before and after as needed."""
@@ -87,9 +88,9 @@ class LineCollector:
         self._jobs.wait()
         lines, self._lines, self._rows, self._bytes = self._lines, [], 0, 0
         schema = self.schema
-        # Here, since a compressor serves one thread.
-        provenance = self.packed(encode_provenance(self._provenance, schema))
-        self._jobs.submit(lambda: self._hand_over(provenance, lines, schema))
+        self._jobs.submit(
+            lambda: self._log.append(_shard(lines, schema, level=self._level, provenance=self._provenance))
+        )
 
     def store(self, timeout: float | None = None) -> None:
         """End the open shard and return once all are stored.
@@ -107,17 +108,33 @@ class LineCollector:
         """End the threads; lines that were not handed over are dropped, and are in the log."""
         self._jobs.stop()
 
-    def _hand_over(self, provenance: bytes, lines: list[tuple[bytes, int]], schema: Schema) -> None:
-        self._log.append(
-            NewShard(
-                data=b"".join([provenance, *(line for line, _ in lines)]),
-                rows=sum(rows for _, rows in lines),
-                suffix="jsonl" if self._compressor is None else "jsonl.zst",
-                footer_crc32=0,
-                schema=schema,
-            )
-        )
-
     def _end(self) -> None:
         self.ended += 1
         self.finish()
+
+
+def remake_lines(schema: Schema, frames: Iterable[Frame], *, level: int | None, provenance: str) -> NewShard:
+    """The shard into which a writer of these options has made the frames, which are all of its lines."""
+    lines = [(frame.payload, frame.rows) for frame in frames]
+    return _shard(lines, schema, level=level, provenance=provenance)
+
+
+def _shard(lines: list[tuple[bytes, int]], schema: Schema, *, level: int | None, provenance: str) -> NewShard:
+    """The shard of packed lines."""
+    first = _packed(encode_provenance(provenance, schema), _compressor(level))
+    return NewShard(
+        data=b"".join([first, *(line for line, _ in lines)]),
+        rows=sum(rows for _, rows in lines),
+        suffix="jsonl" if level is None else "jsonl.zst",
+        footer_crc32=0,
+        schema=schema,
+    )
+
+
+def _compressor(level: int | None) -> zstandard.ZstdCompressor | None:
+    """One for one thread; None: lines are plain."""
+    return None if level is None else zstandard.ZstdCompressor(level=level, write_checksum=True)
+
+
+def _packed(line: bytes, compressor: zstandard.ZstdCompressor | None) -> bytes:
+    return line + b"\n" if compressor is None else compressor.compress(line + b"\n")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from rlio.interfaces import Batch, OutputWriter
@@ -27,7 +28,7 @@ from rlio.storage.wal import Sync
 from rlio.writers.age_timer import AgeTimer
 from rlio.writers.recovery import WriterLog, parquet_header, recover_before_writing, recover_interrupted
 from rlio.writers.roll import Roll
-from rlio.writers.row_collector import RowCollector
+from rlio.writers.row_collector import RowCollector, remake_parquet
 from rlio.writers.shard_builder import ShardBuilder
 from rlio.writers.spooling import SpoolLike, make_room, parse_spool, schema_after
 
@@ -93,6 +94,9 @@ class ParquetWriter(OutputWriter):
             storage_options=storage_options,
             spool=kept,
             about=parquet_header(codec, roll=self._roll, provenance=self._provenance.text),
+            remake=partial(
+                remake_parquet, roll=self._roll, compression=codec, provenance=self._provenance.text
+            ),
         )
         if writer_id is None:
             # After this writer is there to see: who follows must not find every writer closed in between.

@@ -36,9 +36,9 @@ from rlio.schemas.parquet import Compression
 from rlio.schemas.schema import Schema
 from rlio.storage.clients import within
 from rlio.storage.filesystem import Storage
-from rlio.storage.listing import list_shards
+from rlio.storage.listing import Listing, list_writer
 from rlio.storage.markers import disclaim, seal
-from rlio.storage.names import check_writer_id, schema_path
+from rlio.storage.names import DATA_DIR, check_writer_id, schema_path
 from rlio.storage.publish import put_header, put_shard
 from rlio.storage.sealed_index import put_change
 from rlio.storage.shard_log import ShardLog, check_schema
@@ -206,7 +206,7 @@ def recover(
         spool=where,
         logs=(*(log for log in found if log is not None), *_elsewhere(storage, kept)),
     )
-    if must_exist and not report.logs and not list_shards(storage).writers:
+    if must_exist and not report.logs and not storage.folders(DATA_DIR):
         require_header(storage)
     return report
 
@@ -343,8 +343,9 @@ def _left(storage: Storage, log: AbandonedLog, standing: Standing | None) -> Rec
 
 def _is_stored(storage: Storage, log: AbandonedLog) -> bool:
     """Whether the log's writer is closed for good, and all of its rows are stored, also those in the log."""
-    sealed = list_shards(storage).sealed.get(log.writer)
-    if sealed is None or _end_of(_coverage(storage, log.writer)) < sealed:
+    listing = list_writer(storage, log.writer)
+    sealed = listing.sealed.get(log.writer)
+    if sealed is None or _end_of(_coverage(listing, log.writer)) < sealed:
         return False
     folder = LogFolder(log.path, {}, -1)
     ends = [name.end for name, _ in folder.shards()]
@@ -356,11 +357,10 @@ def _is_stored(storage: Storage, log: AbandonedLog) -> bool:
     return max(ends, default=0) <= sealed
 
 
-def _coverage(storage: Storage, writer: str) -> list[range]:
+def _coverage(listing: Listing, writer: str) -> list[range]:
     """A writer's rows that are stored, or trimmed."""
-    listing = list_shards(storage)
     stored = [range(segment.first, segment.end) for segment in listing.cover(writer).segments]
-    return [range(listing.trimmed.get(writer, 0)), *stored]
+    return [range(listing.trimmed_below(writer)), *stored]
 
 
 class _Recovery:
@@ -374,7 +374,7 @@ class _Recovery:
         self._unusable: list[str] = []
         self._set_aside: list[str] = []
         self._lost = 0
-        #: The row after the last one of the shards that waited in the log.
+        #: The row after the last one of the shards that an earlier version has left in the log.
         self._last_spilled = 0
         self._errors: list[str] = []
         #: Rows of the frames that are stored, in the first segment with one that is not.
@@ -384,16 +384,14 @@ class _Recovery:
 
     def run(self) -> RecoveredLog:
         """Publish the rows of the log, say that its writer is done, and remove it."""
-        before = _coverage(self._storage, self._writer)
         put_header(self._storage)  # Where it was lost nobody could open what is stored now.
-        self._announce()
+        before = _coverage(self._announced(), self._writer)
         self._publish_shards()
-        stored = _end_of(_coverage(self._storage, self._writer))
-        end = self._publish_frames(stored)
+        end = self._publish_frames(_end_of([*before, *self._published]))
         end = max(end, self._last_spilled)
         self._move_aside()
         if end:
-            self._announce()  # Again: storing may have taken hours.
+            self._announced()  # Again: storing may have taken hours.
             seal(self._storage, self._writer, end)
         disclaim(self._storage, self._writer)
         for _, path in self._folder.shards():
@@ -408,13 +406,18 @@ class _Recovery:
             error="; ".join(self._errors) or None,
         )
 
-    def _announce(self) -> None:
-        """Where the writer was sealed before, an index may say that this is all; its log is a better copy."""
-        if self._writer in list_shards(self._storage).sealed:
+    def _announced(self) -> Listing:
+        """List the writer's folder, and announce a change if it is sealed.
+
+        An index may say that what is sealed is all. The log is a better copy.
+        """
+        listing = list_writer(self._storage, self._writer)
+        if self._writer in listing.sealed:
             put_change(self._storage, [self._writer])
+        return listing
 
     def _publish_shards(self) -> None:
-        """Store the encoded shards that wait in the log, and before them their schemas."""
+        """Store encoded shards that an earlier version has left in the log, and before them their schemas."""
         for path in self._folder.schemas():
             schema = Schema.from_text(_read_file(path), uri=path)
             if not self._conflicting:

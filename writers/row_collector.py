@@ -6,14 +6,27 @@ Where a group or a shard ends depends on the rows alone, so that recovery makes 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 from rlio.interfaces import Batch
+from rlio.schemas.log_frames import LogFrames
+from rlio.schemas.parquet import Compression
 from rlio.schemas.row_groups import GroupBuffer, Piece, pieces_of, pooled
 from rlio.schemas.schema import Schema
+from rlio.storage.publisher import NewShard
+from rlio.storage.wal import Frame
 from rlio.writers.roll import Roll
-from rlio.writers.shard_builder import ShardBuilder
+from rlio.writers.shard_builder import ShardMaker
 
-__all__ = ["RowCollector"]
+__all__ = ["RowCollector", "remake_parquet"]
+
+
+class _Groups(Protocol):
+    """Where full row groups go: a `ShardBuilder` or a `ShardMaker`."""
+
+    def add(self, buffer: GroupBuffer) -> GroupBuffer: ...
+
+    def finish(self) -> None: ...
 
 
 class RowCollector:
@@ -24,7 +37,7 @@ class RowCollector:
         roll: Its ``max_rows`` ends shards here, its ``max_bytes`` in the builder.
     """
 
-    def __init__(self, builder: ShardBuilder, *, roll: Roll) -> None:
+    def __init__(self, builder: _Groups, *, roll: Roll) -> None:
         self._builder = builder
         self._roll = roll
         self._buffer: GroupBuffer | None = None
@@ -122,3 +135,27 @@ class RowCollector:
                 shard -= room
                 if not shard:
                     group, shard = schema.group_rows, most
+
+
+def remake_parquet(
+    schema: Schema, frames: Iterable[Frame], *, roll: Roll, compression: Compression, provenance: str
+) -> NewShard:
+    """The shard into which a writer of these options has made the frames.
+
+    Args:
+        schema: Of the rows.
+        frames: All that the shard was made of, and nothing else.
+        roll: Its ``max_bytes`` says how much memory the encoder has.
+        compression: Of the pages.
+        provenance: JSON text for the footer.
+    """
+    made: list[NewShard] = []
+    maker = ShardMaker(made.append, roll=roll, compression=compression, provenance=provenance)
+    rows = RowCollector(maker, roll=roll)
+    rows.use(schema)
+    logged = LogFrames(schema)
+    for frame in frames:
+        rows.append(logged.decode(frame.payload))
+    rows.finish()
+    (shard,) = made
+    return shard

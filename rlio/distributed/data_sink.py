@@ -21,6 +21,7 @@ from rlio.errors import OptionError, RlioError
 from rlio.replay.arrow_tables import Layout
 from rlio.schemas.parquet import Compression
 from rlio.schemas.provenance import Provenance
+from rlio.storage.clients import protocols_of
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import list_shards
 from rlio.storage.names import part_id, part_of
@@ -156,7 +157,7 @@ def check_shared(storage: Storage) -> None:
     Raises:
         OptionError: It is in this process's memory.
     """
-    if not storage.is_local and "memory" in storage.fs.protocol:
+    if not storage.is_local and "memory" in protocols_of(storage.fs):
         raise OptionError("memory:// is each process's own: use a folder or a store", uri=storage.uri)
 
 

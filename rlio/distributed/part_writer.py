@@ -29,7 +29,7 @@ from rlio.errors import OptionError, PublishError, RlioError
 from rlio.interfaces import Batch
 from rlio.schemas.parquet import Compression
 from rlio.storage.filesystem import Storage
-from rlio.storage.listing import cover_rows, listing_of
+from rlio.storage.listing import cover_rows, list_writer
 from rlio.storage.names import DATA_DIR, make_attempt_id, parse_sealed, part_of, writer_dir
 from rlio.storage.shard_log import ShardLog
 from rlio.writers.roll import Roll
@@ -210,14 +210,13 @@ class PartWriter:
 
     def _check_stored(self, log: ShardLog) -> None:
         """Raise where a shard is gone: a seal over a hole would be an error for every reader."""
-        folder = writer_dir(log.writer_id)
-        found = listing_of(self._storage.list(folder)).passed_over.get(log.writer_id)
+        found = list_writer(self._storage, log.writer_id).passed_over.get(log.writer_id)
         holes = cover_rows([] if found is None else found.shards, end=log.received).holes
         if holes:
             raise PublishError(
                 f"rows {holes[0].start} to {holes[0].stop - 1} of the attempt are gone: it ran for longer "
                 "than the grace of `rlio gc`, or somebody removed them; run the task again",
-                uri=self._storage.uri_of(folder),
+                uri=self._storage.uri_of(writer_dir(log.writer_id)),
             )
 
     def _drop(self, log: ShardLog) -> None:

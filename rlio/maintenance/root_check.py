@@ -13,6 +13,7 @@ from rlio.dataset import require_header
 from rlio.errors import CorruptData, DataNotFound, SchemaConflict, UnsafeData, excerpt
 from rlio.maintenance.findings import Findings
 from rlio.schemas.schema import Schema
+from rlio.storage.failures import explained
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import Listing
 from rlio.storage.names import DATA_DIR, HEADER, SCHEMA_DIR, TMP_DIR, WAL_DIR
@@ -180,7 +181,8 @@ def _odd_files(storage: Storage) -> list[tuple[str, str]]:
 
     fs = storage.fs
     if not isinstance(fs, AsyncFileSystem):
-        listed: dict[str, dict[str, Any]] = fs.find(storage.root, detail=True)
+        with explained(storage.uri):
+            listed: dict[str, dict[str, Any]] = fs.find(storage.root, detail=True)
         for name, info in listed.items():
             if info.get("type") not in ("file", "directory"):
                 found.append((name.removeprefix(storage.root).lstrip("/"), f"{info.get('type')}"))

@@ -29,6 +29,7 @@ import os
 import stat
 import time
 import uuid
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Self
 
@@ -73,6 +74,8 @@ _STAMP_SECONDS: Final = 60.0
 # Whoever removes a store has its lock for the time of a rename.
 _PATIENCE_SECONDS: Final = 60.0
 _BLOCK: Final = 4096
+#: Bytes that are checked at a time.
+_PIECE: Final = 8 << 20
 _FOLDER_FLAGS: Final = (
     os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 )
@@ -88,6 +91,9 @@ class CacheFolder:
         max_bytes: That all stores together may take: stores that nobody uses make way for new ones, the least
             recently used first. None: ``RLIO_CACHE_BYTES``, or 64 GiB. A twentieth of the disk stays free in
             any case.
+        check: Whether files are read and compared with their CRC-32 whenever a store is opened, at 1 to 3 GB
+            a second. A store whose files were overwritten, or that was built without this, is built again.
+            None: ``RLIO_CACHE_CHECK`` ("1" or "0"), or False: only lengths are compared.
 
     Raises:
         OptionError: An argument, or what stands for it in the environment, is illegal; or the folder holds
@@ -96,12 +102,19 @@ class CacheFolder:
         CacheError: It cannot be made, or lies on a network filesystem, or there are no locks.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None = None, *, max_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        max_bytes: int | None = None,
+        check: bool | None = None,
+    ) -> None:
         given = os.environ.get("RLIO_CACHE") if path is None else os.fspath(path)
         self.path = os.path.abspath(os.path.expanduser(given or user_folder()))
         self.max_bytes = _bytes_from_environment() if max_bytes is None else max_bytes
         if type(self.max_bytes) is not int or self.max_bytes < 1:
             raise OptionError(f"max_bytes={excerpt(self.max_bytes)}: bytes of all stores, at least 1")
+        self.check = _check_from_environment() if check is None else check
         prepare(self.path)
 
     @property
@@ -135,6 +148,13 @@ def _bytes_from_environment() -> int:
         return int(given)
     except ValueError:
         raise OptionError(f"RLIO_CACHE_BYTES={excerpt(given)}: expected a number of bytes") from None
+
+
+def _check_from_environment() -> bool:
+    given = os.environ.get("RLIO_CACHE_CHECK", "")
+    if given not in ("", "0", "1"):
+        raise OptionError(f"RLIO_CACHE_CHECK={excerpt(given)}: expected 0 or 1")
+    return given == "1"
 
 
 class Entry:
@@ -201,6 +221,8 @@ class Entry:
         try:
             manifest = Manifest.load(_read(MANIFEST, dir_fd))
             _check(manifest, self.describe, dir_fd)
+            if self.folder.check:
+                _check_content(manifest, dir_fd)
         except FileNotFoundError:
             return None
         except CorruptData as error:
@@ -413,7 +435,12 @@ class Build:
         arrays = self.arrays
         for name, used in (rows or {}).items():
             arrays.trim(name, used)
-        manifest = Manifest(describe=self._entry.describe, arrays=arrays.sizes, state=dict(state))
+        manifest = Manifest(
+            describe=self._entry.describe,
+            arrays=arrays.sizes,
+            state=dict(state),
+            crc32=self._crc32s(arrays.sizes) if self._entry.folder.check else None,
+        )
         data = manifest.dump()
         self._take(len(data) + _BLOCK)
         arrays.flush()
@@ -500,6 +527,10 @@ class Build:
         os.rename(temporary, MANIFEST, src_dir_fd=self._dir, dst_dir_fd=self._dir)
         sync_descriptor(self._dir)
 
+    def _crc32s(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        with _explained(self._entry.path):
+            return {name: _crc32(name, size, self._dir) for name, size in sizes.items()}
+
     def _put_aside(self, *, only_if_unread: bool) -> None:
         """Take what lies in the store's place away from there; whoever reads it keeps it."""
         for found in scan(self._entry.folder.path, self._entry.key)[0]:
@@ -568,6 +599,28 @@ def _check(manifest: Manifest, describe: Mapping[str, Any], dir_fd: int) -> None
             raise CorruptData(f"the array {excerpt(name)} is absent") from None
         if not stat.S_ISREG(status.st_mode) or status.st_size < size:
             raise CorruptData(f"the array {excerpt(name)} has {status.st_size} bytes, expected {size}")
+
+
+def _check_content(manifest: Manifest, dir_fd: int) -> None:
+    """Refuse arrays whose bytes are not those that were built.
+
+    Raises:
+        CorruptData: One is, or nobody knows: the store was built without ``check``.
+    """
+    if manifest.crc32 is None:
+        raise CorruptData("it was built without check=True, so that its bytes cannot be checked")
+    for name, size in manifest.arrays.items():
+        if _crc32(name, size, dir_fd) != manifest.crc32.get(name):
+            raise CorruptData(f"the array {excerpt(name)} has other bytes than were built")
+
+
+def _crc32(name: str, size: int, dir_fd: int) -> int:
+    """CRC-32 of the first ``size`` bytes of an array's file."""
+    with open(os.open(file_name(name), _FILE_FLAGS, dir_fd=dir_fd), "rb", buffering=0) as file:
+        crc32, left = 0, size
+        while left and (part := file.read(min(left, _PIECE))):
+            crc32, left = zlib.crc32(part, crc32), left - len(part)
+    return crc32
 
 
 def _canonical(fields: Mapping[str, Any]) -> str:

@@ -116,8 +116,8 @@ class Clients:
             TimeoutError: It took longer than ``timeout`` allows. It may still happen, later.
         """
         fs = self.fs
-        coroutine = getattr(fs, f"_{operation}", None)
-        if not _is_asynchronous(fs) or not inspect.iscoroutinefunction(coroutine):
+        coroutine = _coroutine_of(fs, operation)
+        if coroutine is None:
             return self.run(
                 lambda client: getattr(client, operation)(*args, **keywords), size=size, patience=patience
             )
@@ -242,10 +242,20 @@ def _overdue(seconds: float | None) -> str:
     )
 
 
-def _is_asynchronous(fs: Any) -> bool:
-    from fsspec.asyn import AsyncFileSystem
+def _coroutine_of(fs: Any, operation: str) -> Any:
+    """The coroutine function that does what a method does; None where calling it would pass something by.
 
-    return isinstance(fs, AsyncFileSystem) and not fs.asynchronous
+    A class that overrides the method and not the coroutine may encrypt what it stores. What a wrapper of a
+    folder wraps may have no coroutines.
+    """
+    from fsspec.asyn import AsyncFileSystem
+    from fsspec.implementations.dirfs import DirFileSystem
+
+    if not isinstance(fs, AsyncFileSystem) or fs.asynchronous or isinstance(fs, DirFileSystem):
+        return None
+    owner = next(cls for cls in type(fs).__mro__ if {operation, f"_{operation}"} & vars(cls).keys())
+    coroutine = getattr(fs, f"_{operation}", None)
+    return coroutine if f"_{operation}" in vars(owner) and inspect.iscoroutinefunction(coroutine) else None
 
 
 def _close(client: Any) -> None:

@@ -10,13 +10,15 @@ Example:
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ftplib
 from collections.abc import Iterator
 
-from rlio.errors import RlioError
+from rlio.errors import RlioError, StoreError, StoreRefused, StoreTimeout
+from rlio.storage.paths import mask_secrets
 
-__all__ = ["as_os_error", "behind_not_found", "is_permanent"]
+__all__ = ["behind_not_found", "explained", "is_permanent", "store_error"]
 
 # Trying again changes nothing about these.
 _PERMANENT = (
@@ -58,6 +60,8 @@ _PASSING_S3_CODES = frozenset({"BadDigest", "IncompleteBody", "RequestTimeout", 
 def is_permanent(error: BaseException) -> bool:
     """Whether the same call would fail again at once: wrong name, rights, credentials or request."""
     for cause in _chain(error):
+        if isinstance(cause, StoreError) and cause.__cause__ is not None:
+            continue  # What it was made of tells.
         if isinstance(cause, _PERMANENT) or type(cause).__name__ in _PERMANENT_NAMES:
             return True
         if isinstance(cause, OSError) and cause.errno in _PERMANENT_CODES:
@@ -88,18 +92,40 @@ def behind_not_found(error: FileNotFoundError) -> Exception | None:
     return None
 
 
-def as_os_error(error: Exception, message: str) -> OSError:
-    """An error of a client's own kind as one that everybody knows: PermissionError, or OSError.
+def store_error(error: Exception, *, uri: str, attempts: int = 1) -> StoreError:
+    """An error of the system, or of a client's own kind, as one of ours; raise it from ``error``.
 
-    Raise it from ``error``. ``message`` says what was tried, where and how often.
+    Args:
+        error: The error.
+        uri: Where.
+        attempts: How often it was tried.
     """
-    refused = any(
+    refused = isinstance(error, PermissionError) or any(
         _http_status(cause)[0] in (401, 403)
         or type(cause).__name__ in _REFUSED_NAMES
         or (isinstance(cause, ftplib.error_perm) and str(cause).startswith("53"))
         for cause in _chain(error)
     )
-    return OSError(errno.EACCES if refused else errno.EIO, message)
+    kind = StoreRefused if refused else StoreTimeout if isinstance(error, TimeoutError) else StoreError
+    found = kind(
+        f"the store failed after {attempts} attempts: {type(error).__name__}: {mask_secrets(str(error))}; "
+        + ("check rights and credentials" if refused else "check that it is up and can be reached")
+        + ", then call again",
+        uri=uri,
+    )
+    found.errno = getattr(error, "errno", None)
+    return found
+
+
+@contextlib.contextmanager
+def explained(uri: str) -> Iterator[None]:
+    """Raise what a client or the system raises within as a `StoreError`; errors of ours as they are."""
+    try:
+        yield
+    except RlioError:
+        raise
+    except Exception as error:
+        raise store_error(error, uri=uri) from error
 
 
 def _is_ftp_not_found(reply: str, error: ftplib.Error) -> bool:

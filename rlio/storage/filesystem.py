@@ -22,14 +22,14 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, NoReturn, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from rlio.errors import DataNotFound, OptionError, PublishError, RlioError, UnsafeData, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.options import expected
 from rlio.storage.call_options import split_options
 from rlio.storage.clients import CONNECTING, within
-from rlio.storage.failures import as_os_error, is_permanent
+from rlio.storage.failures import explained, is_permanent, store_error
 from rlio.storage.inputs import InputFile, expand_inputs, open_input
 from rlio.storage.local import LocalFolder
 from rlio.storage.paths import Entry, Location, StrPath, check_path, is_uri, locate, locate_on, mask_secrets
@@ -52,6 +52,8 @@ T = TypeVar("T")
 
 _path_of = attrgetter("path")
 
+#: What says that an object is not there, or is none.
+_ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 #: Seconds that one attempt may take: no answer that took longer was ever seen, and a store that hangs must
 #: not hang the caller. What an object's bytes take comes on top.
 TIMEOUT = 60.0
@@ -111,6 +113,8 @@ class _Backend(Protocol):
 class Storage:
     """A folder on any filesystem. Thread-safe; travels to other processes by pickle and by fork.
 
+    What the filesystem raises is a `StoreError` here, and a `PublishError` where something was to be stored.
+
     Args:
         location: Where the folder is; see `Storage.open` and `Storage.on`.
         sync: Local folders: whether `put` returns only once the object survives a power failure.
@@ -167,7 +171,7 @@ class Storage:
             UnknownName: No filesystem is known for the URI's scheme.
             MissingExtra: Its client is not installed.
             OptionError: ``uri`` is empty, a URI that went through pathlib, or the options do not fit.
-            OSError: Its client connects when it is opened (SFTP, FTP), and could not.
+            StoreError: Its client connects when it is opened (SFTP, FTP), and could not.
         """
         patient = Retry() if retry is None else retry
         options, ours = split_options(storage_options)
@@ -347,8 +351,8 @@ class Storage:
         """
         check_path(path, uri=self.uri)
         try:
-            return self._attempt(path, lambda: self._backend.modified(path))
-        except (FileNotFoundError, NotADirectoryError) as error:
+            return self._attempt(path, lambda: self._backend.modified(path), absent=_ABSENT)
+        except _ABSENT as error:
             raise DataNotFound("nothing is stored there", uri=self.uri_of(path)) from error
 
     def folders(self, folder: str, prefix: str = "") -> builtins.list[str]:
@@ -378,26 +382,32 @@ class Storage:
     def empty_folders(self, folder: str) -> builtins.list[str]:
         """The folders directly in ``folder`` that hold nothing, sorted; none on what is no local disk."""
         check_path(folder, uri=self.uri)
-        return sorted(entry.path for entry in self._backend.empty_folders(folder))
+        with explained(self.uri_of(folder)):
+            return sorted(entry.path for entry in self._backend.empty_folders(folder))
 
     def remove_empty_folder(self, path: str) -> bool:
         """Remove a local folder if it holds nothing; whether it was removed. What holds something stays."""
         check_path(path, uri=self.uri)
-        return self._backend.remove_empty_folder(path)
+        with explained(self.uri_of(path)):
+            return self._backend.remove_empty_folder(path)
 
     # ---- inside ----
 
     def _read(self, path: str, start: int, stop: int | None) -> bytes:
         check_path(path, uri=self.uri)
         try:
-            return self._attempt(path, lambda: self._backend.read(path, start, stop))
+            return self._attempt(path, lambda: self._backend.read(path, start, stop), absent=_ABSENT)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise DataNotFound("nothing is stored there", uri=self.uri_of(path)) from error
         except IsADirectoryError as error:
             raise UnsafeData("a folder is where an object was expected", uri=self.uri_of(path)) from error
 
-    def _attempt(self, path: str, operation: Callable[[], T]) -> T:
-        """Run ``operation``, which may be repeated; local calls give definite answers and are not."""
+    def _attempt(self, path: str, operation: Callable[[], T], *, absent: tuple[type[OSError], ...] = ()) -> T:
+        """Run ``operation``, which may be repeated; local calls give definite answers and are not.
+
+        Raises:
+            StoreError: It failed; but ``absent`` are raised as they are, and errors of ours.
+        """
         attempt = 0
         while True:
             try:
@@ -405,7 +415,9 @@ class Storage:
             except Exception as error:
                 attempt += 1
                 if self.is_local or attempt >= self._retry.attempts or is_permanent(error):
-                    _raise_clean(error, f"after {attempt} attempts, in {self.uri_of(path)}")
+                    if isinstance(error, (RlioError, *absent)):
+                        raise
+                    raise store_error(error, uri=self.uri_of(path), attempts=attempt) from error
                 logger.warning("reading %s failed, trying again: %r", self.uri_of(path), error)
                 self._retry.wait(attempt - 1, path)
 
@@ -431,18 +443,9 @@ def _connect(
             return within(timeout, lambda: locate(uri, options))
         except Exception as error:
             attempt += 1
+            if isinstance(error, RlioError):
+                raise
             if attempt >= retry.attempts or is_permanent(error):
-                _raise_clean(error, f"after {attempt} attempts, connecting to {mask_secrets(str(uri))}")
+                raise store_error(error, uri=mask_secrets(str(uri)), attempts=attempt) from error
             logger.warning("connecting to %s failed, trying again: %r", mask_secrets(str(uri)), error)
             retry.wait(attempt - 1, str(uri))
-
-
-def _raise_clean(error: Exception, note: str) -> NoReturn:
-    """Raise an error of ours or of the system as it is; a client's own, which few know, as an OSError."""
-    if isinstance(error, RlioError):
-        raise error
-    if isinstance(error, OSError):
-        error.add_note(note)
-        raise error
-    text = f"the store failed {note}: {type(error).__name__}: {mask_secrets(str(error))}"
-    raise as_os_error(error, text) from error

@@ -12,6 +12,7 @@ Example:
 from __future__ import annotations
 
 import glob
+import io
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import IO, Any, NamedTuple, cast
 
 from rlio.errors import DataNotFound, OptionError, UnsafeData, excerpt
 from rlio.storage.call_options import refuse_call_options
+from rlio.storage.failures import explained
 from rlio.storage.local import warn_of_links
 from rlio.storage.paths import Location, StrPath, is_uri, locate
 
@@ -26,6 +28,8 @@ __all__ = ["InputFile", "expand_inputs", "open_input"]
 
 _MAGIC = re.compile(r"[*?\[]")
 _DIGITS = re.compile(r"([0-9]+)")
+# As much is asked of a file at a time: each request passes through Python.
+_BUFFER_BYTES = 1 << 18
 
 
 class InputFile(NamedTuple):
@@ -71,6 +75,7 @@ def expand_inputs(
         UnsafeData: There are more than ``limit`` files.
         UnknownName: No filesystem is known for a URI's scheme.
         MissingExtra: Its client is not installed.
+        StoreError: A filesystem failed.
     """
     values = [inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs)
     if not values:
@@ -82,7 +87,9 @@ def expand_inputs(
         # A list may mix paths and URIs; the options are for the URIs, and refused where there is none.
         uses_options = not any_uri or (isinstance(value, str) and is_uri(value))
         place = locate(value, storage_options if uses_options else None)
-        for file in _expand_one(place, suffixes, recursive):
+        with explained(place.uri):
+            files = _expand_one(place, suffixes, recursive)
+        for file in files:
             found.setdefault((id(file.fs), file.path), file)
             if len(found) > limit:
                 raise UnsafeData(f"more than {limit} files: raise the limit if they are yours", uri=place.uri)
@@ -92,15 +99,50 @@ def expand_inputs(
 def open_input(file: InputFile) -> IO[bytes]:
     """Open ``file`` for reading from its start; the caller closes it.
 
+    What the filesystem raises, also later, when the file is read, is a `StoreError`.
+
     Raises:
         DataNotFound: It is gone.
+        StoreError: It could not be opened.
     """
-    try:
-        if file.fs is None:
-            return open(file.path, "rb")
-        return cast("IO[bytes]", file.fs.open(file.path, "rb"))
-    except FileNotFoundError as error:
-        raise DataNotFound("the file is gone since it was found", uri=file.uri) from error
+    with explained(file.uri):
+        try:
+            stream = io.FileIO(file.path) if file.fs is None else file.fs.open(file.path, "rb")
+        except FileNotFoundError as error:
+            raise DataNotFound("the file is gone since it was found", uri=file.uri) from error
+    return io.BufferedReader(_Stream(stream, file.uri), _BUFFER_BYTES)
+
+
+class _Stream(io.RawIOBase):
+    """The bytes of a file, whose errors are `StoreError`s."""
+
+    def __init__(self, file: IO[bytes], uri: str) -> None:
+        self._file = file
+        self._uri = uri
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return self._file.seekable()
+
+    def readinto(self, buffer: Any) -> int:
+        with explained(self._uri):
+            data = self._file.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        with explained(self._uri):
+            return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            self._file.close()
 
 
 def _natural(text: str) -> list[tuple[int, str]]:

@@ -1,7 +1,7 @@
 """A live writer's log: rows are in it from `write()` until they are published.
 
 It cuts the log into segments, syncs them, drops those that are published, and keeps the whole within its
-bound. Encoded shards that cannot be stored wait here too, as the files that they are.
+bound. What cannot be published for a while is read from here again.
 """
 
 from __future__ import annotations
@@ -11,15 +11,12 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rlio.errors import PublishError
-from rlio.schemas.schema import Schema
-from rlio.storage.local import sync_descriptor, write_whole
-from rlio.storage.names import ShardName
-from rlio.storage.spool import LogFolder, Spool, sync_folder
-from rlio.storage.wal import Buffer, SegmentWriter
+from rlio.errors import CorruptData, PublishError
+from rlio.storage.spool import LogFolder, Spool
+from rlio.storage.wal import Buffer, Frame, SegmentWriter, read_frames
 
 __all__ = ["Journal"]
 
@@ -47,7 +44,6 @@ class Journal:
         #: Whether the next segment begins a shard, and whether the open one does.
         self._begins_shard = True
         self._open_begins = False
-        self._spilled: dict[str, int] = {}
         self._failure: PublishError | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -65,7 +61,7 @@ class Journal:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the log, shards that wait here included."""
+        """Bytes of the log."""
         with self._lock:
             return self._bytes()
 
@@ -155,28 +151,43 @@ class Journal:
                 self._failure = None
             self._changed.notify_all()
 
-    def spill(self, name: ShardName, data: memoryview, *, schema: Schema) -> str:
-        """Keep an encoded shard here, durably, until it can be stored; and its schema, which comes first.
+    def secure(self, row: int) -> None:
+        """Sync the rows below ``row``, whatever `Spool.sync` says: nothing else needs to hold them then.
 
         Raises:
-            OSError: It could not be written; nothing of it is left.
+            PublishError: A segment with such rows could not be synced, or had failed before.
         """
-        described = self._folder.schema_path(schema.hash)
-        if not os.path.exists(described):
-            _write_durably(described, memoryview(schema.text.encode()))
-        path = os.path.join(self.path, name.format())
-        _write_durably(path, data)
-        sync_folder(self.path)
         with self._lock:
-            self._spilled[path] = len(data)
-        return path
+            segments = [segment for segment in self._segments if segment.first < row]
+            still_open = self._open
+        for segment in segments:
+            self._sync(segment)
+            if segment.is_broken:
+                raise PublishError("a write to this part of the log has failed", uri=segment.path)
+            if segment is not still_open:
+                _close(segment)  # In an outage there may be thousands.
 
-    def unspill(self, path: str) -> None:
-        """Drop a shard that is stored now."""
-        with self._changed:
-            self._spilled.pop(path, None)
-            _remove(path)
-            self._changed.notify_all()
+    def frames(self, first: int, end: int) -> Iterator[Frame]:
+        """The logged rows ``[first, end)``, none of which is released, in frames of which each lies within.
+
+        Raises:
+            CorruptData: They are not all there, or damaged.
+            OSError: The log cannot be read.
+        """
+        with self._lock:
+            found = [(part.path, part.first, part.end, part.bytes) for part in self._segments]
+        # Where a segment broke, the next one begins with rows that were never acknowledged in it.
+        limits = [*(begin for _, begin, _, _ in found[1:]), end]
+        for (path, begin, stop, size), limit in zip(found, limits, strict=True):
+            if begin >= end or min(stop, limit) <= first:
+                continue
+            for frame in read_frames(path, first=first, end=min(limit, end), size=size):
+                if frame.first != first:
+                    raise CorruptData(f"row {first} is missing", uri=path)
+                first = frame.first + frame.rows
+                yield frame
+        if first != end:
+            raise CorruptData(f"rows {first} to {end - 1} are missing", uri=self.path)
 
     def close(self, *, keep: bool) -> None:
         """Stop; remove the log if nothing in it is needed any more, else leave it to recovery."""
@@ -198,7 +209,7 @@ class Journal:
     # ---- under the lock ----
 
     def _bytes(self) -> int:
-        return sum(segment.bytes for segment in self._segments) + sum(self._spilled.values())
+        return sum(segment.bytes for segment in self._segments)
 
     def _begin(self, schema: Mapping[str, Any]) -> SegmentWriter:
         about = {**self._about, "sync": self._spool.sync}
@@ -227,7 +238,7 @@ class Journal:
         self._open = None
         self._begins_shard |= begins_shard
 
-    # ---- in the thread ----
+    # ---- in the threads ----
 
     def _sync_loop(self) -> None:
         """Bound what a power failure costs, also when no further write comes."""
@@ -235,42 +246,38 @@ class Journal:
             with self._lock:
                 dirty = [segment for segment in self._segments if segment.is_dirty]
             for segment in dirty:
-                try:
-                    segment.sync()
-                except PublishError as error:
-                    # Publishing takes the writer's lock, which close() holds while it waits for this thread.
-                    logger.error("%s", error)
-                    self._failure = error
-                    threading.Thread(target=self.on_failure, name="rlio-rescue", daemon=True).start()
+                with contextlib.suppress(PublishError):  # `failure` has it.
+                    self._sync(segment)
 
+    def _sync(self, segment: SegmentWriter) -> None:
+        """Sync a segment; where that fails, its rows must be published.
 
-def _write_durably(path: str, data: memoryview) -> None:
-    """Write a file that is whole as soon as it has its name."""
-    temporary = f"{path}.tmp"
-    # What an attempt before this one may have left: nobody else writes here.
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(temporary)
-    try:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        Raises:
+            PublishError: It failed.
+        """
         try:
-            write_whole(fd, data)
-            sync_descriptor(fd)
-        finally:
-            os.close(fd)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+            segment.sync()
+        except PublishError as error:
+            logger.error("%s", error)
+            self._failure = error
+            # Publishing takes the writer's lock, which close() holds while it waits for our threads. No
+            # thread starts once the interpreter has begun to exit; every writer is closed then anyway.
+            with contextlib.suppress(RuntimeError):
+                threading.Thread(target=self.on_failure, name="rlio-rescue", daemon=True).start()
+            raise
 
 
 def _drop(segment: SegmentWriter) -> None:
     """Close and remove a segment whose rows are stored elsewhere, or that has none."""
+    _close(segment)
+    _remove(segment.path)
+
+
+def _close(segment: SegmentWriter) -> None:
     try:
         segment.close()
-    except OSError as error:  # The descriptor is gone all the same.
+    except OSError as error:  # The descriptor is gone all the same, and what it had to say a sync has said.
         logger.warning("closing %s: %s", segment.path, error)
-    _remove(segment.path)
 
 
 def _remove(path: str) -> None:

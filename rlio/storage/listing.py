@@ -26,7 +26,15 @@ from typing import NamedTuple
 
 from rlio.errors import CorruptData, OptionError
 from rlio.storage.filesystem import Storage
-from rlio.storage.names import DATA_DIR, ShardName, is_writer_id, parse_sealed, parse_trim, part_of
+from rlio.storage.names import (
+    DATA_DIR,
+    ShardName,
+    is_writer_id,
+    parse_sealed,
+    parse_trim,
+    part_of,
+    writer_dir,
+)
 
 __all__ = [
     "Coverage",
@@ -40,6 +48,7 @@ __all__ = [
     "find_holes",
     "list_settled",
     "list_shards",
+    "list_writer",
     "listing_of",
     "live_shards",
     "load_shard",
@@ -286,6 +295,11 @@ def list_shards(storage: Storage, *, limit: int | None = None) -> Listing:
         UnsafeData: There are more than ``limit`` names.
     """
     return listing_of(storage.list(DATA_DIR, limit=limit))
+
+
+def list_writer(storage: Storage, writer: str) -> Listing:
+    """List the folder of one writer: a request, however many others there are."""
+    return listing_of(storage.list(writer_dir(writer)))
 
 
 def listing_of(entries: Iterable[tuple[str, int | None]], *, known: Listing | None = None) -> Listing:

@@ -162,12 +162,13 @@ def locate_on(fs: Any, path: str, *, uri: str | None = None) -> Location:
     from fsspec.implementations.dirfs import DirFileSystem
     from fsspec.implementations.local import LocalFileSystem
 
-    # A folder seen through `dir::` is a folder: taking the wrapper off shows what it can really do.
-    while isinstance(fs, DirFileSystem):
+    # A folder seen through `dir::` is a folder: taking the wrapper off shows what it can really do. A derived
+    # class keeps its methods, here and below: it may encrypt what it stores.
+    while type(fs) is DirFileSystem:
         path = f"{fs.path.rstrip('/')}/{path.lstrip('/')}" if fs.path else path
         fs = fs.fs
     path = path.rstrip("/")
-    if isinstance(fs, LocalFileSystem):
+    if type(fs) is LocalFileSystem:
         path = os.path.abspath(path or os.sep)
         return Location(None, path, path)
     name = str(fs.unstrip_protocol(path)) if uri is None else uri

@@ -1,60 +1,90 @@
 """Storing a writer's shards in the background, the oldest first, again and again until they are stored.
 
-A shard that cannot be stored moves into the log's folder, where there is one, so that memory does not grow
-with a backlog.
+Where there is a log, the bytes of shards that wait behind one that cannot be stored are dropped, so that
+memory does not grow with a backlog. They are made again from the log when their turn comes.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
-from rlio.errors import CorruptData, PublishError, RlioError, SchemaConflict
+from rlio.errors import LedgerError, PublishError, RlioError, SchemaConflict, StoreError
 from rlio.schemas.schema import Schema
 from rlio.storage.filesystem import Storage
 from rlio.storage.journal import Journal
 from rlio.storage.local import PendingFile
-from rlio.storage.names import ShardName, schema_path, shard_path
+from rlio.storage.names import ShardName, Suffix, schema_path, shard_path
 from rlio.storage.publish import put_shard
+from rlio.storage.wal import Frame
 
-__all__ = ["Publisher", "WaitingShard"]
+__all__ = ["NewShard", "Publisher", "Remake"]
 
 logger = logging.getLogger("rlio")
 
 # Seconds between attempts to store the oldest shard; `Storage` has tried several times in each.
 _FIRST_DELAY = 0.5
 _MAX_DELAY = 30.0
-# How long a finished shard waits, in memory, for the one before it before it moves into the log.
+# How long a finished shard waits, in memory, for the one before it before its bytes are dropped.
 _PATIENCE = 1.0
 
 
-@dataclass
-class WaitingShard:
-    """An encoded shard on its way into the data set.
+@dataclass(frozen=True, kw_only=True)
+class NewShard:
+    """An encoded shard.
 
     Attributes:
-        name: Says what it is.
-        schema: Of its rows; stored before it.
-        data: Its bytes; None once they are in the log.
-        pending: A file at the root that has these bytes already and only lacks its name.
-        release: Called once ``data`` is not needed any more.
-        path: Where it lies in the log; None while it does not.
+        data: Its bytes, to be left unchanged until ``release`` is called.
+        rows: Rows in it.
+        suffix: What the bytes are.
+        footer_crc32: See `ShardName`.
+        schema: Of the rows.
+        crc32: Of ``data``, where known.
+        pending: A file at the root that holds ``data`` already.
+        release: Called, once, when ``data`` is not needed any more.
     """
+
+    data: bytes | memoryview
+    rows: int
+    suffix: Suffix
+    footer_crc32: int
+    schema: Schema
+    crc32: int | None = None
+    pending: PendingFile | None = None
+    release: Callable[[], object] = field(default=lambda: None)
+
+    def name(self, first: int) -> ShardName:
+        """Its name, given the number of its first row."""
+        return ShardName(
+            first=first,
+            rows=self.rows,
+            size=memoryview(self.data).nbytes,
+            crc32=zlib.crc32(self.data) if self.crc32 is None else self.crc32,
+            footer_crc32=self.footer_crc32,
+            suffix=self.suffix,
+        )
+
+
+#: Makes the one shard that the frames of a log were made into before.
+Remake: TypeAlias = Callable[[Schema, Iterable[Frame]], NewShard]
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """A shard on its way into the data set: its schema is stored before it; see `NewShard`."""
 
     name: ShardName
     schema: Schema
+    #: None while its rows are in the log alone.
     data: memoryview | None
-    pending: PendingFile | None = None
-    release: Callable[[], object] = field(default=lambda: None)
-    path: str | None = None
-    #: Whether somebody reads ``data``, to store it or to move it into the log.
-    busy: bool = False
+    release: Callable[[], object]
+    pending: PendingFile | None
 
 
 class Publisher:
@@ -63,8 +93,9 @@ class Publisher:
     Args:
         storage: The data set's root.
         writer_id: Whose shards they are.
-        journal: The writer's log; None: what cannot be stored stays in memory.
+        journal: The writer's log.
         accept: Called, in the thread, before a schema is stored: raises where it must not be.
+        remake: Makes shards again from the log. None, or no log: what cannot be stored stays in memory.
     """
 
     def __init__(
@@ -74,11 +105,13 @@ class Publisher:
         journal: Journal | None,
         *,
         accept: Callable[[Schema], object] = lambda schema: None,
+        remake: Remake | None = None,
     ) -> None:
         self._storage = storage
         self._writer_id = writer_id
         self._journal = journal
         self._accept = accept
+        self._remake = remake
         #: Schemas of which no row is here yet.
         self._announced: deque[Schema] = deque()
         #: The schema of the last rows, and whether it is to be stored before they are.
@@ -87,7 +120,8 @@ class Publisher:
         #: Hash of the schema that must not be stored, and why; its rows wait until it may.
         self._conflict: tuple[str, SchemaConflict] | None = None
         self._changed = threading.Condition()
-        self._queue: deque[WaitingShard] = deque()
+        #: The first one has its bytes, from its first attempt on.
+        self._queue: deque[_Waiting] = deque()
         self._thread: threading.Thread | None = None
         self._stopped = False
         self._schemas: set[str] = set()
@@ -143,9 +177,15 @@ class Publisher:
         if conflict is not None:
             raise conflict[1]
 
-    def submit(self, shard: WaitingShard) -> None:
-        """Queue a shard. Where those before it are slow or cannot be stored, it moves into the log."""
+    def submit(self, first: int, new: NewShard) -> None:
+        """Queue a shard whose first row has the number ``first``.
+
+        Where those before it are slow, or cannot be stored, its bytes are dropped if its rows are logged.
+        """
         self.start()
+        shard = _Waiting(
+            new.name(first), new.schema, memoryview(new.data).cast("B"), new.release, new.pending
+        )
         with self._changed:
             self._queue.append(shard)
             self._changed.notify_all()
@@ -153,7 +193,7 @@ class Publisher:
             self._changed.wait_for(lambda: len(self._queue) <= 1 or self._error is not None, patience)
             self._slow = len(self._queue) > 1 or self._error is not None
         if self._slow:
-            self._spill(shard)
+            self._drop(shard)
 
     def wait(self, timeout: float) -> None:
         """Wait until everything is stored, but not longer than ``timeout`` seconds, nor for a slow store."""
@@ -227,15 +267,17 @@ class Publisher:
             self._changed.notify_all()
             idle = not self._queue and self._last is None
             # What is not stored lies in the log, if there is one; unfinished files are of no use any more.
-            unused = [shard.pending for shard in self._queue if not shard.busy and shard.pending is not None]
+            unused = [_take_pending(shard) for shard in self._queue]
         for pending in unused:
-            pending.discard()
+            if pending is not None:
+                pending.discard()
         if idle and self._thread is not None:
             self._thread.join()
 
     def _told(self, error: Exception, rows: int) -> Exception:
         """What whoever flushes is told of a failed attempt: where the rows are, if their log keeps them."""
-        if self._journal is None or (isinstance(error, RlioError) and not isinstance(error, PublishError)):
+        failed = isinstance(error, PublishError | StoreError) or not isinstance(error, RlioError)
+        if self._journal is None or not failed:
             return error
         told = PublishError(f"{rows} rows are not stored yet: {error}; {self.safe()}", uri=self._storage.uri)
         told.__cause__ = error
@@ -273,14 +315,14 @@ class Publisher:
         if self._last is not None and not self._stopped:
             self._do_last(self._last)
 
-    def _try(self, shard: WaitingShard) -> None:
+    def _try(self, shard: _Waiting) -> None:
         try:
             self._store(shard)
         except Exception as error:
             # Told to whoever flushes; until then it is tried again.
             self._note_failure(shard, error)
             for waiting in list(self._queue):
-                self._spill(waiting)
+                self._drop(waiting)
         else:
             self._note_success(shard)
 
@@ -330,21 +372,21 @@ class Publisher:
                 if self._expected is not None and self._is_new and not self._queue:
                     expected, self._is_new = self._expected, False
                     return lambda: self._store_early(expected)
-                if self._queue and not self._queue[0].busy:
+                if self._queue:
                     delay = self._retry_at - time.monotonic()
                     if self._urgent or delay <= 0:
                         self._attempts += 1
                         shard = self._queue[0]
-                        shard.busy = True
                         return lambda: self._try(shard)
                     self._changed.wait(delay)
                 else:
                     self._changed.wait()
             return None
 
-    def _store(self, shard: WaitingShard) -> None:
+    def _store(self, shard: _Waiting) -> None:
         self._store_schema(shard.schema)
-        pending, shard.pending = shard.pending, None
+        with self._changed:
+            pending = _take_pending(shard)
         if pending is not None:
             try:
                 pending.commit(shard_path(self._writer_id, shard.name))
@@ -359,35 +401,36 @@ class Publisher:
             self._storage.put(schema_path(schema.hash), schema.text.encode())
             self._schemas.add(schema.hash)
 
-    def _data_of(self, shard: WaitingShard) -> memoryview:
-        if shard.data is not None:
-            return shard.data
-        assert shard.path is not None
-        with open(shard.path, "rb", opener=_no_follow) as file:
-            data = memoryview(file.read())
-        if zlib.crc32(data) != shard.name.crc32:
-            raise CorruptData("a shard that waited in the log is damaged", uri=shard.path)
-        return data
+    def _data_of(self, shard: _Waiting) -> memoryview:
+        """The bytes of the first shard, made again if they were dropped."""
+        if shard.data is None:
+            assert self._journal is not None
+            assert self._remake is not None
+            made = self._remake(shard.schema, self._journal.frames(shard.name.first, shard.name.end))
+            if made.name(shard.name.first) != shard.name:
+                made.release()
+                raise LedgerError(
+                    f"the log gives the shard {made.name(shard.name.first).format()} where it was "
+                    f"{shard.name.format()} before: the log stays, and `rlio recover` stores its rows once "
+                    "this process has ended; report this",
+                    uri=self._journal.path,
+                )
+            with self._changed:
+                shard.data, shard.release = memoryview(made.data).cast("B"), made.release
+        return shard.data
 
-    def _note_failure(self, shard: WaitingShard, error: Exception) -> None:
+    def _note_failure(self, shard: _Waiting, error: Exception) -> None:
         with self._changed:
-            shard.busy = False
             self._failed, self._error = self._attempts, error
             self._delay = min(2 * self._delay or _FIRST_DELAY, _MAX_DELAY)
             self._retry_at = time.monotonic() + self._delay
             self._changed.notify_all()
         logger.warning("%d rows wait to be stored: %s", shard.name.rows, error)
 
-    def _note_success(self, shard: WaitingShard) -> None:
+    def _note_success(self, shard: _Waiting) -> None:
         shard.release()
         if self._journal is not None:
-            try:
-                self._journal.release(self._safe_end(shard.name.end))
-                if shard.path is not None:
-                    self._journal.unspill(shard.path)
-            except OSError as error:
-                # What stays in the log although it is stored is found so by recovery.
-                logger.warning("the log keeps rows that are stored: %s", error)
+            self._journal.release(shard.name.end)
         with self._changed:
             self._queue.popleft()
             self.rows_published += shard.name.rows
@@ -396,41 +439,27 @@ class Publisher:
             self._changed.notify_all()
         logger.info("stored %s: %d rows", shard_path(self._writer_id, shard.name), shard.name.rows)
 
-    def _spill(self, shard: WaitingShard) -> None:
-        """Move a shard from memory into the log, unless somebody has it in hand or there is no log."""
-        if self._journal is None:
+    def _drop(self, shard: _Waiting) -> None:
+        """Drop the bytes of a shard whose rows are logged, but not of the first: it is tried again soon."""
+        if self._journal is None or self._remake is None or shard.data is None:
+            return
+        try:
+            self._journal.secure(shard.name.end)
+        except PublishError as error:
+            logger.warning("a shard that cannot be stored stays in memory: %s", error)
             return
         with self._changed:
-            if shard.busy or shard.data is None or shard not in self._queue:
+            # In the meantime it may have been stored, dropped, or become the first.
+            if shard.data is None or shard not in self._queue or shard is self._queue[0]:
                 return
-            shard.busy = True
-        path = None
-        try:
-            path = self._journal.spill(shard.name, shard.data, schema=shard.schema)
-        except OSError as error:
-            logger.warning("a shard that cannot be stored stays in memory: %s", error)
-        finally:
-            with self._changed:
-                shard.busy = False
-                if path is not None:
-                    shard.path, shard.data = path, None
-                self._changed.notify_all()
-        if path is not None:
-            if shard.pending is not None:
-                shard.pending.discard()
-                shard.pending = None
-            shard.release()
-            self._journal.release(self._safe_end(0))
-
-    def _safe_end(self, stored: int) -> int:
-        """The row below which every row is stored, or in the log as part of an encoded shard."""
-        with self._changed:
-            for shard in self._queue:
-                if shard.path is None and shard.name.end > stored:
-                    return shard.name.first
-                stored = max(stored, shard.name.end)
-        return stored
+            shard.data = None
+            pending = _take_pending(shard)
+        shard.release()
+        if pending is not None:
+            pending.discard()
 
 
-def _no_follow(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
+def _take_pending(shard: _Waiting) -> PendingFile | None:
+    """The shard's unfinished file, which is then the caller's to name or to discard."""
+    pending, shard.pending = shard.pending, None
+    return pending

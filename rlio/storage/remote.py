@@ -39,9 +39,6 @@ _ATOMIC_PUT = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss",
 #: Read only: a PUT that some server takes is not known to show whole objects.
 _HTTP = frozenset({"http", "https"})
 
-#: paramiko is the client, whatever it is called.
-_SFTP = frozenset({"sftp", "ssh"})
-
 #: What is there after a put that raised is compared in pieces of this size: one request and as much memory.
 _COMPARE_BYTES = 8 << 20
 
@@ -73,7 +70,7 @@ class RemoteFolder:
         self._atomic_put = not _ATOMIC_PUT.isdisjoint(protocols)
         self._over_http = not _HTTP.isdisjoint(protocols)
         self._knows_ranges: bool | None = None
-        self._over_sftp = not _SFTP.isdisjoint(protocols)
+        self._over_sftp = "sftp" in protocols and _is_plain_sftp(fs)
 
     @property
     def fs(self) -> Any:
@@ -157,8 +154,8 @@ class RemoteFolder:
         infos = self._find(top) if self.lists_flat else self._walk(top, limit)
         if len(infos) > limit:
             raise UnsafeData(f"more than {limit} names: raise the limit if they are yours")
-        base = f"{self.root}/"
-        below = f"{top}/"
+        base = self.full("")
+        below = f"{top}/" if folder else base
         found: list[Entry] = []
         links: list[str] = []
         for info in infos:
@@ -394,6 +391,13 @@ def _seconds(time: Any) -> float | None:
         # Without a zone it is some zone's, always the same: all that is asked of times is their difference.
         return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
     return float(time) if isinstance(time, int | float) and not isinstance(time, bool) else None
+
+
+def _is_plain_sftp(fs: Any) -> bool:
+    """Whether it is fsspec's client itself, with paramiko's within reach: a derived one may encrypt."""
+    from fsspec.implementations.sftp import SFTPFileSystem
+
+    return type(fs) is SFTPFileSystem
 
 
 def _finds_flat(fs: Any) -> bool:

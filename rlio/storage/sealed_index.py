@@ -33,7 +33,7 @@ from weakref import WeakKeyDictionary
 
 import zstandard
 
-from rlio.errors import CorruptData, DataNotFound, excerpt
+from rlio.errors import CorruptData, DataNotFound, StoreRefused, excerpt
 from rlio.schemas.zstd_frames import inflate
 from rlio.storage.endpoint import endpoint_of
 from rlio.storage.filesystem import Storage
@@ -220,7 +220,7 @@ def _from_index(storage: Storage, memory: _Memory) -> Listing | None:
     is_wary, memory.is_wary = memory.is_wary, False  # Of what is there now, not of a later one.
     try:
         folder = list_index(storage)
-    except PermissionError as error:
+    except StoreRefused as error:
         logger.info("listing everything, since %s must not be listed: %s", INDEX_DIR, error)
         return None
     if not folder.indexes or (place := _place(storage, memory)) is None:

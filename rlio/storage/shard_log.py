@@ -9,12 +9,11 @@ import contextlib
 import logging
 import os
 import threading
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from rlio.errors import LedgerError, OptionError, PublishError, RlioError, SchemaConflict
+from rlio.errors import LedgerError, OptionError, PublishError, RlioError, SchemaConflict, StoreError
 from rlio.schemas.schema import Schema
 from rlio.storage.clients import within
 from rlio.storage.failures import is_permanent
@@ -22,14 +21,14 @@ from rlio.storage.filesystem import Storage
 from rlio.storage.journal import Journal
 from rlio.storage.local import PendingFile
 from rlio.storage.markers import claim, disclaim, seal
-from rlio.storage.names import ShardName, Suffix, check_writer_id, make_writer_id, writer_dir
+from rlio.storage.names import check_writer_id, make_writer_id, writer_dir
 from rlio.storage.publish import put_header
-from rlio.storage.publisher import Publisher, WaitingShard
+from rlio.storage.publisher import NewShard, Publisher, Remake
 from rlio.storage.schema_files import check_agreement, read_schemas
 from rlio.storage.spool import LogFolder, Spool, spool_of
 from rlio.storage.wal import Buffer
 
-__all__ = ["NewShard", "ShardLog", "WriteLedger", "check_schema"]
+__all__ = ["ShardLog", "WriteLedger", "check_schema"]
 
 logger = logging.getLogger("rlio")
 
@@ -73,31 +72,6 @@ class WriteLedger:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class NewShard:
-    """An encoded shard.
-
-    Attributes:
-        data: Its bytes, to be left unchanged until ``release`` is called.
-        rows: Rows in it.
-        suffix: What the bytes are.
-        footer_crc32: See `ShardName`.
-        schema: Of the rows.
-        crc32: Of ``data``, where known.
-        pending: A file at the root that holds ``data`` already.
-        release: Called once ``data`` is not needed any more.
-    """
-
-    data: bytes | memoryview
-    rows: int
-    suffix: Suffix
-    footer_crc32: int
-    schema: Schema
-    crc32: int | None = None
-    pending: PendingFile | None = None
-    release: Callable[[], object] = field(default=lambda: None)
-
-
 def check_schema(storage: Storage, schema: Schema, *, again: bool = False) -> None:
     """Refuse a schema that gives a column another type than the root's other writers do.
 
@@ -112,7 +86,7 @@ def check_schema(storage: Storage, schema: Schema, *, again: bool = False) -> No
     Raises:
         SchemaConflict: It does; the message names both schemas.
         CorruptData: A schema file there is damaged.
-        OSError: The store cannot be asked.
+        StoreError: The store cannot be asked.
     """
     known = read_schemas(storage, torn="skip")
     if not (again and schema.hash in known):
@@ -129,6 +103,7 @@ class ShardLog:
         storage_options: For fsspec.
         spool: How rows are logged; None: not at all.
         about: What recovery must know to make the same shards again.
+        remake: Makes one of them again, from its frames, in this process.
         resume_at: Go on with the given writer, which is dead, at this row.
         conflicting: Store rows whose schema does not fit those of the root, too.
 
@@ -153,6 +128,7 @@ class ShardLog:
         storage_options: dict[str, object] | None = None,
         spool: Spool | None = None,
         about: Mapping[str, Any] | None = None,
+        remake: Remake | None = None,
         resume_at: int | None = None,
         conflicting: bool = False,
     ) -> None:
@@ -181,7 +157,9 @@ class ShardLog:
                 # So that the same id can be given again; where that fails too, it cannot.
                 with contextlib.suppress(OSError, RlioError):
                     disclaim(self.storage, self.writer_id)
-            if not isinstance(error, OSError) or isinstance(error, RlioError):
+            if not isinstance(error, OSError) or (
+                isinstance(error, RlioError) and not isinstance(error, StoreError)
+            ):
                 raise
             raise PublishError(
                 f"nothing can be stored there: {type(error).__name__}: {error}; repair access, then open the "
@@ -189,7 +167,9 @@ class ShardLog:
                 uri=self.storage.uri,
             ) from error
         self._accepted: set[str] = set()
-        self._publisher = Publisher(self.storage, self.writer_id, self.journal, accept=self._accept)
+        self._publisher = Publisher(
+            self.storage, self.writer_id, self.journal, accept=self._accept, remake=remake
+        )
         #: Number of the first row of the next shard.
         self.next_row = resume_at or 0
         #: Rows that were taken: those of a `write()` that was interrupted just before it returned, too.
@@ -428,17 +408,8 @@ class ShardLog:
 
     def append(self, shard: NewShard) -> None:
         """Number a shard's rows and queue it to be stored in the background."""
-        data = memoryview(shard.data).cast("B")
-        name = ShardName(
-            first=self.next_row,
-            rows=shard.rows,
-            size=len(data),
-            crc32=zlib.crc32(data) if shard.crc32 is None else shard.crc32,
-            footer_crc32=shard.footer_crc32,
-            suffix=shard.suffix,
-        )
-        self.next_row += shard.rows
-        self._publisher.submit(WaitingShard(name, shard.schema, data, shard.pending, shard.release))
+        first, self.next_row = self.next_row, self.next_row + shard.rows
+        self._publisher.submit(first, shard)
 
     def wait(self, timeout: float) -> None:
         """Wait until all queued shards are stored, but not longer than ``timeout`` seconds."""
@@ -475,13 +446,11 @@ class ShardLog:
         Raises:
             PublishError: It could not be said; the log stays, for recovery to do so.
         """
-        keep = seal_at is None
+        keep = True
         try:
             if seal_at is not None:
                 self._publisher.finish(lambda: self._say_closed(seal_at), timeout=timeout)
-        except PublishError:
-            keep = True
-            raise
+                keep = False
         finally:
             self._publisher.stop()
             if self.journal is not None:

@@ -1,7 +1,7 @@
 """Where logs lie, who owns them, and which of them their owners have left behind.
 
-A writer's log is a folder with a locked ``owner`` file, segments (`rlio.storage.wal`) and encoded shards
-that could not be stored yet. Nothing here knows how rows become shards (`rlio.writers.recovery`).
+A writer's log is a folder with a locked ``owner`` file and segments (`rlio.storage.wal`). Logs of earlier
+versions may also hold encoded shards. Nothing here knows how rows become shards (`rlio.writers.recovery`).
 
 Example:
     >>> import tempfile
@@ -255,7 +255,7 @@ class LogFolder:
         return [os.path.join(self.path, name) for _, name in sorted(found)]
 
     def shards(self) -> list[tuple[ShardName, str]]:
-        """Encoded shards that wait here, by first row, with their paths."""
+        """Encoded shards that an earlier version has left here, by first row, with their paths."""
         found = [
             (name, text) for text in os.listdir(self.path) if (name := ShardName.parse(text)) is not None
         ]
@@ -264,14 +264,10 @@ class LogFolder:
         ]
 
     def schemas(self) -> list[str]:
-        """Paths of the schemas of the encoded shards."""
+        """Paths of the schemas of these shards."""
         return sorted(
             os.path.join(self.path, name) for name in os.listdir(self.path) if _SCHEMA.fullmatch(name)
         )
-
-    def schema_path(self, schema_hash: str) -> str:
-        """Where the schema of an encoded shard goes."""
-        return os.path.join(self.path, f"schema-{schema_hash}.json")
 
     def segment_path(self, first: int) -> str:
         """Where the segment that begins with row ``first`` goes."""

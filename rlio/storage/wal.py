@@ -49,6 +49,7 @@ __all__ = [
     "SegmentWriter",
     "Sync",
     "count_whole_rows",
+    "read_frames",
     "read_segment",
     "whole_rows",
 ]
@@ -292,9 +293,7 @@ class SegmentReader:
             CorruptData: A frame does not inflate, though its CRC is right.
             UnsafeData: A frame inflates to another size than it states.
         """
-        for raw in self._found:
-            payload = self._data[raw.start : raw.stop]
-            yield Frame(raw.first, raw.rows, _inflated(payload, raw, self.path) if raw.flags else payload)
+        return (_frame_of(self._data, raw, self.path) for raw in self._found)
 
 
 def read_segment(path: str) -> SegmentReader:
@@ -322,6 +321,37 @@ def read_segment(path: str) -> SegmentReader:
         os.close(fd)
 
 
+def read_frames(path: str, *, first: int, end: int, size: int) -> Iterator[Frame]:
+    """Frames with rows in ``[first, end)`` of a segment that may still grow; payloads are copies.
+
+    Args:
+        path: The segment.
+        first: Frames whose rows are all below it are passed over unread.
+        end: Row after the last one wanted.
+        size: Bytes that are certain to stay: those of the calls of `SegmentWriter.append` that have returned.
+
+    Raises:
+        CorruptData: A frame is damaged, or the file is shorter.
+        OSError: It cannot be read.
+    """
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _NO_FOLLOW)) as file:
+        if os.fstat(file.fileno()).st_size < size:
+            raise CorruptData(f"the log is shorter than the {size} bytes that were written", uri=path)
+        data = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+    position = 0
+    with data:
+        while position < size:
+            raw = _fields_at(data, position)
+            wanted = raw is not None and raw.rows > 0 and raw.first < end and raw.first + raw.rows > first
+            if raw is None or (wanted and not _is_intact(data, raw)):
+                raise CorruptData(f"a frame before row {end} is damaged, at byte {position}", uri=path)
+            if raw.first >= end:
+                return
+            if wanted:
+                yield _frame_of(data, raw, path)
+            position = raw.stop
+
+
 def whole_rows(path: str) -> list[range]:
     """Rows of the whole frames of a file, wherever they lie: what a damaged header leaves without a home."""
     with open(path, "rb") as file:
@@ -345,7 +375,7 @@ def count_whole_rows(path: str) -> int:
 
 
 class _Raw(NamedTuple):
-    """A frame whose CRC has matched; its payload is the bytes ``[start, stop)`` of the file."""
+    """A frame as its fields describe it; its payload is the bytes ``[start, stop)`` of the file."""
 
     flags: int
     first: int
@@ -353,10 +383,28 @@ class _Raw(NamedTuple):
     start: int
     stop: int
     plain: int
+    fields_crc32: int
+    crc32: int
 
 
 def _parse(data: bytes | mmap.mmap, position: int, *, row: int | None = None) -> _Raw | None:
     """The frame at ``position``; None where there is none that is valid, or not the one of ``row``."""
+    raw = _fields_at(data, position, row=row)
+    return raw if raw is not None and _is_intact(data, raw) else None
+
+
+def _is_intact(data: bytes | mmap.mmap, raw: _Raw) -> bool:
+    with memoryview(data) as view:
+        return zlib.crc32(view[raw.start : raw.stop], raw.fields_crc32) == raw.crc32
+
+
+def _frame_of(data: bytes | mmap.mmap, raw: _Raw, path: str) -> Frame:
+    payload = data[raw.start : raw.stop]
+    return Frame(raw.first, raw.rows, _inflated(payload, raw, path) if raw.flags else payload)
+
+
+def _fields_at(data: bytes | mmap.mmap, position: int, *, row: int | None = None) -> _Raw | None:
+    """`_parse` without a look at the payload."""
     if len(data) - position < _FRAME.size:
         return None
     magic, flags, first, rows, stored, plain, fields_crc32, crc32 = _FRAME.unpack_from(data, position)
@@ -371,11 +419,7 @@ def _parse(data: bytes | mmap.mmap, position: int, *, row: int | None = None) ->
         and plain <= MAX_PAYLOAD
         and (stored == plain or flags == _ZSTD)
     )
-    if not fits:
-        return None
-    with memoryview(data) as view:
-        found = zlib.crc32(view[start : start + stored], fields_crc32)
-    return _Raw(flags, first, rows, start, start + stored, plain) if found == crc32 else None
+    return _Raw(flags, first, rows, start, start + stored, plain, fields_crc32, crc32) if fits else None
 
 
 def _inflated(stored: bytes, raw: _Raw, path: str) -> bytes:
