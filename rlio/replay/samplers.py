@@ -24,11 +24,11 @@ from rlio.replay.epochs import OWN_BATCH, Passage, StorePass, most_at_once
 from rlio.replay.order import UniformDraws
 from rlio.replay.positions import draw_seed
 from rlio.replay.priorities import Priorities, Prioritised
+from rlio.replay.table import RowTable, slots_of
 
 if TYPE_CHECKING:
     from rlio.replay.joint_gather import RowSource
     from rlio.replay.store import ReplayStore
-    from rlio.replay.table import RowTable
 
 __all__ = ["EpochReader", "PrioritisedSampler", "UniformSampler"]
 
@@ -287,7 +287,7 @@ class PrioritisedSampler(_Sampler):
             self._priorities = Priorities(table.capacity, self.options)
         tail, head = self.span
         self._forget(range(tail, min(table.tail, head)), table.capacity)
-        for part in _slots(range(max(head, table.tail), table.head), table.capacity):
+        for part in slots_of(range(max(head, table.tail), table.head), table.capacity):
             self._priorities.appended(part)
         self.span = table.tail, table.head
 
@@ -307,7 +307,7 @@ class PrioritisedSampler(_Sampler):
 
     def _forget(self, rows: range, capacity: int) -> None:
         assert self._priorities is not None
-        for part in _slots(rows, capacity):
+        for part in slots_of(rows, capacity):
             self._priorities.forget(part)
 
     def _take(self, n: int) -> Batch:
@@ -409,15 +409,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.integer):
         return value.tolist()
     return value
-
-
-def _slots(rows: range, capacity: int) -> list[range]:
-    """The slots of neighbouring rows in a ring: one stretch, or two."""
-    if not rows:
-        return []
-    rows = rows[-capacity:]
-    start = rows.start % capacity
-    stop = start + len(rows)
-    if stop <= capacity:
-        return [range(start, stop)]
-    return [range(start, capacity), range(stop - capacity)]

@@ -377,9 +377,10 @@ class ReplayStore:
             writer: Whose they are: rows of one never follow those of another, whatever their ``eps_id``.
 
         Raises:
-            OptionError: It is the store of a data set.
+            OptionError: It is the store of a data set; or ``frames`` is too low for the frames of an episode.
             SchemaError: The batch has not the columns of those before.
-            ClosedError: After `close`.
+            CacheError: The disk is full.
+            ClosedError: After `close`. Whatever is raised, no row was added, and none is lost.
         """
         self.check_open()
         if not self.live:
@@ -388,15 +389,27 @@ class ReplayStore:
             )
         with self.lock:
             if self._rows is None:
-                self._rows = StoreRows(
-                    Schema.of(batch).with_validity(),  # Which may come with a later batch.
-                    capacity=self._capacity,
-                    arrays=self._scratch or RamArrays(),
-                    ring=True,
-                    frames=self._frames,
-                )
-            self._rows.add(batch, writer=writer)
+                self._rows = self._first_rows(batch, writer)
+            else:
+                self._rows.add(batch, writer=writer)
             self.version += 1
+
+    def _first_rows(self, batch: Batch, writer: str) -> StoreRows:
+        """A ring with the rows of a first batch, whose columns are those of all to come."""
+        try:
+            rows = StoreRows(
+                Schema.of(batch).with_validity(),  # Which may come with a later batch.
+                capacity=self._capacity,
+                arrays=self._scratch or RamArrays(),
+                ring=True,
+                frames=self._frames,
+            )
+            rows.add(batch, writer=writer)
+        except BaseException:
+            if self._scratch is not None:
+                self._scratch.clear()
+            raise
+        return rows
 
     def __len__(self) -> int:
         """Rows that are there, of all policies."""
