@@ -210,9 +210,11 @@ class DatasetReader(InputReader):
         Raises:
             EndOfData: Fewer are left; the reader is at the end then, as after `sample` raised it.
             OptionError: ``n`` is below 0, or the reader follows a data set, whose batches are what is there.
+            StateError: The last `load_state_dict` failed.
             ClosedError: After `close`.
         """
         self._check_open()
+        self._check_loaded()
         if operator.index(n) < 0:
             raise OptionError(f"skip(n={n}): n is a number of batches, 0 or more")
         self._pass.skip(operator.index(n))

@@ -475,7 +475,7 @@ class StoredReader(InputReader):
             "at": self._cursor.position(),
         }
 
-    def load_state_dict(self, state: JsonState) -> None:
+    def _load(self, state: JsonState) -> None:
         position = state.get("position") if isinstance(state, Mapping) else None
         if isinstance(position, dict) and state.get("skip"):
             world = self._options.shard[1]
@@ -484,7 +484,7 @@ class StoredReader(InputReader):
                     f"the state was saved inside a batch, by one of {excerpt(position.get('world'))} ranks; "
                     f"this reader is one of {world}: save it where no rows are left over, or keep the ranks"
                 )
-        super().load_state_dict(state)
+        super()._load(state)
 
     def _seek(self, position: JsonState) -> None:
         if position["order"] != ORDER_VERSION:

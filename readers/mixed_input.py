@@ -390,6 +390,8 @@ class MixedInput(InputReader):
 
     def _position(self) -> JsonState:
         position: JsonState = {
+            # The lists are in this order: that of the sources below may get lost in JSON.
+            "names": [source.name for source in self._sources],
             "sources": {source.name: source.position() for source in self._sources},
             "served": [source.served for source in self._sources],
             "ended": [source.ended for source in self._sources],
@@ -405,7 +407,7 @@ class MixedInput(InputReader):
 
     def _seek(self, position: JsonState) -> None:
         names = [source.name for source in self._sources]
-        checks = [("sources", list(position["sources"]), names), ("order", position["order"], self._order)]
+        checks = [("names", position["names"], names), ("order", position["order"], self._order)]
         if self._function is None:
             checks.append(("weights", position["weights"], self._whole))
         for key, found, expected in checks:

@@ -69,6 +69,7 @@ __all__ = [
     "ReadKeywords",
     "ReadLedger",
     "ReadOptions",
+    "Restorable",
     "Runner",
     "Unit",
 ]
@@ -109,7 +110,44 @@ class _Rows:
     earlier: int = 0
 
 
-class InputReader(ABC):
+class Restorable:
+    """Something that goes on from saved states. After a load that failed it gives nothing until one succeeds.
+
+    It may then stand at its old place, at the new one, or with a part of it at each: whoever caught the error
+    would get rows from a place that nobody chose.
+    """
+
+    #: What the last load failed with; None: it did not.
+    _load_failure: str | None = None
+
+    @contextlib.contextmanager
+    def _loading(self) -> Iterator[None]:
+        """Remember whether the load in the block fails."""
+        try:
+            yield
+        except BaseException as error:
+            self._note_load_failure(error)
+            raise
+        self._load_failure = None
+
+    def _note_load_failure(self, error: BaseException) -> None:
+        # Its text alone: the error holds the frames that it came through, and what they hold.
+        self._load_failure = excerpt(repr(error))
+
+    def _check_loaded(self) -> None:
+        """Raise where the last load failed.
+
+        Raises:
+            StateError: It did.
+        """
+        if self._load_failure is not None:
+            raise StateError(
+                f"the last state could not be loaded into this {type(self).__name__}, which gives nothing "
+                f"until one was: load a state that fits, or open a new one. It was: {self._load_failure}"
+            )
+
+
+class InputReader(Restorable, ABC):
     """A source of experience: `sample()` gives the next batch.
 
     To write one, implement `_next`, and, where there is a position, `_position` and `_seek`.
@@ -146,13 +184,13 @@ class InputReader(ABC):
         """Return, as JSON, what `_seek` needs to make `_next` continue from here."""
         return {}
 
-    def _seek(self, position: JsonState) -> None:  # noqa: B027 - optional hook
+    def _seek(self, position: JsonState) -> None:
         """Continue from ``position``, as `_position` gave it."""
 
-    def _close(self) -> None:  # noqa: B027 - optional hook
+    def _close(self) -> None:
         """Release files and threads. Called once."""
 
-    def interrupt(self) -> None:  # noqa: B027 - optional hook
+    def interrupt(self) -> None:
         """Let a `sample` that waits in another thread go, with a `ClosedError`; `close` follows.
 
         For readers that may wait for ever, such as for clients, and for those around them.
@@ -250,9 +288,11 @@ class InputReader(ABC):
             EndOfData: A finite reader is exhausted.
             OptionError: ``n`` is below 1.
             SchemaError: ``out`` does not fit; the batch is lost to this pass.
+            StateError: The last `load_state_dict` failed.
             ClosedError: After `close`.
         """
         self._check_open()
+        self._check_loaded()
         if n is None:
             batch = self._rests.popleft().batch if self._rests else self._read()
         elif operator.index(n) < 1:
@@ -302,9 +342,14 @@ class InputReader(ABC):
         """Return the position as JSON: never options, buffers or data.
 
         A fresh reader with the same arguments that loads it gives the same remainder, if the reader is
-        `replayable`; else what is left over is dropped, and counted in `dropped`. States are not promised
-        to load in other versions of rlio.
+        `replayable`; else what is left over is dropped, and counted in `dropped`. A state is the same after
+        any way through JSON, also one that sorts keys. States are not promised to load in other versions of
+        rlio.
+
+        Raises:
+            StateError: The last `load_state_dict` failed.
         """
+        self._check_loaded()
         state: JsonState = {"version": _STATE_VERSION, "reader": type(self).__name__}
         rests = self._rests or ()
         if not self.replayable:
@@ -317,11 +362,19 @@ class InputReader(ABC):
     def load_state_dict(self, state: JsonState) -> None:
         """Continue from a state of `state_dict`.
 
+        Whatever is raised, `sample` and `state_dict` raise StateError from then on, until a state was loaded:
+        a reader does not go on from a place that nobody chose.
+
         Raises:
             StateError: ``state`` is of another version or class of reader, or does not fit the data; the
                 message says which key.
+            ClosedError: After `close`.
         """
         self._check_open()
+        with self._loading():
+            self._load(state)
+
+    def _load(self, state: JsonState) -> None:
         if not isinstance(state, Mapping):
             raise StateError(f"the state is {excerpt(state)}: expected the dict that state_dict() gave")
         expected = {"version": _STATE_VERSION, "reader": type(self).__name__}
@@ -391,8 +444,10 @@ class InputReader(ABC):
         if not self._closed:
             self._closed = True
             try:
-                # Of a reader that nobody has read, it may not be known yet. What is left over counts in it.
-                ledger = ReadLedger() if self._rows is None else self.ledger
+                # Of a reader that nobody has read, or that stands nowhere, it may not be known. What is left
+                # over counts in it.
+                unknown = self._rows is None or self._load_failure is not None
+                ledger = ReadLedger() if unknown else self.ledger
             finally:
                 self._rests = None
                 self._close()

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 import torch
 
 from rlio.errors import ClosedError, EndOfData, OptionError, excerpt
-from rlio.interfaces import Batch, InputReader, JsonState
+from rlio.interfaces import Batch, InputReader, JsonState, Restorable
 from rlio.nested import leaves
 
 __all__ = ["Prefetch"]
@@ -115,7 +115,7 @@ class _Copier:
         return item.tensors
 
 
-class Prefetch(Iterator[Tensors]):
+class Prefetch(Restorable, Iterator[Tensors]):
     """Batches of a reader as tensors, of which the next ones are read and copied in a background thread.
 
     The reader is used by the thread alone until `close`, which leaves it open and, if it is replayable, right
@@ -160,10 +160,12 @@ class Prefetch(Iterator[Tensors]):
         """The next batch: a dict of tensors, by policy where there are several.
 
         Raises:
+            StateError: The last `load_state_dict` failed.
             ClosedError: After `close`.
         """
         if self._closed:
             raise ClosedError("this prefetch() is closed: begin another one, or use it before close()")
+        self._check_loaded()
         if self._ended:
             raise StopIteration
         item = (self._pump or self._start()).get()
@@ -207,11 +209,18 @@ class Prefetch(Iterator[Tensors]):
         return pump.left()
 
     def state_dict(self) -> JsonState:
-        """The reader's state after the last batch that was delivered: the reader alone may go on from it."""
+        """The reader's state after the last batch that was delivered: the reader alone may go on from it.
+
+        Raises:
+            StateError: The last `load_state_dict` failed.
+        """
+        self._check_loaded()
         return self._state
 
     def load_state_dict(self, state: JsonState) -> None:
         """Go on from a state, of `state_dict` or of the reader's own.
+
+        Whatever is raised, no batch is delivered until a state was loaded.
 
         Raises:
             StateError: It does not fit the reader.
@@ -220,8 +229,9 @@ class Prefetch(Iterator[Tensors]):
         if self._closed:
             raise ClosedError("this prefetch() is closed: load the state into another one")
         self._go_back()
-        self._reader.load_state_dict(state)
-        self._state = self._reader.state_dict()
+        with self._loading():
+            self._reader.load_state_dict(state)
+            self._state = self._reader.state_dict()
         self._ended = False
 
     def _go_back(self) -> None:

@@ -376,7 +376,7 @@ def test_the_state_holds_the_snapshot_of_its_epoch() -> None:
         assert reader.dataset.snapshot() == {A: 6, B: 6}
 
 
-def test_states_that_do_not_fit_are_refused_and_change_nothing() -> None:
+def test_after_states_that_do_not_fit_a_reader_goes_on_from_one_that_does() -> None:
     root = fresh_root()
     add(root, A, 0, 6)
     with open_reader(root, cache="none", epochs=2) as reader, DatasetReader(root, cache="none") as plain:
@@ -394,6 +394,9 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing() -> None:
         ):
             with pytest.raises(StateError, match=why):
                 reader.load_state_dict(state | {"position": change})
+            with pytest.raises(StateError):
+                reader.sample()
+            reader.load_state_dict(state)
             assert reader.state_dict() == state
         assert found + drain(reader) == [*range(6), *range(6)]
 
