@@ -369,6 +369,29 @@ def test_a_source_that_fails_costs_no_rows_of_any_source() -> None:
     assert reader.counts == whole.counts
 
 
+def test_a_source_that_could_not_be_rewound_is_rewound_by_the_next_call() -> None:
+    class Remote(Counting):
+        outages = 1
+
+        def _seek(self, position: Any) -> None:
+            if self.outages:
+                self.outages -= 1
+                raise OSError("the store does not answer")
+            super()._seek(position)
+
+    def make(kind: type[Counting]) -> MixedInput:
+        return MixedInput({"a": kind(5), "b": Counting(None)}, batch_size=4, end="rewind")
+
+    reader, whole = make(Remote), make(Counting)
+    for _ in range(2):
+        assert_same(reader.sample(), whole.sample())
+    with pytest.raises(OSError, match="does not answer"):
+        reader.sample()
+    for _ in range(4):
+        assert_same(reader.sample(), whole.sample())
+    assert reader.ledgers == whole.ledgers
+
+
 def test_sources_that_do_not_fit_together_keep_their_rows() -> None:
     reader = MixedInput({"a": Counting(None), "b": Fewer(None)}, batch_size=4)
     for _ in range(2):

@@ -419,6 +419,7 @@ def test_a_worker_that_was_not_restored_samples_nothing_until_it_is(tmp_path: Pa
             lambda: restored.restore(tmp_path / "wrong"),
             lambda: restored.set_state(wrong.get_state()),
             lambda: restored.load_state_dict(wrong.state_dict()),
+            lambda: restored.set_state(worker.get_state() | {"policies": {"default_policy": None}}),
         ]
         for load in loads:
             with pytest.raises(StateError):
