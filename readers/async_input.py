@@ -19,7 +19,7 @@ import weakref
 from collections import deque
 
 from rlio.errors import ClosedError, EndOfData, OptionError, excerpt
-from rlio.interfaces import Batch, InputReader, JsonState, ReadLedger
+from rlio.interfaces import Batch, Endless, InputReader, JsonState, ReadLedger
 
 __all__ = ["AsyncInput"]
 
@@ -95,6 +95,11 @@ class AsyncInput(InputReader):
                 "child's runner for metrics"
             )
         return self._queue.get()
+
+    def _endless(self) -> Endless | None:
+        found = self.child._endless()
+        # It reads ahead: the number of the pass says nothing of the batches that it gives.
+        return None if found is None or found.units is None else found
 
     def interrupt(self) -> None:
         """Stop sampling, and let who waits for a batch go; see `InputReader`."""

@@ -25,7 +25,16 @@ from typing import Any, Final, Literal, Unpack, cast
 
 from rlio.dataset import Dataset, Snapshot, open_dataset
 from rlio.errors import OptionError, excerpt
-from rlio.interfaces import Batch, InputReader, JsonState, ReadKeywords, ReadLedger, ReadOptions, Unit
+from rlio.interfaces import (
+    Batch,
+    Endless,
+    InputReader,
+    JsonState,
+    ReadKeywords,
+    ReadLedger,
+    ReadOptions,
+    Unit,
+)
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.readers.epoch_pass import EpochPass
 from rlio.readers.follow import FollowPass
@@ -52,8 +61,8 @@ class DatasetReader(InputReader):
 
     Rows come as they were written: column order, dtypes and shapes. With ``seq_lens`` in the data, ``n`` and
     ``batch_size`` count sequences; where several agents were recorded, joint steps. Without ``batch_size`` a
-    batch has 4,096 rows, or those of a row group where rows are wide. The rows of a batch are the caller's:
-    writable, and shared with no other batch.
+    batch has 4,096 rows, or those of a row group where rows are wide, or, of an endless reader, all that there
+    are if they are fewer. The rows of a batch are the caller's: writable, and shared with no other batch.
 
     All ranks of a ``shard=(rank, world)`` walk the same order, and rank r takes slice r of every
     ``world * batch_size`` positions, so that states are equal on all ranks after equal calls. With
@@ -103,6 +112,7 @@ class DatasetReader(InputReader):
         DataNotFound: There is no data set, or it is empty.
         CorruptData: Rows are damaged; with ``on_error="skip"`` they are counted in `skipped`.
         HoleError: Rows are missing, of the snapshot too; likewise. It is a CorruptData.
+        OptionError: A batch is larger than the data, which is read endlessly (``epochs=None``).
         LedgerError: Rows got lost or doubled on the way, which `ledger` keeps watch over.
     """
 
@@ -225,6 +235,11 @@ class DatasetReader(InputReader):
         return self._pass.row_source if isinstance(self._pass, StoredPass) else None
 
     # ---- hooks of InputReader ----
+
+    def _endless(self) -> Endless | None:
+        if self.options.epochs is not None or isinstance(self._pass, FollowPass):
+            return None
+        return Endless(self._pass.epoch, self._pass.total)
 
     def _next(self) -> Batch:
         return self._pass.take(None)

@@ -42,7 +42,7 @@ from rlio.errors import (
     StateError,
     excerpt,
 )
-from rlio.interfaces import Batch, InputReader, JsonState, ReadLedger, ReadOptions
+from rlio.interfaces import Batch, Endless, InputReader, JsonState, ReadLedger, ReadOptions
 from rlio.replay.order import ORDER_VERSION, Permutation
 from rlio.storage import InputFile
 
@@ -155,6 +155,12 @@ class Cursor(Protocol):
 
     #: Rows that the pieces passed so far should have (`expected`), and those of them that were left out.
     tally: ReadLedger
+    #: Number of the epoch that the last batch was from.
+    given: int
+
+    @property
+    def units(self) -> int | None:
+        """Units of an epoch; None: only reading tells."""
 
     def next(self) -> Batch:
         """The next batch; raises `EndOfData`."""
@@ -186,12 +192,15 @@ class RecordCursor:
     it may be loaded with another number of ranks.
     """
 
+    units: int | None = None
+
     def __init__(self, source: RecordSource, options: ReadOptions, *, seed: int, failures: Failures) -> None:
         self._source = source
         self._options = options
         self._seed = seed
         self._failures = failures
         self.tally = ReadLedger()
+        self.given = 0
         self._epoch = 0
         self._record = 0
         #: (epoch, first position, numbers of the records there): a stretch of the permutation.
@@ -212,6 +221,7 @@ class RecordCursor:
                 if options.epochs is None:
                     self._failures.check_hope(count)
                 batch = None
+            self.given = self._epoch + turn
             turn, self._record = divmod(self._record + options.shard[1], count)
             self._epoch += turn
             if batch is not None:
@@ -269,9 +279,15 @@ class TableCursor:
         self._seed = seed
         self._failures = failures
         self.tally = ReadLedger()
+        self.given = 0
         self._epoch = 0
         self._window = 0
         self._plan: tuple[int, NDArray[np.int64], list[int]] | None = None
+
+    @property
+    def units(self) -> int:
+        """Rows of an epoch, of all ranks."""
+        return sum(self._source.rows)
 
     def next(self) -> Batch:
         if not any(self._source.rows):
@@ -287,6 +303,7 @@ class TableCursor:
             except BaseException:
                 self.tally = before  # These rows come again.
                 raise
+            self.given = self._epoch
             self._window += 1
             if self._window == len(bounds) - 1:
                 self._epoch, self._window = self._epoch + 1, 0
@@ -464,6 +481,10 @@ class StoredReader(InputReader):
             batch = self._cursor.next()
             if len(batch):
                 return batch
+
+    def _endless(self) -> Endless | None:
+        ends = self._options.epochs is not None
+        return None if ends else Endless(self._cursor.given, self._cursor.units)
 
     def _position(self) -> JsonState:
         return {

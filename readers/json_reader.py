@@ -388,11 +388,14 @@ class _StreamCursor:
     record with which the next round of dealing begins.
     """
 
+    units: int | None = None
+
     def __init__(self, records: _Records, options: ReadOptions, failures: Failures) -> None:
         self._records = records
         self._options = options
         self._failures = failures
         self.tally = ReadLedger()
+        self.given = 0
         self._lines: Generator[Line, None, None] | None = None
         self._go_to(epoch=0, round_=0)
 
@@ -438,6 +441,7 @@ class _StreamCursor:
             self._failures.succeeded()
             self.tally = self.tally.plus(expected=batch.agent_steps())
             self._round += self._options.shard[1]
+            self.given = self._epoch
             return batch
 
     def _turn(self) -> None:

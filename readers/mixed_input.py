@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples, count_units
 from rlio.columns import Columns
 from rlio.errors import EndOfData, OptionError, StateError, excerpt
-from rlio.interfaces import Batch, InputReader, JsonState, ReadLedger
+from rlio.interfaces import Batch, Endless, InputReader, JsonState, ReadLedger
+from rlio.read_options import check_batch_size
 from rlio.readers.mix_block import MixBlock, plain_columns, woven
 from rlio.readers.mix_schedule import Schedule, Shares, Weight, whole_weights
 from rlio.readers.mix_source import MOST_AHEAD, MixSource
@@ -62,7 +63,7 @@ class MixedInput(InputReader):
     Args:
         sources: Name -> reader, with ``weights``; or reader -> weight; or pairs (reader, weight). Sources
             without a name are called ``source_0``, ``source_1``, ... The mixture owns and closes them.
-        batch_size: Steps of `sample()`.
+        batch_size: Steps of `sample()`; where all sources are endless, no more than they have together.
         weights: Relative, they need no particular sum: name -> weight or, in the sources' order, a sequence.
             Or a function of the steps served so far that gives either; it is called before each batch, and
             where its result changes, what a source was owed is carried over. None: equal weights, or those
@@ -162,6 +163,7 @@ class MixedInput(InputReader):
     def _next(self) -> Batch:
         block = self._block
         if block is None:
+            self._check_size(self.batch_size)
             block = self._block = self._next_block()
             if block is None:
                 return self._join(self.batch_size)
@@ -176,7 +178,21 @@ class MixedInput(InputReader):
             return self._next()
         self._settle()
         self._block = None
+        self._check_size(n)
         return self._join(n)
+
+    def _check_size(self, n: int) -> None:
+        found = self._endless()
+        check_batch_size(n, there=None if found is None else found.units, unit=self.unit)
+
+    def _endless(self) -> Endless | None:
+        units = 0
+        for source in self._sources:
+            found = source.reader._endless()
+            if found is None or found.units is None:
+                return None
+            units += found.units
+        return Endless(0, units)
 
     def _join(self, n: int) -> Batch:
         """A batch of ``n`` units, joined of what each source gives."""

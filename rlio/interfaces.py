@@ -53,7 +53,7 @@ from rlio.errors import (
     StateError,
     excerpt,
 )
-from rlio.read_options import ReadKeywords, ReadLedger, ReadOptions
+from rlio.read_options import ReadKeywords, ReadLedger, ReadOptions, check_batch_size
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Batch",
+    "Endless",
     "IOContext",
     "InputReader",
     "JsonState",
@@ -82,6 +83,18 @@ Unit: TypeAlias = Literal["steps", "sequences", "episodes"]
 JsonState: TypeAlias = dict[str, Any]
 
 _STATE_VERSION = 1
+
+
+class Endless(NamedTuple):
+    """One of endlessly many passes over the same data: no batch may be larger.
+
+    Attributes:
+        number: Of the pass that the last batch was from.
+        units: Units of each pass; None: only reading tells.
+    """
+
+    number: int
+    units: int | None
 
 
 class _Rest(NamedTuple):
@@ -190,6 +203,10 @@ class InputReader(Restorable, ABC):
     def _close(self) -> None:
         """Release files and threads. Called once."""
 
+    def _endless(self) -> Endless | None:
+        """Which pass over its data a reader is in that never ends; None: it ends, or its rows are live."""
+        return None
+
     def interrupt(self) -> None:
         """Let a `sample` that waits in another thread go, with a `ClosedError`; `close` follows.
 
@@ -220,6 +237,7 @@ class InputReader(Restorable, ABC):
         """Parts of ``n`` units in all, and what the last one leaves over; ``taken`` gets what was pulled."""
         parts: list[Batch] = []
         missing = n
+        limit = _SizeLimit(n, self)
         while missing:
             try:
                 rest = self._pull()
@@ -230,6 +248,7 @@ class InputReader(Restorable, ABC):
                 break
             taken.append(rest)
             size = count_units(rest.batch, self.unit)
+            limit.count(size)
             if size > missing:
                 head, tail = split_units(rest.batch, missing, self.unit)
                 parts.append(head)
@@ -286,7 +305,7 @@ class InputReader(Restorable, ABC):
 
         Raises:
             EndOfData: A finite reader is exhausted.
-            OptionError: ``n`` is below 1.
+            OptionError: ``n`` is below 1; or the reader is endless, and its data has fewer units than that.
             SchemaError: ``out`` does not fit; the batch is lost to this pass.
             StateError: The last `load_state_dict` failed.
             ClosedError: After `close`.
@@ -461,6 +480,41 @@ class InputReader(Restorable, ABC):
     ) -> None:
         # It may own a writer, as a worker does.
         _close_after(self, error)
+
+
+class _SizeLimit:
+    """Refuses a batch that is larger than the data of an endless reader.
+
+    Where only reading tells how much that is, a batch is refused once it has a whole pass and rows before and
+    after it: that depends on the position alone, so that a restored reader refuses the same batches.
+    """
+
+    def __init__(self, units: int, reader: InputReader) -> None:
+        self._units = units
+        self._reader = reader
+        self._first: int | None = None
+        # Units of the pass after the first.
+        self._second = 0
+        found = reader._endless()
+        check_batch_size(units, there=None if found is None else found.units, unit=reader.unit)
+        if found is not None and reader._rests:
+            self._first = found.number
+
+    def count(self, units: int) -> None:
+        """Count units that were read.
+
+        Raises:
+            OptionError: The batch is larger than the data.
+        """
+        found = self._reader._endless()
+        if found is None or found.units is not None:
+            return
+        if self._first is None:
+            self._first = found.number
+        if found.number == self._first + 1:
+            self._second += units
+        if found.number > self._first + 1:
+            check_batch_size(self._units, there=self._second, unit=self._reader.unit)
 
 
 class OutputWriter(ABC):

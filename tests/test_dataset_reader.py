@@ -128,6 +128,8 @@ class TestJointSteps(ReaderTests):
 def test_a_restored_reader_gives_the_remainder(
     root: str, epochs: int | None, shuffle: bool, batch_size: int, n: int | None
 ) -> None:
+    if epochs is None:
+        batch_size = min(batch_size, ROWS)  # Endless readers have no larger ones.
     options: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "shuffle": shuffle}
     assert_resumes(lambda: DatasetReader(root, seed=4 if shuffle else None, **options), n, batches=5)
 

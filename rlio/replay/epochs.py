@@ -19,9 +19,17 @@ from numpy.typing import NDArray
 from rlio.batch import SampleBatch
 from rlio.errors import EndOfData
 from rlio.interfaces import Batch, JsonState, ReadLedger, ReadOptions, Unit
+from rlio.read_options import check_batch_size
 from rlio.replay.draws import Draw, RowUnits, Units
 from rlio.replay.order import ORDER_VERSION, Permutation
-from rlio.replay.positions import Span, check_offset, check_position, choose_seed, spans_of
+from rlio.replay.positions import (
+    Span,
+    check_offset,
+    check_position,
+    choose_seed,
+    own_batch_size,
+    spans_of,
+)
 
 __all__ = ["OWN_BATCH", "Passage", "StorePass", "most_at_once"]
 
@@ -98,8 +106,6 @@ class StorePass:
         #: Number of the epoch that the next batch begins in.
         self.epoch = 0
         self._offset = 0
-        #: Units of a batch, where no number is asked for.
-        self.batch_size = options.batch_size or passage.batch_size
         #: The order of an epoch. One value, as the background thread may be an epoch ahead.
         self._order: tuple[int, Permutation] | None = None
         #: Units at some positions that were calculated ahead: (epoch, first position, units).
@@ -126,6 +132,11 @@ class StorePass:
     @cached_property
     def _opened(self) -> tuple[Units, int]:
         return self.passage.open()
+
+    @cached_property
+    def batch_size(self) -> int:
+        """Units of a batch, where no number is asked for; waits until they are known."""
+        return own_batch_size(self.options, self.passage.batch_size, there=lambda: self.total)
 
     @cached_property
     def _most(self) -> int:
@@ -179,6 +190,8 @@ class StorePass:
     def _take(self, n: int) -> Batch:
         if self.total == 0:
             raise EndOfData(f"there are no {self.unit} to draw")
+        if self.options.epochs is None:
+            check_batch_size(n, there=self.total, unit=self.unit, uri=self.passage.uri)
         self._block = None
         if n == self.batch_size:
             key = self._next_key(self.epoch, self._offset, self._skipped + 1)
@@ -228,9 +241,12 @@ class StorePass:
 
         Raises:
             EndOfData: There are fewer; it is at the end then.
+            OptionError: As `take`.
         """
         self._skipped += n
         size = size or self.batch_size
+        if self.options.epochs is None and self.total:
+            check_batch_size(size, there=self.total, unit=self.unit, uri=self.passage.uri)
         total, epochs = self.total, self.options.epochs
         covered = self.options.shard[1] * size
         if not total and n:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rlio.batch import SampleBatch
 from rlio.columns import Columns
 from rlio.errors import EndOfData, OptionError, StateError, excerpt
-from rlio.interfaces import Batch, InputReader, JsonState, ReadOptions, Unit
+from rlio.interfaces import Batch, Endless, InputReader, JsonState, ReadOptions, Unit
 from rlio.replay.draws import BATCH_INDEXES, Draw, RowUnits, Units
 from rlio.replay.epochs import OWN_BATCH, Passage, StorePass, most_at_once
 from rlio.replay.order import UniformDraws
@@ -70,6 +70,10 @@ class EpochReader(InputReader):
     def seed(self) -> int | None:
         """Seed of the order; None if it is the recorded one."""
         return self._pass.seed
+
+    def _endless(self) -> Endless | None:
+        ends = self._pass.options.epochs is not None
+        return None if ends else Endless(self._pass.epoch, self._pass.total)
 
     def _next(self) -> Batch:
         return self._pass.take(None)

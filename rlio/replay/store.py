@@ -35,6 +35,7 @@ from rlio.replay.build import Source, build, key_of, schema_of
 from rlio.replay.cache import CacheFolder
 from rlio.replay.cached import Cached, open_cached
 from rlio.replay.draws import Draw, Units
+from rlio.replay.epochs import OWN_BATCH
 from rlio.replay.filters import RowFilter, RowFunction
 from rlio.replay.memory import RamArrays
 from rlio.replay.n_step import NStep
@@ -485,7 +486,7 @@ class ReplayStore:
         ranks.
 
         Args:
-            batch_size: Units of a batch, of each rank; None: 256.
+            batch_size: Units of a batch, of each rank; None: 256, or all that there are.
             epochs: Passes; None: endless.
             shuffle: Whether the order is a seeded permutation; else as recorded.
             seed: Of the order; None: one from the OS, logged and kept in the state.
@@ -499,7 +500,7 @@ class ReplayStore:
         if self.live:
             raise OptionError("epochs() of a live store, whose rows change: draw with uniform()")
         options = ReadOptions(
-            batch_size=batch_size or 256,
+            batch_size=OWN_BATCH if batch_size is None and drop_last else batch_size,
             epochs=epochs,
             shuffle=shuffle,
             seed=seed,
