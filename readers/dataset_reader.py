@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final, Literal, Unpack, cast
 
-from rlio.dataset import Dataset, Snapshot, open_dataset
+from rlio.dataset import Dataset, Snapshot, open_dataset, refuse_open_options
 from rlio.errors import OptionError, excerpt
 from rlio.interfaces import (
     Batch,
@@ -61,8 +61,8 @@ class DatasetReader(InputReader):
 
     Rows come as they were written: column order, dtypes and shapes. With ``seq_lens`` in the data, ``n`` and
     ``batch_size`` count sequences; where several agents were recorded, joint steps. Without ``batch_size`` a
-    batch has 4,096 rows, or those of a row group where rows are wide, or, of an endless reader, all that there
-    are if they are fewer. The rows of a batch are the caller's: writable, and shared with no other batch.
+    batch has 4,096 rows, or those of a row group where rows are wide; of an endless reader, no more than all.
+    The rows of a batch are the caller's: writable, and shared with no other batch.
 
     All ranks of a ``shard=(rank, world)`` walk the same order, and rank r takes slice r of every
     ``world * batch_size`` positions, so that states are equal on all ranks after equal calls. With
@@ -143,12 +143,18 @@ class DatasetReader(InputReader):
         draw = draw_of(cast(DrawKeywords, drawn), columns=self.options.columns)
         self._pass: Pass
         if follow:
-            _check_follow(choosy=bool(drawn) or cache in ("memory", "disk"), bounded=at is not None or grow)
+            choosy = bool(drawn) or prefetch or cache in ("memory", "disk")
+            _check_follow(choosy=choosy, bounded=at is not None or grow)
             storage = _storage(root, storage_options, limits)
             self._pass = FollowPass(
                 storage, self.options, missing, idle_timeout=idle_timeout, poll_seconds=poll_seconds
             )
             return
+        if prefetch and cache == "none":
+            raise OptionError(
+                "prefetch=True gathers batches from a store, and cache='none' has none: row groups are read "
+                "ahead anyway; leave one of them out"
+            )
         if idle_timeout is not None or poll_seconds != 1.0:
             raise OptionError("idle_timeout and poll_seconds are for follow=True: nothing else waits")
         # Ranks share batches out, how many rows are dropped is a matter of their size, and of what a subclass
@@ -269,6 +275,7 @@ def _open(
         return open_dataset(
             root, at=at, on_error=options.on_error, storage_options=storage_options, limits=limits
         )
+    refuse_open_options(storage_options, limits)
     if at is None:
         return root
     dataset = root.refresh(at=at)
@@ -282,6 +289,7 @@ def _storage(
 ) -> Storage:
     """Where the data set is, or will be."""
     if isinstance(root, Dataset):
+        refuse_open_options(storage_options, limits)
         return root.storage
     return Storage.open(root, storage_options=storage_options, limits=limits)
 
@@ -297,7 +305,9 @@ def _check_follow(*, choosy: bool, bounded: bool) -> None:
         OptionError: One of them.
     """
     if choosy:
-        raise OptionError("follow=True: rows are given as they come; leave out cache, " + ", ".join(_DRAWN))
+        raise OptionError(
+            "follow=True: rows are given as they come; leave out cache, prefetch, " + ", ".join(_DRAWN)
+        )
     if bounded:
         raise OptionError(
             "follow=True goes along with the data, at=... is a snapshot, which does not grow, and "

@@ -28,6 +28,7 @@ from typing import Any, Final, Literal, Unpack
 
 import numpy as np
 
+from rlio.dataset import rows_waiting
 from rlio.errors import ClosedError, EndOfData, OptionError, StateError, WaitTimeout, excerpt
 from rlio.interfaces import Batch, InputReader, JsonState, ReadLedger, ReadOptions, Unit
 from rlio.limits import DEFAULT_LIMITS, Limits
@@ -358,9 +359,10 @@ class FollowingReplay(InputReader):
 
     def _overdue(self) -> WaitTimeout:
         outage = self._feed.outage
+        waiting = "" if self._feed.account.inserted else rows_waiting(self._storage)
         store = "" if outage is None else f"; the store does not answer ({outage})"
         return WaitTimeout(
-            f"no batch within {self.timeout:g} s, as {self._why()}{store}. Rows count once they are "
+            f"no batch within {self.timeout:g} s, as {self._why()}{store}{waiting}. Rows count once they are "
             "committed: see that writers write, and flush or roll often enough; sample() waits again",
             uri=self._storage.uri,
         )

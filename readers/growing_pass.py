@@ -144,7 +144,7 @@ class GrowingPass:
         return size
 
     def _check_size(self, size: int) -> None:
-        if self.options.epochs is None:
+        if self.options.epochs is None and self._current.total:
             check_batch_size(size, there=self._current.total, unit=self.unit, uri=self._uri)
 
     def _gather(self, size: int) -> list[Batch]:

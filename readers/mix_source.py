@@ -43,6 +43,8 @@ class MixSource:
         self.reader = reader
         self.served = 0
         self.ended = False
+        #: What the reader said at its end.
+        self.end = ""
         # Rows: that the reader gave, that were drawn for good, and what it lost before it was rewound.
         self._rows_read = self._rows_served = 0
         self._lost = ReadLedger()
@@ -64,7 +66,8 @@ class MixSource:
                     break
                 if rewound:
                     raise OptionError(
-                        f"source {self.name!r} of the mixture has no {self.reader.unit}: leave it out"
+                        f"source {self.name!r} of the mixture has no {self.reader.unit}: leave it out. It "
+                        f"says: {self.end}"
                     )
                 self._rewind(self.start)
                 rewound = True
@@ -212,7 +215,8 @@ class MixSource:
         origin = self.reader.state_dict()
         try:
             batch = self.reader.sample(n)
-        except EndOfData:
+        except EndOfData as end:
+            self.end = str(end)
             return False
         self._rows_read += batch.agent_steps()
         self._waiting.append(_Waiting(batch, origin, 0))

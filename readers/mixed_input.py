@@ -186,12 +186,12 @@ class MixedInput(InputReader):
         check_batch_size(n, there=None if found is None else found.units, unit=self.unit)
 
     def _endless(self) -> Endless | None:
-        units = 0
+        units: int | None = 0
         for source in self._sources:
             found = source.reader._endless()
-            if found is None or found.units is None:
+            if found is None:
                 return None
-            units += found.units
+            units = None if units is None or found.units is None else units + found.units
         return Endless(0, units)
 
     def _join(self, n: int) -> Batch:
@@ -335,8 +335,8 @@ class MixedInput(InputReader):
                 why = "cannot rewind, as it is not replayable" if self.end == "rewind" else "end='error'"
                 raise OptionError(
                     f"source {ended[0].name!r} of the mixture ended after {ended[0].served} served "
-                    f"{self.unit} while {source.name!r} goes on, and {why}: give it more epochs, or say "
-                    "end='rewind' or end='renormalise'"
+                    f"{self.unit} ({ended[0].end}) while {source.name!r} goes on, and {why}: give it more "
+                    "epochs, or say end='rewind' or end='renormalise'"
                 )
             ended = self._sources
         for source in ended:

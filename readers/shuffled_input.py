@@ -149,8 +149,8 @@ class ShuffledInput(InputReader):
 
     def _endless(self) -> Endless | None:
         found = self.child._endless()
-        # It reads ahead: the number of the pass says nothing of the batches that it gives.
-        return None if found is None or found.units is None else found
+        # It reads ahead: the number of the child's pass says nothing of the batches that it gives.
+        return None if found is None else Endless(0, found.units)
 
     def interrupt(self) -> None:
         """Interrupt the child; see `InputReader`."""

@@ -350,10 +350,17 @@ class InputReader(Restorable, ABC):
         return self.sample()
 
     def __iter__(self) -> Iterator[Batch]:
+        """The batches until the end of the data.
+
+        Raises:
+            EndOfData: An endless reader has nothing to give: its loop does not end as if it had given all.
+        """
         while True:
             try:
                 batch = self.sample()
             except EndOfData:
+                if self._endless() is not None:
+                    raise
                 return
             yield batch
 

@@ -22,7 +22,17 @@ from stored_batches import (
     store,
 )
 
-from rlio import DatasetReader, MultiAgentBatch, ParquetWriter, Roll, SampleBatch, concat_samples
+from rlio import (
+    DatasetReader,
+    Limits,
+    MultiAgentBatch,
+    ParquetWriter,
+    ReplayStore,
+    Roll,
+    SampleBatch,
+    concat_samples,
+    open_dataset,
+)
 from rlio.errors import (
     CorruptData,
     DataNotFound,
@@ -117,6 +127,32 @@ class TestJointSteps(ReaderTests):
         return MultiAgentBatch(
             {"a": numbered(30, eps_id=ids), "b": numbered(30, other=np.arange(30.0), eps_id=ids)}, 30
         )
+
+
+# ---- options that would do nothing ----
+
+
+@pytest.mark.parametrize(
+    "options", [{"storage_options": {"anon": True}}, {"storage_options": {}}, {"limits": Limits(columns=7)}]
+)
+def test_options_of_opening_are_refused_with_a_data_set_that_is_open(
+    root: str, options: dict[str, Any]
+) -> None:
+    """They were ignored: the data set has its own."""
+    for make in (
+        lambda dataset: DatasetReader(dataset, **options),
+        lambda dataset: DatasetReader(dataset, follow=True, **options),
+        lambda dataset: ReplayStore.open(dataset, **options),
+    ):
+        with pytest.raises(OptionError, match=next(iter(options))):
+            make(open_dataset(root))
+
+
+def test_options_of_a_store_are_refused_without_one(root: str, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="prefetch"):
+        DatasetReader(root, cache="none", prefetch=True)
+    with pytest.raises(OptionError, match="cache_folder"):
+        ReplayStore.open(root, cache_folder=tmp_path)
 
 
 # ---- the law of resuming ----

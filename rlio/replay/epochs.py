@@ -54,6 +54,7 @@ class Passage:
         draw: What they are.
         digest: Names the data: a state fits only the same.
         uri: For messages.
+        why_empty: Says, of what is counted, why there is nothing to draw.
         batch_size: Units of a batch where the user asks for none in particular.
         prefetch: Whether the next batches are gathered in a background thread.
         also: What else must be the same for a position to mean the same units.
@@ -63,6 +64,7 @@ class Passage:
     draw: Draw
     digest: str
     uri: str
+    why_empty: Callable[[Unit], str]
     batch_size: int = OWN_BATCH
     prefetch: bool = False
     also: Mapping[str, Any] = field(default_factory=dict)
@@ -189,7 +191,7 @@ class StorePass:
 
     def _take(self, n: int) -> Batch:
         if self.total == 0:
-            raise EndOfData(f"there are no {self.unit} to draw")
+            raise EndOfData(self.passage.why_empty(self.unit))
         if self.options.epochs is None:
             check_batch_size(n, there=self.total, unit=self.unit, uri=self.passage.uri)
         self._block = None
@@ -250,7 +252,7 @@ class StorePass:
         total, epochs = self.total, self.options.epochs
         covered = self.options.shard[1] * size
         if not total and n:
-            raise EndOfData(f"there are no {self.unit} to draw")
+            raise EndOfData(self.passage.why_empty(self.unit))
         whole = n
         if epochs is not None:
             whole = min(n, max((epochs - self.epoch) * total - self._offset, 0) // covered)

@@ -5,6 +5,7 @@ All are `InputReader`s, so that they mix with each other and with everything els
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 from collections.abc import Mapping
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["EpochReader", "PrioritisedSampler", "UniformSampler"]
 
+logger = logging.getLogger("rlio")
+
 
 class EpochReader(InputReader):
     """Every unit of a store once an epoch; see `ReplayStore.epochs`."""
@@ -44,6 +47,7 @@ class EpochReader(InputReader):
                 draw=draw,
                 digest=store.digest,
                 uri=store.uri,
+                why_empty=store.why_empty,
             ),
             options,
         )
@@ -113,14 +117,21 @@ class _Sampler(InputReader):
             if self._units is None or not self._units.keeps_up or self._changes != self.store.changes:
                 self._units = self.store.units(self._draw)
                 self._changes = self.store.changes
+            self._check_units(self._units)
             self._version = self.store.version
             self._changed()
-        if not self._units.count:
-            raise EndOfData(f"the store holds no {self.unit} that could be drawn yet")
+        self._check_units(self._units)
         return self._units
+
+    def _check_units(self, units: Units) -> None:
+        if not units.count:
+            raise EndOfData(self.store.why_empty(self.unit))
 
     def _changed(self) -> None:
         """The store has other rows than it had."""
+
+    def _endless(self) -> Endless | None:
+        return Endless(0, None)  # With replacement, a batch may have more units than there are.
 
     def _next(self) -> Batch:
         return self._take(self.batch_size)
@@ -246,7 +257,8 @@ class PrioritisedSampler(_Sampler):
 
     Batches have the columns ``weights`` (importance weights, float32) and ``batch_indexes`` (int64), which
     `update_priorities` takes; of sequences and episodes, every row has those of its unit. A state holds the
-    seed and the counters, not the priorities: `save` and `load` keep those.
+    seed and the counters, not the priorities: `save` and `load` keep those. Where they are not those of the
+    state that was loaded, the first draw logs a warning.
     """
 
     replayable = False
@@ -270,6 +282,8 @@ class PrioritisedSampler(_Sampler):
         self._priorities: Priorities | None = None
         #: Of a live store: the rows whose priorities are known, (oldest, next).
         self.span = (0, 0)
+        # Draws before the state that was loaded was saved, until the first draw after that.
+        self._expected: int | None = None
 
     @property
     def priorities(self) -> Priorities:
@@ -318,6 +332,7 @@ class PrioritisedSampler(_Sampler):
         with self.store.lock:
             units = self._seen()
             assert self._priorities is not None
+            self._check_priorities(self._priorities.drawn)
             slots, weights = self._priorities.draw(n, self._rng)
             numbers = slots
             if self.store.live:
@@ -399,11 +414,26 @@ class PrioritisedSampler(_Sampler):
             self._priorities = loaded
 
     def _position(self) -> JsonState:
-        return self._state() | {"rng": _plain(self._rng.bit_generator.state)}
+        drawn = 0 if self._priorities is None else self._priorities.drawn
+        return self._state() | {"rng": _plain(self._rng.bit_generator.state), "drawn": drawn}
 
     def _seek(self, position: JsonState) -> None:
         self._check_state(position)
         self._rng.bit_generator.state = position["rng"]
+        self._expected = int(position["drawn"])
+
+    def _check_priorities(self, drawn: int) -> None:
+        """Tell, once, that a state was loaded without the priorities that belong to it."""
+        expected, self._expected = self._expected, None
+        if expected is not None and expected != drawn:
+            logger.warning(
+                "%s: the state that was loaded was saved after %d draws, and the priorities here are those "
+                "after %d: a state has no priorities; a sampler's save() and load() keep them, and so does "
+                "ReplayStore.save(priorities=...)",
+                self.store.uri,
+                expected,
+                drawn,
+            )
 
 
 def _plain(value: Any) -> Any:

@@ -27,9 +27,9 @@ from typing import Any, Literal, Self, TypedDict, Unpack
 
 from tqdm import tqdm
 
-from rlio.dataset import Dataset, Snapshot, open_dataset
+from rlio.dataset import Dataset, Snapshot, open_dataset, refuse_open_options
 from rlio.errors import ClosedError, OptionError, excerpt
-from rlio.interfaces import Batch, ReadOptions
+from rlio.interfaces import Batch, ReadOptions, Unit
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.replay.build import Source, build, key_of, schema_of
 from rlio.replay.cache import CacheFolder
@@ -168,6 +168,8 @@ class ReplayStore:
         self.lock = threading.RLock()
         self._rows: StoreRows | None = None
         self._pieces: list[Piece] | None = None
+        #: What it is the store of; None: of live rows.
+        self._dataset: Dataset | None = None
         #: Rows of the data set that were lost to damage, with ``on_error="skip"``.
         self.skipped = 0
         self._closed = False
@@ -228,13 +230,16 @@ class ReplayStore:
             root = open_dataset(
                 root, at=at, on_error=on_error, storage_options=storage_options, limits=limits
             )
-        elif at is not None:
-            root = root.refresh(at=at)
+        else:
+            refuse_open_options(storage_options, limits)
+            root = root if at is None else root.refresh(at=at)
         if on_error == "raise":
             root.check_complete()
         store = cls.__new__(cls)
         if cache not in ("memory", "disk"):
             raise OptionError(f"cache={excerpt(cache)}: 'memory' or 'disk'")
+        if cache == "memory" and cache_folder is not None:
+            raise OptionError("cache_folder= is for cache='disk': a store in memory has no files")
         if cache == "disk" and columns is not None:
             raise OptionError(
                 "columns= with cache='disk': a store on disk has all; choose columns when drawing"
@@ -244,6 +249,7 @@ class ReplayStore:
             store._folder = (
                 cache_folder if isinstance(cache_folder, CacheFolder) else CacheFolder(cache_folder)
             )
+        store._dataset = root
         store._start(Source(root, missing, on_error), columns, progress)
         if wait:
             store.wait()
@@ -450,6 +456,14 @@ class ReplayStore:
             if self._rows is None:
                 return _NoUnits()
             return self._rows.units(draw, pieces=self._pieces)
+
+    def why_empty(self, unit: Unit) -> str:
+        """Say why there is nothing to draw: also that rows wait in logs of this machine, if some do."""
+        if self._dataset is None:
+            return f"the store holds no {unit} that could be drawn yet"
+        if not len(self._dataset):
+            return self._dataset.why_empty()
+        return f"there are no {unit} to draw among the {len(self)} rows of {self.uri}"
 
     # ---- samplers ----
 
