@@ -138,6 +138,7 @@ class JsonReader(StoredReader):
         items = find_data_sets(expand_inputs(inputs, suffixes=_SUFFIXES, storage_options=storage_options))
         decoder = RllibDecoder(options.columns, spaces=spaces)
         files = _open_files(items, decoder, columns=options.columns, limit=max_line_bytes)
+        _check_files(items, files, spaces)
         self._records = _Records(files)
 
         def make_cursor(seed: int, failures: Failures) -> Cursor:
@@ -336,6 +337,24 @@ class _Records:
         """Close the files."""
         while self._streams:
             self._streams.popitem()[1].close()
+
+
+def _check_files(
+    items: Sequence[InputFile | JsonSet], files: Sequence[RecordFile], spaces: Spaces | None
+) -> None:
+    """Refuse data sets without rows, and spaces that no file is to be read by.
+
+    Raises:
+        DataNotFound: There are no rows.
+        OptionError: The files say themselves what their spaces are.
+    """
+    for item in items if not files else ():
+        if isinstance(item, JsonSet) and not item.dataset.lost_rows():
+            raise DataNotFound(item.dataset.why_empty(), uri=item.dataset.uri)
+    if spaces is not None and all(isinstance(file, ShardLines) for file in files):
+        raise OptionError(
+            "spaces= is for RLlib's recordings: the shards of a data set have their own; leave it out"
+        )
 
 
 class _IndexedRecords:
