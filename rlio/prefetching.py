@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Self
 import torch
 
 from rlio.errors import ClosedError, EndOfData, OptionError, excerpt
+from rlio.forks import Owner
 from rlio.interfaces import Batch, InputReader, JsonState, Restorable
 from rlio.nested import leaves
 
@@ -150,6 +151,8 @@ class Prefetch(Restorable, Iterator[Tensors]):
         self._state = reader.state_dict()
         self._pump: _Pump | None = None
         self._end_thread: Callable[[float | None], None] | None = None
+        #: Whose the thread is.
+        self._owner = Owner()
         self._finalizer: weakref.finalize[Any, Any] | None = None
         self._ended = self._closed = False
 
@@ -166,6 +169,7 @@ class Prefetch(Restorable, Iterator[Tensors]):
         if self._closed:
             raise ClosedError("this prefetch() is closed: begin another one, or use it before close()")
         self._check_loaded()
+        self._check_owner()
         if self._ended:
             raise StopIteration
         item = (self._pump or self._start()).get()
@@ -181,7 +185,12 @@ class Prefetch(Restorable, Iterator[Tensors]):
         self._go_back()  # The batch may have been read, and its copy have failed.
         raise item.error
 
+    def _check_owner(self) -> None:
+        if self._pump is not None:
+            self._owner.check("prefetch()")
+
     def _start(self) -> _Pump:
+        owner = self._owner = Owner()
         pump = self._pump = _Pump(self._depth)
         # A daemon: the interpreter waits for other threads before anybody could tell them to end.
         thread = threading.Thread(
@@ -189,6 +198,8 @@ class Prefetch(Restorable, Iterator[Tensors]):
         )
 
         def end(timeout: float | None) -> None:
+            if not owner.is_here:
+                return  # A fork has no such thread, and the pump's lock may be held for ever.
             pump.stop()
             if thread is not threading.current_thread():  # Garbage is collected in any thread.
                 thread.join(timeout)
@@ -228,6 +239,7 @@ class Prefetch(Restorable, Iterator[Tensors]):
         """
         if self._closed:
             raise ClosedError("this prefetch() is closed: load the state into another one")
+        self._check_owner()
         self._go_back()
         with self._loading():
             self._reader.load_state_dict(state)
@@ -252,7 +264,8 @@ class Prefetch(Restorable, Iterator[Tensors]):
         """End the thread, after the `sample` that is under way. May be called again."""
         if not self._closed:
             self._closed = True
-            self._go_back()
+            if self._pump is None or self._owner.is_here:
+                self._go_back()
 
     def __enter__(self) -> Self:
         return self
