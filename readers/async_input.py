@@ -19,7 +19,8 @@ import weakref
 from collections import deque
 
 from rlio.errors import ClosedError, EndOfData, OptionError, excerpt
-from rlio.interfaces import Batch, InputReader, JsonState, ReadLedger
+from rlio.forks import Owner
+from rlio.interfaces import Batch, Endless, InputReader, JsonState, ReadLedger
 
 __all__ = ["AsyncInput"]
 
@@ -36,7 +37,8 @@ class AsyncInput(InputReader):
 
     An error of the child surfaces in `sample`, after the batches before it; the next call goes on. So does
     its end. `close` waits for the batch that is being sampled, unless the child waits for others and can be
-    interrupted (`InputReader.interrupt`).
+    interrupted (`InputReader.interrupt`). A forked child has no such thread: a reader that has begun raises a
+    ClosedError there.
 
     Args:
         child: The reader; used by the thread alone, and closed with this one.
@@ -64,6 +66,8 @@ class AsyncInput(InputReader):
         self._queue = _Queue(queue_size, drops=blackhole_outputs)
         self.lock = self._queue.sampling
         self._thread: threading.Thread | None = None
+        #: Whose the thread is.
+        self._owner = Owner()
         if blackhole_outputs:
             self._start()
 
@@ -75,18 +79,31 @@ class AsyncInput(InputReader):
     @property
     def ledger(self) -> ReadLedger:
         """With what the child left out, and what was not kept. See `InputReader`."""
+        if self._is_lost:
+            return ReadLedger()
         dropped = self.rows_dropped
         return super().ledger.over(self.child.ledger).plus(expected=dropped, dropped=dropped)
 
     def _start(self) -> None:
+        self._owner = Owner()
         # A daemon: the interpreter waits for other threads before anybody could tell them to end.
         self._thread = threading.Thread(
             target=_sample_on, args=(self._queue, self.child), name="rlio-async-input", daemon=True
         )
-        self._finalizer = weakref.finalize(self, _end, self._queue, self._thread, _LAST_SECONDS)
+        self._finalizer = weakref.finalize(self, _end, self._queue, self._thread, _LAST_SECONDS, self._owner)
         self._thread.start()
 
+    @property
+    def _is_lost(self) -> bool:
+        """Whether this is a fork of the process whose thread uses the child, and may hold its locks."""
+        return self._thread is not None and not self._owner.is_here
+
+    def _check_owner(self) -> None:
+        if self._is_lost:
+            self._owner.check(type(self).__name__)
+
     def _next(self) -> Batch:
+        self._check_owner()
         if self._thread is None:
             self._start()
         if not self._queue.keeps and self._queue.is_empty:
@@ -96,25 +113,36 @@ class AsyncInput(InputReader):
             )
         return self._queue.get()
 
+    def _endless(self) -> Endless | None:
+        found = self.child._endless()
+        # It reads ahead: the number of the child's pass says nothing of the batches that it gives.
+        return None if found is None else Endless(0, found.units)
+
     def interrupt(self) -> None:
         """Stop sampling, and let who waits for a batch go; see `InputReader`."""
+        if self._is_lost:
+            return
         self._queue.stop()
         self.child.interrupt()
 
     def _position(self) -> JsonState:
+        self._check_owner()
         with self.lock:
             return {"child": self.child.state_dict()}
 
     def _seek(self, position: JsonState) -> None:
+        self._check_owner()
         with self.lock:
             self._queue.clear()
             self.child.load_state_dict(position["child"])
 
     def _close(self) -> None:
+        if self._is_lost:
+            return  # The child is the parent's, as its thread is.
         if self._thread is not None:
             self._finalizer.detach()
             self.interrupt()
-            _end(self._queue, self._thread, None)
+            _end(self._queue, self._thread, None, self._owner)
         self.child.close()
 
 
@@ -195,7 +223,9 @@ def _sample_on(queue: _Queue, child: InputReader) -> None:
             return
 
 
-def _end(queue: _Queue, thread: threading.Thread, timeout: float | None) -> None:
+def _end(queue: _Queue, thread: threading.Thread, timeout: float | None, owner: Owner) -> None:
+    if not owner.is_here:
+        return
     queue.stop()
     if thread is not threading.current_thread():  # Garbage is collected in any thread.
         thread.join(timeout)

@@ -23,9 +23,18 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final, Literal, Unpack, cast
 
-from rlio.dataset import Dataset, Snapshot, open_dataset
+from rlio.dataset import Dataset, Snapshot, open_dataset, refuse_open_options
 from rlio.errors import OptionError, excerpt
-from rlio.interfaces import Batch, InputReader, JsonState, ReadKeywords, ReadLedger, ReadOptions, Unit
+from rlio.interfaces import (
+    Batch,
+    Endless,
+    InputReader,
+    JsonState,
+    ReadKeywords,
+    ReadLedger,
+    ReadOptions,
+    Unit,
+)
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.options import checked_keywords
 from rlio.readers.epoch_pass import EpochPass
@@ -53,8 +62,8 @@ class DatasetReader(InputReader):
 
     Rows come as they were written: column order, dtypes and shapes. With ``seq_lens`` in the data, ``n`` and
     ``batch_size`` count sequences; where several agents were recorded, joint steps. Without ``batch_size`` a
-    batch has 4,096 rows, or those of a row group where rows are wide. The rows of a batch are the caller's:
-    writable, and shared with no other batch.
+    batch has 4,096 rows, or those of a row group where rows are wide; of an endless reader, no more than all.
+    The rows of a batch are the caller's: writable, and shared with no other batch.
 
     All ranks of a ``shard=(rank, world)`` walk the same order, and rank r takes slice r of every
     ``world * batch_size`` positions, so that states are equal on all ranks after equal calls. With
@@ -104,6 +113,7 @@ class DatasetReader(InputReader):
         DataNotFound: There is no data set, or it is empty.
         CorruptData: Rows are damaged; with ``on_error="skip"`` they are counted in `skipped`.
         HoleError: Rows are missing, of the snapshot too; likewise. It is a CorruptData.
+        OptionError: A batch is larger than the data, which is read endlessly (``epochs=None``).
         LedgerError: Rows got lost or doubled on the way, which `ledger` keeps watch over.
     """
 
@@ -140,12 +150,18 @@ class DatasetReader(InputReader):
         draw = draw_of(cast(DrawKeywords, drawn), columns=self.options.columns)
         self._pass: Pass
         if follow:
-            _check_follow(choosy=bool(drawn) or cache in ("memory", "disk"), bounded=at is not None or grow)
+            choosy = bool(drawn) or prefetch or cache in ("memory", "disk")
+            _check_follow(choosy=choosy, bounded=at is not None or grow)
             storage = _storage(root, storage_options, limits)
             self._pass = FollowPass(
                 storage, self.options, missing, idle_timeout=idle_timeout, poll_seconds=poll_seconds
             )
             return
+        if prefetch and cache == "none":
+            raise OptionError(
+                "prefetch=True gathers batches from a store, and cache='none' has none: row groups are read "
+                "ahead anyway; leave one of them out"
+            )
         if idle_timeout is not None or poll_seconds != 1.0:
             raise OptionError("idle_timeout and poll_seconds are for follow=True: nothing else waits")
         # Ranks share batches out, how many rows are dropped is a matter of their size, and of what a subclass
@@ -217,9 +233,11 @@ class DatasetReader(InputReader):
         Raises:
             EndOfData: Fewer are left; the reader is at the end then, as after `sample` raised it.
             OptionError: ``n`` is below 0, or the reader follows a data set, whose batches are what is there.
+            StateError: The last `load_state_dict` failed.
             ClosedError: After `close`.
         """
         self._check_open()
+        self._check_loaded()
         if operator.index(n) < 0:
             raise OptionError(f"skip(n={n}): n is a number of batches, 0 or more")
         self._pass.skip(operator.index(n))
@@ -230,6 +248,11 @@ class DatasetReader(InputReader):
         return self._pass.row_source if isinstance(self._pass, StoredPass) else None
 
     # ---- hooks of InputReader ----
+
+    def _endless(self) -> Endless | None:
+        if self.options.epochs is not None or isinstance(self._pass, FollowPass):
+            return None
+        return Endless(self._pass.epoch, self._pass.total)
 
     def _next(self) -> Batch:
         return self._pass.take(None)
@@ -259,6 +282,7 @@ def _open(
         return open_dataset(
             root, at=at, on_error=options.on_error, storage_options=storage_options, limits=limits
         )
+    refuse_open_options(storage_options, limits)
     if at is None:
         return root
     dataset = root.refresh(at=at)
@@ -272,6 +296,7 @@ def _storage(
 ) -> Storage:
     """Where the data set is, or will be."""
     if isinstance(root, Dataset):
+        refuse_open_options(storage_options, limits)
         return root.storage
     return Storage.open(root, storage_options=storage_options, limits=limits)
 
@@ -287,7 +312,9 @@ def _check_follow(*, choosy: bool, bounded: bool) -> None:
         OptionError: One of them.
     """
     if choosy:
-        raise OptionError("follow=True: rows are given as they come; leave out cache, " + ", ".join(_DRAWN))
+        raise OptionError(
+            "follow=True: rows are given as they come; leave out cache, prefetch, " + ", ".join(_DRAWN)
+        )
     if bounded:
         raise OptionError(
             "follow=True goes along with the data, at=... is a snapshot, which does not grow, and "

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from rlio.dataset import Dataset
 from rlio.errors import CorruptData, DataNotFound, EndOfData, HoleError, LedgerError, excerpt
 from rlio.interfaces import Batch, JsonState, ReadLedger, ReadOptions, Unit
+from rlio.read_options import check_batch_size
 from rlio.readers.group_source import Dealt, GroupSource, WindowedOrder, open_groups
 from rlio.replay.buffers import Buffers
 from rlio.replay.filter_pushdown import matches
@@ -24,6 +25,7 @@ from rlio.replay.positions import (
     check_position,
     choose_seed,
     columns_digest,
+    own_batch_size,
     spans_of,
 )
 from rlio.replay.segment_reader import ShardGone, group_options, own_size
@@ -68,7 +70,7 @@ class EpochPass:
         self._buffers = Buffers()
         self._source = self._open_first()
         #: Units of a batch, where no number is asked for.
-        self.batch_size = options.batch_size or own_size(self.dataset)
+        self.batch_size = own_batch_size(options, own_size(self.dataset), there=lambda: self._source.total)
         #: Number of the epoch that the next batch begins in.
         self.epoch = 0
         # Units of this epoch that all ranks together have been dealt.
@@ -125,6 +127,7 @@ class EpochPass:
         """The next ``n`` units; None: as many as the options say."""
         if self._source.total == 0:
             raise EndOfData(self._why_empty())
+        self._check_size(n or self.batch_size)
         before = self.epoch, self._offset, self._tally
         attempts: Counter[str] = Counter()
         while True:
@@ -154,9 +157,11 @@ class EpochPass:
 
         Raises:
             EndOfData: There are fewer; it is at the end then.
+            OptionError: As `take`.
         """
         if n == 0:
             return
+        self._check_size(size or self.batch_size)
         self._stepped_over = True
         if self.options.on_error == "skip":
             self._read_over(n, size)
@@ -178,6 +183,10 @@ class EpochPass:
         self._step_over(left)
         if n > whole + (stop > start):
             raise EndOfData(f"fewer than {n} batches were left of {epochs} epochs of {total} {self.unit}")
+
+    def _check_size(self, units: int) -> None:
+        if self.options.epochs is None and self.total:
+            check_batch_size(units, there=self.total, unit=self.unit, uri=self.dataset.uri)
 
     def _read_over(self, n: int, size: int | None) -> None:
         """Step over batches by reading them: those after damage are filled up with what comes next."""

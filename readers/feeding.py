@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from rlio.errors import ClosedError, EndOfData, RlioError
+from rlio.forks import Owner
 from rlio.readers.follow import FollowPass, Taken
 from rlio.readers.follow_marks import MarkKeeper
 from rlio.readers.ring_rows import RingRows
@@ -115,7 +115,7 @@ class Feed:
         self._storage = storage
         self._poll_seconds = poll_seconds
         self._thread: threading.Thread | None = None
-        self._pid = os.getpid()
+        self.owner = Owner()
         # Rows that were taken and could not be put in.
         self._pending: Taken | None = None
         self._look_at = 0.0
@@ -149,7 +149,7 @@ class Feed:
 
     def stop(self) -> None:
         """Let go who waits, and the thread."""
-        if self._pid != os.getpid():
+        if not self.owner.is_here:
             return  # A fork has none of the threads, and its copy of the lock may be held for ever.
         with self.changed:
             self.closing = True
@@ -157,7 +157,7 @@ class Feed:
 
     def close(self) -> None:
         """End the thread, after it has put its last marks. May be called again."""
-        if self._pid != os.getpid():
+        if not self.owner.is_here:
             return
         self.stop()
         thread, self._thread = self._thread, None

@@ -26,7 +26,7 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from rlio.batch import MultiAgentBatch, concat_samples, count_units
-from rlio.dataset import Dataset
+from rlio.dataset import Dataset, rows_waiting
 from rlio.errors import (
     ClosedError,
     CorruptData,
@@ -213,7 +213,7 @@ class FollowPass:
     def take(self, n: int | None) -> Batch:
         """The next ``n`` units; None: ``batch_size``, else what is there. Waits for them."""
         if self._over:
-            raise EndOfData(f"{self._storage.uri} was followed to its end")
+            raise EndOfData(self._why_ended())
         mark = self._mark()
         wanted = n or self._options.batch_size
         try:
@@ -223,7 +223,7 @@ class FollowPass:
                 self._go_back(mark)  # So that the state leaves them to the next reader.
                 self._tally, self._over, parts = tally, True, []
             if not parts:
-                raise EndOfData(f"{self._storage.uri} was followed to its end")
+                raise EndOfData(self._why_ended())
             batch = parts[0] if len(parts) == 1 else concat_samples(parts)
             self._tally = self._tally.plus(served=batch.agent_steps())
             self._tally.check(self._storage.uri)
@@ -236,6 +236,10 @@ class FollowPass:
             self._go_back(mark)
             raise
 
+    def _why_ended(self) -> str:
+        waiting = "" if self._rows else rows_waiting(self._storage)
+        return f"{self._storage.uri} was followed to its end{waiting}"
+
     def take_now(self, n: int) -> Taken | None:
         """At most ``n`` rows that are there now, of one writer; None: there is none. It does not wait.
 
@@ -244,14 +248,14 @@ class FollowPass:
             OptionError: What is counted are no rows: there are sequences, or several agents.
         """
         if self._over:
-            raise EndOfData(f"{self._storage.uri} was followed to its end")
+            raise EndOfData(self._why_ended())
         mark = self._mark()
         try:
             chunk = self._chunk or self._look()
             if chunk is None:
                 self._over = self._is_complete()
                 if self._over:
-                    raise EndOfData(f"{self._storage.uri} was followed to its end")
+                    raise EndOfData(self._why_ended())
                 return None
             if not self._segments.counting.by_row:
                 raise OptionError(

@@ -28,7 +28,9 @@ from typing import Any, Final, Literal, Unpack
 
 import numpy as np
 
-from rlio.errors import ClosedError, EndOfData, OptionError, StateError, WaitTimeout, excerpt
+from rlio.dataset import rows_waiting
+from rlio.errors import EndOfData, OptionError, StateError, WaitTimeout, excerpt
+from rlio.forks import Owner
 from rlio.interfaces import Batch, InputReader, JsonState, ReadLedger, ReadOptions, Unit
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.options import checked_keywords, expected
@@ -183,7 +185,7 @@ class FollowingReplay(InputReader):
         self.seed = draw_seed(self._storage.uri) if seed is None else seed
         #: Rows that a loaded state could not bring back into the ring: trimmed or damaged since.
         self.lost = 0
-        self._pid = os.getpid()
+        self._owner = Owner()
         self._open(self._beginning())
 
     def _check(self) -> None:
@@ -277,7 +279,12 @@ class FollowingReplay(InputReader):
 
     @property
     def counters(self) -> FollowCounters:
-        """Rows put in and drawn, of one moment."""
+        """Rows put in and drawn, of one moment.
+
+        Raises:
+            ClosedError: In a forked child.
+        """
+        self._check_owner()
         with self._feed.changed:
             account = self._feed.account
             return FollowCounters(account.inserted, account.drawn, len(self.store))
@@ -298,8 +305,7 @@ class FollowingReplay(InputReader):
         return self._take(self.batch_size)
 
     def _take(self, n: int) -> Batch:
-        if self._pid != os.getpid():
-            raise ClosedError("this reader was opened by another process: open one of your own here")
+        self._check_owner()
         self._check_size(n)
         feed = self._feed
         feed.start()
@@ -360,16 +366,21 @@ class FollowingReplay(InputReader):
 
     def _overdue(self) -> WaitTimeout:
         outage = self._feed.outage
+        waiting = "" if self._feed.account.inserted else rows_waiting(self._storage)
         store = "" if outage is None else f"; the store does not answer ({outage})"
         return WaitTimeout(
-            f"no batch within {self.timeout:g} s, as {self._why()}{store}. Rows count once they are "
+            f"no batch within {self.timeout:g} s, as {self._why()}{store}{waiting}. Rows count once they are "
             "committed: see that writers write, and flush or roll often enough; sample() waits again",
             uri=self._storage.uri,
         )
 
     # ---- state ----
 
+    def _check_owner(self) -> None:
+        self._owner.check(type(self).__name__, uri=self._storage.uri)
+
     def _position(self) -> JsonState:
+        self._check_owner()
         feed = self._feed
         rank, world = self._options.shard
         with feed.changed:
@@ -387,6 +398,7 @@ class FollowingReplay(InputReader):
             ).to_json()
 
     def _seek(self, position: JsonState) -> None:
+        self._check_owner()
         state = FollowState.from_json(position)
         if state.slots != self._slots:
             raise StateError(

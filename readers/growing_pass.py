@@ -16,8 +16,9 @@ from rlio.dataset import Dataset, dataset_on
 from rlio.errors import CorruptData, EndOfData, OptionError, StateError, excerpt
 from rlio.interfaces import Batch, JsonState, ReadLedger, ReadOptions, Unit
 from rlio.joining import Unlike
+from rlio.read_options import check_batch_size
 from rlio.readers.passes import Kept, SnapshotPass
-from rlio.replay.positions import check_offset
+from rlio.replay.positions import check_offset, own_batch_size
 
 __all__ = ["GrowingPass"]
 
@@ -111,8 +112,8 @@ class GrowingPass:
 
     def take(self, n: int | None) -> Batch:
         """The next ``n`` units; None: as many as the options say."""
+        size = self._size_of(n)
         running = self._current
-        size = n or running.batch_size
         if self.options.on_error == "raise" and size <= running.total - running.offset < running.total:
             return running.take(size)  # Well within an epoch, as nearly all are.
         mark = self._mark()
@@ -125,11 +126,33 @@ class GrowingPass:
             self._go_back(mark)
             raise
 
+    def _size_of(self, n: int | None) -> int:
+        """Units of a batch, of which an endless reader's next epoch has enough.
+
+        Where it has not begun, and has too few, what came since it was listed is taken up.
+
+        Raises:
+            OptionError: It has too few then, too.
+        """
+        running = self._current
+        size = n or own_batch_size(self.options, running.batch_size, there=lambda: running.total)
+        if self.options.epochs is None and size > running.total > 0 == running.offset:
+            newest = dataset_on(self._storage)
+            if not running.serves(newest):
+                self._begin(running, newest)
+            self._check_size(size)
+        return size
+
+    def _check_size(self, size: int) -> None:
+        if self.options.epochs is None and self._current.total:
+            check_batch_size(size, there=self._current.total, unit=self.unit, uri=self._uri)
+
     def _gather(self, size: int) -> list[Batch]:
         """Batches of ``size`` units in all, of as many epochs as it takes.
 
         Raises:
             EndOfData: The last epoch is over, or has less, and ``drop_last`` drops it; or nothing is there.
+            OptionError: Of an endless reader, the epoch that begins within the batch has too few.
         """
         parts: list[Batch] = []
         found = in_vain = 0
@@ -148,6 +171,8 @@ class GrowingPass:
                 if in_vain > 1:
                     raise CorruptData("every row of an epoch is damaged", uri=self._uri) from None
                 self._take_up()
+                if self._current.total < size - found:  # A whole epoch, and what is before and after it.
+                    self._check_size(size)
                 continue
             in_vain = 0
             parts.append(part)
@@ -159,6 +184,7 @@ class GrowingPass:
 
         Raises:
             EndOfData: There are fewer; it is at the end then.
+            OptionError: As `take`.
         """
         mark, ledger = self._mark(), self.ledger
         try:
@@ -177,7 +203,7 @@ class GrowingPass:
 
     def _step_over(self, n: int) -> None:
         """Step over ``n`` batches by their positions."""
-        size = self._current.batch_size
+        size = self._size_of(None)
         while n:
             running = self._current
             left = running.total - running.offset if running.epoch < (running.options.epochs or 0) else 0
@@ -205,6 +231,8 @@ class GrowingPass:
                 return
             self._take_up()
             left = self._current.total
+            if left < missing:
+                self._check_size(size)
             if not left:
                 raise EndOfData(self._current.dataset.why_empty())
 
@@ -218,17 +246,21 @@ class GrowingPass:
         """Begin the next epoch, over what is there now; where there was nothing, the same one again."""
         ended = self._current
         ended.check_whole_epochs()
-        number = ended.epoch
         newest = dataset_on(self._storage)
         if ended.serves(newest):
-            ended.extend(number + 1)
+            ended.extend(ended.epoch + 1)
             return
-        grown = len(newest) - len(ended.dataset)
+        self._begin(ended, newest)
+
+    def _begin(self, before: SnapshotPass, newest: Dataset) -> SnapshotPass:
+        """Begin the epoch that another pass stands before, over what is there now."""
+        number, seed = before.epoch, before.seed
+        grown = len(newest) - len(before.dataset)
         logger.info("%s: epoch %d has %+d rows", self._uri, number, grown)
-        seed = ended.seed
         self._leave()
         fresh = self._open(newest, epochs=number + 1)
         self._running = _placed(fresh, fresh.position() | {"epoch": number, "position": 0, "seed": seed})
+        return self._running
 
     def _leave(self) -> None:
         """Close what reads this epoch, so that only one has a store at a time; it can be opened again."""

@@ -44,7 +44,7 @@ from rlio.errors import (
     excerpt,
 )
 from rlio.foreign_layouts import refuse_known
-from rlio.interfaces import Batch, InputReader, JsonState, ReadLedger, ReadOptions
+from rlio.interfaces import Batch, Endless, InputReader, JsonState, ReadLedger, ReadOptions
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.replay.order import ORDER_VERSION, Permutation
 from rlio.storage import InputFile, expand_inputs
@@ -184,6 +184,12 @@ class Cursor(Protocol):
 
     #: Rows that the pieces passed so far should have (`expected`), and those of them that were left out.
     tally: ReadLedger
+    #: Number of the epoch that the last batch was from.
+    given: int
+
+    @property
+    def units(self) -> int | None:
+        """Units of an epoch; None: only reading tells."""
 
     def next(self) -> Batch:
         """The next batch; raises `EndOfData`."""
@@ -215,12 +221,15 @@ class RecordCursor:
     it may be loaded with another number of ranks.
     """
 
+    units: int | None = None
+
     def __init__(self, source: RecordSource, options: ReadOptions, *, seed: int, failures: Failures) -> None:
         self._source = source
         self._options = options
         self._seed = seed
         self._failures = failures
         self.tally = ReadLedger()
+        self.given = 0
         self._epoch = 0
         self._record = 0
         #: (epoch, first position, numbers of the records there): a stretch of the permutation.
@@ -241,6 +250,7 @@ class RecordCursor:
                 if options.epochs is None:
                     self._failures.check_hope(count)
                 batch = None
+            self.given = self._epoch + turn
             turn, self._record = divmod(self._record + options.shard[1], count)
             self._epoch += turn
             if batch is not None:
@@ -298,9 +308,15 @@ class TableCursor:
         self._seed = seed
         self._failures = failures
         self.tally = ReadLedger()
+        self.given = 0
         self._epoch = 0
         self._window = 0
         self._plan: tuple[int, NDArray[np.int64], list[int]] | None = None
+
+    @property
+    def units(self) -> int:
+        """Rows of an epoch, of all ranks."""
+        return sum(self._source.rows)
 
     def next(self) -> Batch:
         if not any(self._source.rows):
@@ -316,6 +332,7 @@ class TableCursor:
             except BaseException:
                 self.tally = before  # These rows come again.
                 raise
+            self.given = self._epoch
             self._window += 1
             if self._window == len(bounds) - 1:
                 self._epoch, self._window = self._epoch + 1, 0
@@ -497,6 +514,10 @@ class StoredReader(InputReader):
             if len(batch):
                 return batch
 
+    def _endless(self) -> Endless | None:
+        ends = self.options.epochs is not None
+        return None if ends else Endless(self._cursor.given, self._cursor.units)
+
     def _position(self) -> JsonState:
         return {
             "order": ORDER_VERSION,
@@ -507,7 +528,7 @@ class StoredReader(InputReader):
             "at": self._cursor.position(),
         }
 
-    def load_state_dict(self, state: JsonState) -> None:
+    def _load(self, state: JsonState) -> None:
         position = state.get("position") if isinstance(state, Mapping) else None
         if isinstance(position, dict) and state.get("skip"):
             world = self.options.shard[1]
@@ -516,7 +537,7 @@ class StoredReader(InputReader):
                     f"the state was saved inside a batch, by one of {excerpt(position.get('world'))} ranks; "
                     f"this reader is one of {world}: save it where no rows are left over, or keep the ranks"
                 )
-        super().load_state_dict(state)
+        super()._load(state)
 
     def _seek(self, position: JsonState) -> None:
         if position["order"] != ORDER_VERSION:

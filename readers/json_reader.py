@@ -166,6 +166,7 @@ class JsonReader(StoredReader):
             source=found[0].uri,
         )
         files = _open_files(items, decoder, columns=options.columns, limits=limits)
+        _check_files(items, files, spaces)
         self._records = _Records(files, options.unlike)
         # Where the columns are named, or damage is skipped, unlike records show when their turn comes.
         if options.columns is None and (options.on_error == "raise" or options.unlike != "error"):
@@ -428,6 +429,24 @@ class _Records:
             self._streams.popitem()[1].close()
 
 
+def _check_files(
+    items: Sequence[InputFile | JsonSet], files: Sequence[RecordFile], spaces: Spaces | None
+) -> None:
+    """Refuse data sets without rows, and spaces that no file is to be read by.
+
+    Raises:
+        DataNotFound: There are no rows.
+        OptionError: The files say themselves what their spaces are.
+    """
+    for item in items if not files else ():
+        if isinstance(item, JsonSet) and not item.dataset.lost_rows():
+            raise DataNotFound(item.dataset.why_empty(), uri=item.dataset.uri)
+    if spaces is not None and all(isinstance(file, ShardLines) for file in files):
+        raise OptionError(
+            "spaces= is for RLlib's recordings: the shards of a data set have their own; leave it out"
+        )
+
+
 class _IndexedRecords:
     """Records in any order, through an index of their offsets: 24 bytes a record, made by one pass."""
 
@@ -478,11 +497,14 @@ class _StreamCursor:
     record with which the next round of dealing begins.
     """
 
+    units: int | None = None
+
     def __init__(self, records: _Records, options: ReadOptions, failures: Failures) -> None:
         self._records = records
         self._options = options
         self._failures = failures
         self.tally = ReadLedger()
+        self.given = 0
         self._lines: Generator[Line, None, None] | None = None
         self._go_to(epoch=0, round_=0)
 
@@ -528,6 +550,7 @@ class _StreamCursor:
             self._failures.succeeded()
             self.tally = self.tally.plus(expected=batch.agent_steps())
             self._round += self._options.shard[1]
+            self.given = self._epoch
             return batch
 
     def _turn(self) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.errors import OptionError, excerpt
-from rlio.interfaces import Batch, InputReader, JsonState, ReadLedger
+from rlio.interfaces import Batch, Endless, InputReader, JsonState, ReadLedger
 
 __all__ = ["MappedInput"]
 
@@ -71,6 +71,11 @@ class MappedInput(InputReader):
 
     def _seek(self, position: JsonState) -> None:
         self.child.load_state_dict(position["child"])
+
+    def _endless(self) -> Endless | None:
+        found = self.child._endless()
+        # Functions may add rows, and drop them.
+        return None if found is None else Endless(found.number, None)
 
     def interrupt(self) -> None:
         """Interrupt the child; see `InputReader`."""

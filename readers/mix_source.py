@@ -43,11 +43,15 @@ class MixSource:
         self.reader = reader
         self.served = 0
         self.ended = False
+        #: What the reader said at its end.
+        self.end = ""
         # Rows: that the reader gave, that were drawn for good, and what it lost before it was rewound.
         self._rows_read = self._rows_served = 0
         self._lost = ReadLedger()
         #: Where it begins again; None: nowhere.
         self.start: JsonState | None = reader.state_dict() if rewinds and reader.replayable else None
+        # Whether the next thing to do is to begin again, which may have failed.
+        self._rewinds = False
         self._waiting: deque[_Waiting] = deque()
         # Drawn since the last `commit`, and what the last one of those left over.
         self._taken: list[_Waiting] = []
@@ -57,16 +61,15 @@ class MixSource:
         """Add up to ``n`` units to ``parts``, fewer at the end, and return how many; it rewinds if it may."""
         missing, rewound = n, False
         while missing:
-            if not self._waiting and not self._read():
+            if self._rewinds or (not self._waiting and not self._read()):
                 if self.start is None:
                     break
                 if rewound:
                     raise OptionError(
-                        f"source {self.name!r} of the mixture has no {self.reader.unit}: leave it out"
+                        f"source {self.name!r} of the mixture has no {self.reader.unit}: leave it out. It "
+                        f"says: {self.end}"
                     )
-                # Trimmed rows are gone once, not in every pass.
-                self._lost += replace(_losses(self.reader), trimmed=0)
-                self.reader.load_state_dict(self.start)
+                self._rewind(self.start)
                 rewound = True
                 continue
             waiting = self._waiting.popleft()
@@ -82,6 +85,14 @@ class MixSource:
                 rewound = False
             missing -= size
         return n - missing
+
+    def _rewind(self, start: JsonState) -> None:
+        if not self._rewinds:
+            # Trimmed rows are gone once, not in every pass.
+            self._lost += replace(_losses(self.reader), trimmed=0)
+        self._rewinds = True
+        self.reader.load_state_dict(start)
+        self._rewinds = False
 
     @cached_property
     def rows(self) -> RowSource | None:
@@ -173,6 +184,7 @@ class MixSource:
     def seek(self, position: JsonState) -> None:
         """Stand where `position` was taken."""
         self._waiting.clear()
+        self._rewinds = False
         self.reader.load_state_dict(position["state"])
         self._rows_read = self._rows_served = 0
         self._lost = ReadLedger()
@@ -207,7 +219,8 @@ class MixSource:
         origin = self.reader.state_dict()
         try:
             batch = self.reader.sample(n)
-        except EndOfData:
+        except EndOfData as end:
+            self.end = str(end)
             return False
         self._rows_read += batch.agent_steps()
         self._waiting.append(_Waiting(batch, origin, 0))

@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples, count_units
 from rlio.columns import Columns
 from rlio.errors import EndOfData, OptionError, StateError, excerpt
-from rlio.interfaces import Batch, InputReader, JsonState, ReadLedger
+from rlio.interfaces import Batch, Endless, InputReader, JsonState, ReadLedger
+from rlio.read_options import check_batch_size
 from rlio.readers.mix_block import MixBlock, plain_columns, woven
 from rlio.readers.mix_schedule import Schedule, Shares, Weight, whole_weights
 from rlio.readers.mix_source import MOST_AHEAD, MixSource
@@ -66,7 +67,7 @@ class MixedInput(InputReader):
     Args:
         sources: Name -> reader, with ``weights``; or reader -> weight; or pairs (reader, weight). Sources
             without a name are called ``source_0``, ``source_1``, ... The mixture owns and closes them.
-        batch_size: Steps of `sample()`.
+        batch_size: Steps of `sample()`; where all sources are endless, no more than they have together.
         weights: Relative, they need no particular sum: name -> weight or, in the sources' order, a sequence.
             Or a function of the steps served so far that gives either; it is called before each batch, and
             where its result changes, what a source was owed is carried over. None: equal weights, or those
@@ -174,6 +175,7 @@ class MixedInput(InputReader):
     def _next(self) -> Batch:
         block = self._block
         if block is None:
+            self._check_size(self.batch_size)
             block = self._block = self._next_block()
             if block is None:
                 return self._join(self.batch_size)
@@ -188,7 +190,21 @@ class MixedInput(InputReader):
             return self._next()
         self._settle()
         self._block = None
+        self._check_size(n)
         return self._join(n)
+
+    def _check_size(self, n: int) -> None:
+        found = self._endless()
+        check_batch_size(n, there=None if found is None else found.units, unit=self.unit)
+
+    def _endless(self) -> Endless | None:
+        units: int | None = 0
+        for source in self._sources:
+            found = source.reader._endless()
+            if found is None:
+                return None
+            units = None if units is None or found.units is None else units + found.units
+        return Endless(0, units)
 
     def _join(self, n: int) -> Batch:
         """A batch of ``n`` units, joined of what each source gives."""
@@ -331,8 +347,8 @@ class MixedInput(InputReader):
                 why = "cannot rewind, as it is not replayable" if self.end == "rewind" else "end='error'"
                 raise OptionError(
                     f"source {ended[0].name!r} of the mixture ended after {ended[0].served} served "
-                    f"{self.unit} while {source.name!r} goes on, and {why}: give it more epochs, or say "
-                    "end='rewind' or end='renormalise'"
+                    f"{self.unit} ({ended[0].end}) while {source.name!r} goes on, and {why}: give it more "
+                    "epochs, or say end='rewind' or end='renormalise'"
                 )
             ended = self._sources
         for source in ended:
@@ -450,6 +466,8 @@ class MixedInput(InputReader):
 
     def _position(self) -> JsonState:
         position: JsonState = {
+            # The lists are in this order: that of the sources below may get lost in JSON.
+            "names": [source.name for source in self._sources],
             "sources": {source.name: source.position() for source in self._sources},
             "served": [source.served for source in self._sources],
             "ended": [source.ended for source in self._sources],
@@ -465,7 +483,7 @@ class MixedInput(InputReader):
 
     def _seek(self, position: JsonState) -> None:
         names = [source.name for source in self._sources]
-        checks = [("sources", list(position["sources"]), names), ("order", position["order"], self._order)]
+        checks = [("names", position["names"], names), ("order", position["order"], self._order)]
         if self._function is None:
             checks.append(("weights", position["weights"], self._whole))
         for key, found, expected in checks:

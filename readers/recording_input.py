@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from rlio.batch import count_units
 from rlio.errors import OptionError, excerpt
-from rlio.interfaces import Batch, InputReader, JsonState, OutputWriter, ReadLedger
+from rlio.interfaces import Batch, Endless, InputReader, JsonState, OutputWriter, ReadLedger
 
 __all__ = ["RecordingInput"]
 
@@ -79,6 +79,9 @@ class RecordingInput(InputReader):
     def _seek(self, position: JsonState) -> None:
         self.child.load_state_dict(position["child"])
         self._unwritten = 0
+
+    def _endless(self) -> Endless | None:
+        return self.child._endless()
 
     def interrupt(self) -> None:
         """Interrupt the child; see `InputReader`."""

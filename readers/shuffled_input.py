@@ -24,7 +24,7 @@ import secrets
 
 from rlio.batch import count_units
 from rlio.errors import EndOfData, OptionError, StateError, excerpt
-from rlio.interfaces import Batch, InputReader, JsonState, ReadLedger
+from rlio.interfaces import Batch, Endless, InputReader, JsonState, ReadLedger
 from rlio.replay.order import ORDER_VERSION, Permutation
 
 __all__ = ["ShuffledInput"]
@@ -146,6 +146,11 @@ class ShuffledInput(InputReader):
         self.child.load_state_dict(position["child"])
         self.seed = int(position["seed"])
         self._begin(int(position["window"]), int(position["index"]))
+
+    def _endless(self) -> Endless | None:
+        found = self.child._endless()
+        # It reads ahead: the number of the child's pass says nothing of the batches that it gives.
+        return None if found is None else Endless(0, found.units)
 
     def interrupt(self) -> None:
         """Interrupt the child; see `InputReader`."""

@@ -85,6 +85,7 @@ class StoredPass:
                 draw=stored.draw,
                 digest=dataset.digest,
                 uri=dataset.uri,
+                why_empty=self._store.why_empty,
                 batch_size=own_size(dataset) if plain else _OWN_SEQUENCES,
                 prefetch=stored.prefetch,
                 also={

@@ -195,7 +195,7 @@ class Dataset:
 
     def why_empty(self) -> str:
         """What to say where it has no rows: also that rows wait in logs of this machine, if some do."""
-        return f"the data set has no rows{_waiting(self.storage)}"
+        return f"the data set has no rows{rows_waiting(self.storage)}"
 
     def files(self) -> list[str]:
         """URIs of the live Parquet and JSON shards, for other tools (DuckDB, Polars, pandas).
@@ -558,7 +558,7 @@ def dataset_on(storage: Storage, *, at: Snapshot | None = None) -> Dataset:
     """`open_dataset` for a root that is open already; what is missing is counted."""
     require_header(storage)
     found = _listed(storage, at)
-    if at is None and not len(found) and (waiting := _waiting(storage)):
+    if at is None and not len(found) and (waiting := rows_waiting(storage)):
         logger.warning("%s has no rows%s", storage.uri, waiting)
     return found
 
@@ -576,7 +576,7 @@ def require_header(storage: Storage) -> None:
         read_header(storage)
     except DataNotFound as error:
         # Its writer may have died before the store could be reached.
-        if waiting := _waiting(storage):
+        if waiting := rows_waiting(storage):
             raise DataNotFound(f"no data set yet: {HEADER} is not there{waiting}", uri=storage.uri) from error
         if layout := recognise(storage):
             raise DataNotFound(
@@ -586,7 +586,21 @@ def require_header(storage: Storage) -> None:
         raise
 
 
-def _waiting(storage: Storage) -> str:
+def refuse_open_options(storage_options: Mapping[str, Any] | None, limits: Limits) -> None:
+    """Refuse options that a data set was opened with already.
+
+    Raises:
+        OptionError: One is given.
+    """
+    for name, given in (
+        ("storage_options", storage_options is not None),
+        ("limits", limits != DEFAULT_LIMITS),
+    ):
+        if given:
+            raise OptionError(f"{name}= and an open Dataset, which has its own: give it to open_dataset()")
+
+
+def rows_waiting(storage: Storage) -> str:
     """What is to be said of a root without rows: that some wait in logs, and where; "" if none do."""
     folder = spool_of(storage, Spool())
     try:

@@ -53,7 +53,7 @@ from rlio.errors import (
     StateError,
     excerpt,
 )
-from rlio.read_options import ReadKeywords, ReadLedger, ReadOptions
+from rlio.read_options import ReadKeywords, ReadLedger, ReadOptions, check_batch_size
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Batch",
+    "Endless",
     "IOContext",
     "InputReader",
     "JsonState",
@@ -69,6 +70,7 @@ __all__ = [
     "ReadKeywords",
     "ReadLedger",
     "ReadOptions",
+    "Restorable",
     "Runner",
     "Unit",
 ]
@@ -81,6 +83,18 @@ Unit: TypeAlias = Literal["steps", "sequences", "episodes"]
 JsonState: TypeAlias = dict[str, Any]
 
 _STATE_VERSION = 1
+
+
+class Endless(NamedTuple):
+    """One of endlessly many passes over the same data: no batch may be larger.
+
+    Attributes:
+        number: Of the pass that the last batch was from.
+        units: Units of each pass; None: only reading tells.
+    """
+
+    number: int
+    units: int | None
 
 
 class _Rest(NamedTuple):
@@ -109,7 +123,44 @@ class _Rows:
     earlier: int = 0
 
 
-class InputReader(ABC):
+class Restorable:
+    """Something that goes on from saved states. After a load that failed it gives nothing until one succeeds.
+
+    It may then stand at its old place, at the new one, or with a part of it at each: whoever caught the error
+    would get rows from a place that nobody chose.
+    """
+
+    #: What the last load failed with; None: it did not.
+    _load_failure: str | None = None
+
+    @contextlib.contextmanager
+    def _loading(self) -> Iterator[None]:
+        """Remember whether the load in the block fails."""
+        try:
+            yield
+        except BaseException as error:
+            self._note_load_failure(error)
+            raise
+        self._load_failure = None
+
+    def _note_load_failure(self, error: BaseException) -> None:
+        # Its text alone: the error holds the frames that it came through, and what they hold.
+        self._load_failure = excerpt(repr(error))
+
+    def _check_loaded(self) -> None:
+        """Raise where the last load failed.
+
+        Raises:
+            StateError: It did.
+        """
+        if self._load_failure is not None:
+            raise StateError(
+                f"the last state could not be loaded into this {type(self).__name__}, which gives nothing "
+                f"until one was: load a state that fits, or open a new one. It was: {self._load_failure}"
+            )
+
+
+class InputReader(Restorable, ABC):
     """A source of experience: `sample()` gives the next batch.
 
     To write one, implement `_next`, and, where there is a position, `_position` and `_seek`.
@@ -146,13 +197,17 @@ class InputReader(ABC):
         """Return, as JSON, what `_seek` needs to make `_next` continue from here."""
         return {}
 
-    def _seek(self, position: JsonState) -> None:  # noqa: B027 - optional hook
+    def _seek(self, position: JsonState) -> None:
         """Continue from ``position``, as `_position` gave it."""
 
-    def _close(self) -> None:  # noqa: B027 - optional hook
+    def _close(self) -> None:
         """Release files and threads. Called once."""
 
-    def interrupt(self) -> None:  # noqa: B027 - optional hook
+    def _endless(self) -> Endless | None:
+        """Which pass over its data a reader is in that never ends; None: it ends, or its rows are live."""
+        return None
+
+    def interrupt(self) -> None:
         """Let a `sample` that waits in another thread go, with a `ClosedError`; `close` follows.
 
         For readers that may wait for ever, such as for clients, and for those around them.
@@ -182,6 +237,7 @@ class InputReader(ABC):
         """Parts of ``n`` units in all, and what the last one leaves over; ``taken`` gets what was pulled."""
         parts: list[Batch] = []
         missing = n
+        limit = _SizeLimit(n, self)
         while missing:
             try:
                 rest = self._pull()
@@ -192,6 +248,7 @@ class InputReader(ABC):
                 break
             taken.append(rest)
             size = count_units(rest.batch, self.unit)
+            limit.count(size)
             if size > missing:
                 head, tail = split_units(rest.batch, missing, self.unit)
                 parts.append(head)
@@ -248,11 +305,13 @@ class InputReader(ABC):
 
         Raises:
             EndOfData: A finite reader is exhausted.
-            OptionError: ``n`` is below 1.
+            OptionError: ``n`` is below 1; or the reader is endless, and its data has fewer units than that.
             SchemaError: ``out`` does not fit; the batch is lost to this pass.
+            StateError: The last `load_state_dict` failed.
             ClosedError: After `close`.
         """
         self._check_open()
+        self._check_loaded()
         if n is None:
             batch = self._rests.popleft().batch if self._rests else self._read()
         elif operator.index(n) < 1:
@@ -291,10 +350,17 @@ class InputReader(ABC):
         return self.sample()
 
     def __iter__(self) -> Iterator[Batch]:
+        """The batches until the end of the data.
+
+        Raises:
+            EndOfData: An endless reader has nothing to give: its loop does not end as if it had given all.
+        """
         while True:
             try:
                 batch = self.sample()
             except EndOfData:
+                if self._endless() is not None:
+                    raise
                 return
             yield batch
 
@@ -302,9 +368,14 @@ class InputReader(ABC):
         """Return the position as JSON: never options, buffers or data.
 
         A fresh reader with the same arguments that loads it gives the same remainder, if the reader is
-        `replayable`; else what is left over is dropped, and counted in `dropped`. States are not promised
-        to load in other versions of rlio.
+        `replayable`; else what is left over is dropped, and counted in `dropped`. A state is the same after
+        any way through JSON, also one that sorts keys. States are not promised to load in other versions of
+        rlio.
+
+        Raises:
+            StateError: The last `load_state_dict` failed.
         """
+        self._check_loaded()
         state: JsonState = {"version": _STATE_VERSION, "reader": type(self).__name__}
         rests = self._rests or ()
         if not self.replayable:
@@ -317,11 +388,19 @@ class InputReader(ABC):
     def load_state_dict(self, state: JsonState) -> None:
         """Continue from a state of `state_dict`.
 
+        Whatever is raised, `sample` and `state_dict` raise StateError from then on, until a state was loaded:
+        a reader does not go on from a place that nobody chose.
+
         Raises:
             StateError: ``state`` is of another version or class of reader, or does not fit the data; the
                 message says which key.
+            ClosedError: After `close`.
         """
         self._check_open()
+        with self._loading():
+            self._load(state)
+
+    def _load(self, state: JsonState) -> None:
         if not isinstance(state, Mapping):
             raise StateError(f"the state is {excerpt(state)}: expected the dict that state_dict() gave")
         expected = {"version": _STATE_VERSION, "reader": type(self).__name__}
@@ -391,8 +470,10 @@ class InputReader(ABC):
         if not self._closed:
             self._closed = True
             try:
-                # Of a reader that nobody has read, it may not be known yet. What is left over counts in it.
-                ledger = ReadLedger() if self._rows is None else self.ledger
+                # Of a reader that nobody has read, or that stands nowhere, it may not be known. What is left
+                # over counts in it.
+                unknown = self._rows is None or self._load_failure is not None
+                ledger = ReadLedger() if unknown else self.ledger
             finally:
                 self._rests = None
                 self._close()
@@ -406,6 +487,41 @@ class InputReader(ABC):
     ) -> None:
         # It may own a writer, as a worker does.
         _close_after(self, error)
+
+
+class _SizeLimit:
+    """Refuses a batch that is larger than the data of an endless reader.
+
+    Where only reading tells how much that is, a batch is refused once it has a whole pass and rows before and
+    after it: that depends on the position alone, so that a restored reader refuses the same batches.
+    """
+
+    def __init__(self, units: int, reader: InputReader) -> None:
+        self._units = units
+        self._reader = reader
+        self._first: int | None = None
+        # Units of the pass after the first.
+        self._second = 0
+        found = reader._endless()
+        check_batch_size(units, there=None if found is None else found.units, unit=reader.unit)
+        if found is not None and reader._rests:
+            self._first = found.number
+
+    def count(self, units: int) -> None:
+        """Count units that were read.
+
+        Raises:
+            OptionError: The batch is larger than the data.
+        """
+        found = self._reader._endless()
+        if found is None or found.units is not None:
+            return
+        if self._first is None:
+            self._first = found.number
+        if found.number == self._first + 1:
+            self._second += units
+        if found.number > self._first + 1:
+            check_batch_size(self._units, there=self._second, unit=self._reader.unit)
 
 
 class OutputWriter(ABC):

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, Self
 import torch
 
 from rlio.errors import ClosedError, EndOfData, OptionError, excerpt
-from rlio.interfaces import Batch, InputReader, JsonState
+from rlio.forks import Owner
+from rlio.interfaces import Batch, InputReader, JsonState, Restorable
 from rlio.nested import leaves
 
 __all__ = ["Prefetch"]
@@ -115,7 +116,7 @@ class _Copier:
         return item.tensors
 
 
-class Prefetch(Iterator[Tensors]):
+class Prefetch(Restorable, Iterator[Tensors]):
     """Batches of a reader as tensors, of which the next ones are read and copied in a background thread.
 
     The reader is used by the thread alone until `close`, which leaves it open and, if it is replayable, right
@@ -150,6 +151,8 @@ class Prefetch(Iterator[Tensors]):
         self._state = reader.state_dict()
         self._pump: _Pump | None = None
         self._end_thread: Callable[[float | None], None] | None = None
+        #: Whose the thread is.
+        self._owner = Owner()
         self._finalizer: weakref.finalize[Any, Any] | None = None
         self._ended = self._closed = False
 
@@ -160,10 +163,13 @@ class Prefetch(Iterator[Tensors]):
         """The next batch: a dict of tensors, by policy where there are several.
 
         Raises:
+            StateError: The last `load_state_dict` failed.
             ClosedError: After `close`.
         """
         if self._closed:
             raise ClosedError("this prefetch() is closed: begin another one, or use it before close()")
+        self._check_loaded()
+        self._check_owner()
         if self._ended:
             raise StopIteration
         item = (self._pump or self._start()).get()
@@ -179,7 +185,12 @@ class Prefetch(Iterator[Tensors]):
         self._go_back()  # The batch may have been read, and its copy have failed.
         raise item.error
 
+    def _check_owner(self) -> None:
+        if self._pump is not None:
+            self._owner.check("prefetch()")
+
     def _start(self) -> _Pump:
+        owner = self._owner = Owner()
         pump = self._pump = _Pump(self._depth)
         # A daemon: the interpreter waits for other threads before anybody could tell them to end.
         thread = threading.Thread(
@@ -187,6 +198,8 @@ class Prefetch(Iterator[Tensors]):
         )
 
         def end(timeout: float | None) -> None:
+            if not owner.is_here:
+                return  # A fork has no such thread, and the pump's lock may be held for ever.
             pump.stop()
             if thread is not threading.current_thread():  # Garbage is collected in any thread.
                 thread.join(timeout)
@@ -207,11 +220,18 @@ class Prefetch(Iterator[Tensors]):
         return pump.left()
 
     def state_dict(self) -> JsonState:
-        """The reader's state after the last batch that was delivered: the reader alone may go on from it."""
+        """The reader's state after the last batch that was delivered: the reader alone may go on from it.
+
+        Raises:
+            StateError: The last `load_state_dict` failed.
+        """
+        self._check_loaded()
         return self._state
 
     def load_state_dict(self, state: JsonState) -> None:
         """Go on from a state, of `state_dict` or of the reader's own.
+
+        Whatever is raised, no batch is delivered until a state was loaded.
 
         Raises:
             StateError: It does not fit the reader.
@@ -219,9 +239,11 @@ class Prefetch(Iterator[Tensors]):
         """
         if self._closed:
             raise ClosedError("this prefetch() is closed: load the state into another one")
+        self._check_owner()
         self._go_back()
-        self._reader.load_state_dict(state)
-        self._state = self._reader.state_dict()
+        with self._loading():
+            self._reader.load_state_dict(state)
+            self._state = self._reader.state_dict()
         self._ended = False
 
     def _go_back(self) -> None:
@@ -242,7 +264,8 @@ class Prefetch(Iterator[Tensors]):
         """End the thread, after the `sample` that is under way. May be called again."""
         if not self._closed:
             self._closed = True
-            self._go_back()
+            if self._pump is None or self._owner.is_here:
+                self._go_back()
 
     def __enter__(self) -> Self:
         return self

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias, TypedDict
 from rlio.errors import LedgerError, OptionError, excerpt
 from rlio.options import refuse_unknown
 
-__all__ = ["ReadKeywords", "ReadLedger", "ReadOptions", "Unlike"]
+__all__ = ["ReadKeywords", "ReadLedger", "ReadOptions", "Unlike", "check_batch_size"]
 
 
 #: What is done with columns that only some sources have.
@@ -42,7 +42,8 @@ class ReadOptions:
     """How stored data is read.
 
     Attributes:
-        batch_size: Rows per `sample()`. None: the reader's own size.
+        batch_size: Rows per `sample()`; of an endless reader, no more than its data has. None: the reader's
+            own size.
         epochs: Passes over the data; None: endless.
         shuffle: Whether the order is a seeded permutation, another one each epoch; else as recorded.
         seed: Seed of the order; None draws one from the OS, logs it and keeps it in the state.
@@ -159,6 +160,26 @@ class ReadLedger:
 
 
 _LEDGER_NAMES = tuple(field.name for field in fields(ReadLedger))
+
+
+def check_batch_size(units: int, *, there: int | None, unit: str, uri: str | None = None) -> None:
+    """Refuse a batch that would hold rows of an endless reader twice, or fill the memory with them.
+
+    Args:
+        units: What is asked for.
+        there: Units of one pass; None: the reader ends, or that is not known.
+        unit: What is counted.
+        uri: For messages.
+
+    Raises:
+        OptionError: ``units`` are more.
+    """
+    if there is not None and units > there:
+        raise OptionError(
+            f"a batch of {units} {unit} of an endless reader, whose data has {there} {unit}: ask for fewer, "
+            "or give epochs=1 for one short batch of all; Dataset.to_arrow() gives all rows of a data set",
+            uri=uri,
+        )
 
 
 def _is_whole(value: object) -> bool:

@@ -47,7 +47,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from rlio.dataset import Dataset, Snapshot
 from rlio.errors import ClosedError, DataNotFound, EndOfData, OptionError, StateError, excerpt
-from rlio.interfaces import Batch, InputReader, JsonState
+from rlio.interfaces import Batch, InputReader, JsonState, Restorable
 from rlio.options import refuse_unknown
 from rlio.prefetching import Prefetch
 from rlio.readers.dataset_reader import DatasetReader
@@ -62,7 +62,7 @@ T = TypeVar("T")
 Item = Any
 
 
-class ReplayDataset(IterableDataset[Item]):
+class ReplayDataset(Restorable, IterableDataset[Item]):
     """The batches of a stored data set, for PyTorch: this rank's, shared out among DataLoader workers.
 
     Batch i of the rank's sequence is read by DataLoader worker i modulo their number, so that a DataLoader
@@ -158,7 +158,12 @@ class ReplayDataset(IterableDataset[Item]):
     # ---- reading ----
 
     def __iter__(self) -> Iterator[Item]:
-        """Begin at the state that was loaded, the first time; else at the beginning."""
+        """Begin at the state that was loaded, the first time; else at the beginning.
+
+        Raises:
+            StateError: The last `load_state_dict` failed.
+        """
+        self._check_loaded()
         start, self._loaded = self._loaded or self._start, None
         self._position = start
         return self._items(start)
@@ -208,17 +213,24 @@ class ReplayDataset(IterableDataset[Item]):
         """Where the iteration in this process is: after the batch that it gave last.
 
         It is the state of a `rlio.DatasetReader`; in a DataLoader worker, that worker's own.
+
+        Raises:
+            StateError: The last `load_state_dict` failed.
         """
+        self._check_loaded()
         return self._position
 
     def load_state_dict(self, state: JsonState) -> None:
         """Let the next ``iter()`` begin at a state, of a dataset, a loader or a `rlio.DatasetReader`.
 
+        Whatever is raised, ``iter()`` raises StateError from then on, until a state was loaded.
+
         Raises:
             StateError: It does not fit the data or the options, or is another worker's.
         """
-        self._accept(_resumed(state, *_worker())[0])
-        self._loaded = self._position = state
+        with self._loading():
+            self._accept(_resumed(state, *_worker())[0])
+            self._loaded = self._position = state
 
     def _accept(self, state: JsonState) -> None:
         """Check a state."""
@@ -227,7 +239,7 @@ class ReplayDataset(IterableDataset[Item]):
         reader.load_state_dict(state)
 
 
-class ReplayLoader(Iterator[Item]):
+class ReplayLoader(Restorable, Iterator[Item]):
     """Delivers the batches of a `ReplayDataset` in their order, read by workers; made by its `loader`.
 
     It is an iterator: a second ``for`` goes on where the first one was left, with the same workers. Its
@@ -258,11 +270,13 @@ class ReplayLoader(Iterator[Item]):
         """The next batch.
 
         Raises:
+            StateError: The last `load_state_dict` failed.
             ClosedError: After `close`.
             Exception: What a worker raised, with its traceback as a note.
         """
         if self._closed:
             raise ClosedError("the loader is closed: make another one, or use it before close()")
+        self._check_loaded()
         while not self._ended:
             sent = self._receive()
             if sent is None:
@@ -314,11 +328,18 @@ class ReplayLoader(Iterator[Item]):
             shutdown()
 
     def state_dict(self) -> JsonState:
-        """The state after the batch that was delivered last; that of a `rlio.DatasetReader`."""
+        """The state after the batch that was delivered last; that of a `rlio.DatasetReader`.
+
+        Raises:
+            StateError: The last `load_state_dict` failed.
+        """
+        self._check_loaded()
         return self._state
 
     def load_state_dict(self, state: JsonState) -> None:
         """Go on from a state: of a loader or dataset, or of a `rlio.DatasetReader`; workers begin anew.
+
+        Whatever is raised, no batch is delivered until a state was loaded.
 
         Raises:
             StateError: It does not fit the data or the options, or is that of one of several workers.
@@ -326,10 +347,11 @@ class ReplayLoader(Iterator[Item]):
         """
         if self._closed:
             raise ClosedError("the loader is closed: load the state into another one")
-        plain = _resumed(state, 0, 1)[0]
-        self._dataset._accept(plain)
-        self._stop()
-        self._state = plain
+        with self._loading():
+            plain = _resumed(state, 0, 1)[0]
+            self._dataset._accept(plain)
+            self._stop()
+            self._state = plain
         self._ended = False
 
     def close(self) -> None:

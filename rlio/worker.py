@@ -25,7 +25,7 @@ from rlio.columns import DEFAULT_POLICY_ID
 from rlio.connectors.mean_std import MeanStdFilter
 from rlio.envs.context import EnvContext
 from rlio.envs.making import EnvLike
-from rlio.errors import OptionError, StateError, excerpt
+from rlio.errors import DataNotFound, OptionError, StateError, excerpt
 from rlio.interfaces import Batch, InputReader, IOContext, JsonState
 from rlio.options import checked_keywords, expected, expected_mapping
 from rlio.policies.checkpoint import load_state, save_state, select_components
@@ -493,8 +493,10 @@ class RolloutWorker(InputReader):
 
         Raises:
             ClosedError: It, or its runner, is stopped.
+            StateError: The last state could not be loaded.
         """
         self._check_open()
+        self._check_loaded()
         if self.runner is not None:
             self.runner.assert_healthy()
 
@@ -598,10 +600,18 @@ class RolloutWorker(InputReader):
         Policies that are not here are made. Names are imported: load states only from where you would run
         code from.
 
+        Whatever is raised, policies and counts are as they were. If the state had a ``position``, `sample`,
+        `state_dict` and `get_state` raise StateError from then on, until a position was loaded: a worker that
+        was not restored does not go on as if it were fresh.
+
         Raises:
-            StateError: It does not fit; policies, counts and stored positions are as they were.
-            OptionError: A name cannot be imported; likewise.
+            StateError: It does not fit.
+            OptionError: A name cannot be imported.
         """
+        with self._loading() if "position" in state else nullcontext():
+            self._set_state(state)
+
+    def _set_state(self, state: Mapping[str, Any]) -> None:
         counted = "metrics" in state and self.runner is not None
         if counted:
             Counts.from_state(state["metrics"])
@@ -611,8 +621,6 @@ class RolloutWorker(InputReader):
                 undo.callback(self.group.set_state(state))
                 self._tell_mapping()
             if "position" in state:
-                if self.replayable:
-                    undo.callback(self.load_state_dict, self.state_dict())
                 self.load_state_dict(state["position"])
             undo.pop_all()
         if self.runner is not None and counted:
@@ -654,18 +662,19 @@ class RolloutWorker(InputReader):
         """Continue from what `save` stored, or from some components of it; see `set_state`.
 
         Raises:
-            DataNotFound: Nothing is stored there.
+            DataNotFound: Nothing is stored there: the worker is as it was.
             CorruptData: What is stored is damaged.
             OptionError: What is stored has no such component.
             StateError: It does not fit.
         """
-        stored = load_state(folder, storage_options=storage_options)
-        if stored.get("version") != _STATE_VERSION or not isinstance(stored.get("components"), dict):
-            raise StateError(
-                f"this is no state of a RolloutWorker of this version: it has {excerpt(sorted(stored))}",
-                uri=os.fspath(folder),
-            )
-        self.set_state(select_components(stored["components"], components, not_components))
+        try:
+            stored = _stored_components(folder, storage_options)
+        except DataNotFound:  # As in the first run of a program that goes on where there is something.
+            raise
+        except Exception as error:
+            self._note_load_failure(error)
+            raise
+        self.set_state(select_components(stored, components, not_components))
         self.callbacks.on_checkpoint_loaded(worker=self, path=folder)
 
     def _close(self) -> None:
@@ -680,6 +689,20 @@ class RolloutWorker(InputReader):
     def stop(self) -> None:
         """Same as `close`: the name that RLlib's users know."""
         self.close()
+
+
+def _stored_components(
+    folder: str | os.PathLike[str], storage_options: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """The components of the state that `RolloutWorker.save` stored."""
+    stored = load_state(folder, storage_options=storage_options)
+    components = stored.get("components")
+    if stored.get("version") != _STATE_VERSION or not isinstance(components, dict):
+        raise StateError(
+            f"this is no state of a RolloutWorker of this version: it has {excerpt(sorted(stored))}",
+            uri=os.fspath(folder),
+        )
+    return components
 
 
 _ARGUMENTS = frozenset(signature(RolloutWorker.__init__).parameters) - {"self"}

@@ -11,8 +11,19 @@ import pytest
 from crash_child import fork, wait_for
 from stored_batches import files, fresh_root, load, numbered, put, remove, store
 
-from rlio import DatasetReader, MultiAgentBatch, ParquetWriter, Roll, SampleBatch, open_dataset
-from rlio.errors import CorruptData, DataNotFound, EndOfData, OptionError, SchemaConflict
+from rlio import (
+    DatasetReader,
+    FollowingReplay,
+    MixedInput,
+    MultiAgentBatch,
+    ParquetWriter,
+    ReplayStore,
+    Roll,
+    SampleBatch,
+    ShuffledInput,
+    open_dataset,
+)
+from rlio.errors import CorruptData, DataNotFound, EndOfData, OptionError, SchemaConflict, WaitTimeout
 from rlio.schemas.provenance import Provenance
 from rlio.storage import listing
 from rlio.storage.filesystem import Storage
@@ -177,6 +188,29 @@ def test_that_rows_wait_in_a_log_is_said_of_a_data_set_without_rows(
     assert said in caplog.text
     with pytest.raises(EndOfData, match="rlio recover"), DatasetReader(tmp_path) as reader:
         reader.sample()
+    for make in (
+        lambda: DatasetReader(data, cache="memory"),
+        lambda: DatasetReader(data, cache="none", epochs=1),
+        lambda: DatasetReader(data, filter="t > 3"),
+        lambda: DatasetReader(data, n_step=3),
+        lambda: DatasetReader(data, sequence_length=3),
+        lambda: DatasetReader(data, grow=True),
+        lambda: DatasetReader(data, follow=True, idle_timeout=0),
+        lambda: ReplayStore.open(data).uniform(),
+        lambda: ReplayStore.open(data).prioritised(),
+        lambda: ReplayStore.open(data).epochs(),
+        lambda: ShuffledInput(DatasetReader(data), 3, seed=0),
+    ):
+        with pytest.raises(EndOfData, match="rlio recover"), make() as reader:
+            reader.sample()
+    mix = MixedInput(
+        {"logged": DatasetReader(data), "other": DatasetReader(store(numbered(3)))}, batch_size=2
+    )
+    with pytest.raises(OptionError, match="rlio recover"), mix:
+        mix.sample()
+    following = FollowingReplay(tmp_path, capacity=10, batch_size=1, timeout=0)
+    with pytest.raises(WaitTimeout, match="rlio recover"), following:
+        following.sample()
     (tmp_path / "_rlio.json").unlink()
     with pytest.raises(DataNotFound, match="rlio recover"):
         open_dataset(tmp_path)

@@ -22,7 +22,17 @@ from stored_batches import (
     store,
 )
 
-from rlio import DatasetReader, MultiAgentBatch, ParquetWriter, Roll, SampleBatch, concat_samples
+from rlio import (
+    DatasetReader,
+    Limits,
+    MultiAgentBatch,
+    ParquetWriter,
+    ReplayStore,
+    Roll,
+    SampleBatch,
+    concat_samples,
+    open_dataset,
+)
 from rlio.errors import (
     CorruptData,
     DataNotFound,
@@ -119,6 +129,32 @@ class TestJointSteps(ReaderTests):
         )
 
 
+# ---- options that would do nothing ----
+
+
+@pytest.mark.parametrize(
+    "options", [{"storage_options": {"anon": True}}, {"storage_options": {}}, {"limits": Limits(columns=7)}]
+)
+def test_options_of_opening_are_refused_with_a_data_set_that_is_open(
+    root: str, options: dict[str, Any]
+) -> None:
+    """They were ignored: the data set has its own."""
+    for make in (
+        lambda dataset: DatasetReader(dataset, **options),
+        lambda dataset: DatasetReader(dataset, follow=True, **options),
+        lambda dataset: ReplayStore.open(dataset, **options),
+    ):
+        with pytest.raises(OptionError, match=next(iter(options))):
+            make(open_dataset(root))
+
+
+def test_options_of_a_store_are_refused_without_one(root: str, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="prefetch"):
+        DatasetReader(root, cache="none", prefetch=True)
+    with pytest.raises(OptionError, match="cache_folder"):
+        ReplayStore.open(root, cache_folder=tmp_path)
+
+
 # ---- the law of resuming ----
 
 
@@ -128,6 +164,8 @@ class TestJointSteps(ReaderTests):
 def test_a_restored_reader_gives_the_remainder(
     root: str, epochs: int | None, shuffle: bool, batch_size: int, n: int | None
 ) -> None:
+    if epochs is None:
+        batch_size = min(batch_size, ROWS)  # Endless readers have no larger ones.
     options: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "shuffle": shuffle}
     assert_resumes(lambda: DatasetReader(root, seed=4 if shuffle else None, **options), n, batches=5)
 
@@ -230,10 +268,11 @@ def test_a_state_is_refused_where_the_same_rows_lie_in_other_row_groups() -> Non
         with group_bytes(limit):
             other = store(numbered(60), writer_id="w00000-00000000")
         with DatasetReader(other, shuffle=True, seed=1, cache="none") as reader:
+            own = reader.state_dict()
             for state in states:
                 with pytest.raises(StateError, match="layout"):
                     reader.load_state_dict(state)
-            states.append(reader.state_dict())
+            states.append(own)
 
 
 @pytest.mark.parametrize(

@@ -138,11 +138,24 @@ def test_batches_go_on_from_epoch_to_epoch(way: str, drop_last: bool) -> None:
 def test_a_batch_larger_than_an_epoch_has_several() -> None:
     root = fresh_root()
     add(root, A, 0, 3)
-    with open_reader(root, epochs=None, cache="none") as reader:
+    with open_reader(root, epochs=9, cache="none") as reader:
         assert reader.sample(8)["t"].tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
         add(root, A, 3, 1)
         assert reader.sample(8)["t"].tolist() == [2, 0, 1, 2, 3, 0, 1, 2]
         assert reader.epoch == 4
+
+
+def test_a_batch_of_an_endless_reader_that_is_larger_than_an_epoch_is_refused() -> None:
+    root = fresh_root()
+    add(root, A, 0, 3)
+    with open_reader(root, epochs=None, cache="none") as reader:
+        reader.sample(2)
+        for _ in range(2):
+            with pytest.raises(OptionError):
+                reader.sample(5)
+        add(root, A, 3, 1)
+        assert reader.sample(5)["t"].tolist() == [2, 0, 1, 2, 3]
+        assert reader.epoch == 2
 
 
 def test_the_order_of_an_epoch_is_that_of_a_reader_of_its_snapshot() -> None:
@@ -293,9 +306,10 @@ def test_a_restored_reader_goes_on_like_the_one_that_was_saved_whatever_was_adde
 
 
 def sampled(reader: DatasetReader, n: int | None = None) -> Batch | None:
+    """The next batch; None at the end, or where an endless reader has too few rows."""
     try:
         return reader.sample(n)
-    except EndOfData:
+    except (EndOfData, OptionError):
         return None
 
 
@@ -376,7 +390,7 @@ def test_the_state_holds_the_snapshot_of_its_epoch() -> None:
         assert reader.dataset.snapshot() == {A: 6, B: 6}
 
 
-def test_states_that_do_not_fit_are_refused_and_change_nothing() -> None:
+def test_after_states_that_do_not_fit_a_reader_goes_on_from_one_that_does() -> None:
     root = fresh_root()
     add(root, A, 0, 6)
     with open_reader(root, cache="none", epochs=2) as reader, DatasetReader(root, cache="none") as plain:
@@ -394,6 +408,9 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing() -> None:
         ):
             with pytest.raises(StateError, match=why):
                 reader.load_state_dict(state | {"position": change})
+            with pytest.raises(StateError):
+                reader.sample()
+            reader.load_state_dict(state)
             assert reader.state_dict() == state
         assert found + drain(reader) == [*range(6), *range(6)]
 

@@ -279,6 +279,24 @@ def test_a_state_without_a_key_raises() -> None:
         Counting(9).load_state_dict(state)
 
 
+def test_a_reader_that_failed_in_the_middle_of_a_load_gives_nothing_and_can_be_closed() -> None:
+    """It went on from wherever the load had left it, and its `close` complained of rows that were lost."""
+    for change in ({"skip": 4}, {"position": {"number": 1}}, {"version": 99}, {"position": None}):
+        with Counting(9, (4,)) as reader:
+            reader.sample(3)
+            state = reader.state_dict()
+            with pytest.raises(StateError):
+                reader.load_state_dict({**state, **change})
+            for call in (reader.sample, reader.next, reader.state_dict, lambda: next(iter(reader))):
+                with pytest.raises(StateError):
+                    call()
+        with Counting(9, (4,)) as reader:
+            with pytest.raises(StateError):
+                reader.load_state_dict({**state, **change})
+            reader.load_state_dict(state)
+            assert reader.sample(2)["t"].tolist() == [3, 4]
+
+
 # ---- closing ----
 
 

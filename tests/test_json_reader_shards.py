@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import fsspec
+import gymnasium as gym
 import numpy as np
 import pytest
 import zstandard
@@ -215,8 +216,8 @@ def test_a_root_with_parquet_shards_asks_for_the_other_reader(tmp_path: Path) ->
 
 def test_a_root_without_shards_holds_no_record(tmp_path: Path) -> None:
     (tmp_path / "_rlio.json").write_text('{"format": 0}')
-    with pytest.raises(DataNotFound, match="no record"):
-        JsonReader(tmp_path).sample()
+    with pytest.raises(DataNotFound, match="no rows"):
+        JsonReader(tmp_path)
 
 
 def test_another_format_version_is_refused(tmp_path: Path) -> None:
@@ -586,3 +587,21 @@ def test_the_end_stays_the_end_of_the_data(tmp_path: Path) -> None:
         list(reader)
         with pytest.raises(EndOfData):
             reader.sample()
+
+
+def test_a_data_set_without_rows_says_so_when_it_is_opened(tmp_path: Path) -> None:
+    """Shuffled, it raised an IndexError; else it said nothing of rows that wait in a log."""
+    with JsonWriter(tmp_path / "empty"):
+        pass
+    for options in ({}, {"shuffle": True, "seed": 1}, {"epochs": 1}):
+        with pytest.raises(DataNotFound) as raised:
+            JsonReader(tmp_path / "empty", **options)
+        assert raised.value.uri is not None
+
+
+def test_spaces_are_not_ignored_of_shards_that_have_their_own(tmp_path: Path) -> None:
+    with JsonWriter(tmp_path / "set") as writer:
+        writer.write(rows(5))
+    spaces = gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(2)
+    with pytest.raises(OptionError, match="spaces"):
+        JsonReader(tmp_path / "set", spaces=spaces)

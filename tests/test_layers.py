@@ -10,7 +10,7 @@ import pytest
 
 # Lowest first. A package stands for all of its modules.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("rlio.columns", "rlio.errors", "rlio.limits"),
+    ("rlio.columns", "rlio.errors", "rlio.forks", "rlio.limits"),
     ("rlio.options",),
     ("rlio._lazy",),
     (  # the data model

@@ -431,7 +431,7 @@ def _memory_of_work(root: Path, phases: int, rounds: int, leak: float = 0.0) -> 
 
 
 def _growth(found: np.ndarray) -> float:
-    """MB by which the last third of the phases is above the second quarter; the first one is for warming up."""
+    """MB from the second quarter of the phases to the last third; the first quarter is warming up."""
     quarter = len(found) // 4
     return float(np.median(found[-(len(found) // 3) :, 0]) - np.median(found[quarter : 2 * quarter, 0]))
 

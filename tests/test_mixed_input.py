@@ -369,6 +369,29 @@ def test_a_source_that_fails_costs_no_rows_of_any_source() -> None:
     assert reader.counts == whole.counts
 
 
+def test_a_source_that_could_not_be_rewound_is_rewound_by_the_next_call() -> None:
+    class Remote(Counting):
+        outages = 1
+
+        def _seek(self, position: Any) -> None:
+            if self.outages:
+                self.outages -= 1
+                raise OSError("the store does not answer")
+            super()._seek(position)
+
+    def make(kind: type[Counting]) -> MixedInput:
+        return MixedInput({"a": kind(5), "b": Counting(None)}, batch_size=4, end="rewind")
+
+    reader, whole = make(Remote), make(Counting)
+    for _ in range(2):
+        assert_same(reader.sample(), whole.sample())
+    with pytest.raises(OSError, match="does not answer"):
+        reader.sample()
+    for _ in range(4):
+        assert_same(reader.sample(), whole.sample())
+    assert reader.ledgers == whole.ledgers
+
+
 def test_sources_that_do_not_fit_together_keep_their_rows() -> None:
     reader = MixedInput({"a": Counting(None), "b": Fewer(None)}, batch_size=4)
     for _ in range(2):
@@ -460,6 +483,45 @@ def test_a_mix_of_shuffles_of_mixes_resumes() -> None:
         assert_resumes(make, n, batches=12)
 
 
+def test_a_mixture_is_restored_whatever_the_order_of_its_sources() -> None:
+    """States are stored with sorted keys, and the order of the sources was taken from them."""
+    names = ["zebra", "runs/cartpole", "sampler", "a"]
+
+    def make(order: list[str], weights: dict[str, int]) -> MixedInput:
+        sources = {name: Counting(None, (4, 7), label=names.index(name)) for name in order}
+        return MixedInput(sources, weights=weights, batch_size=6, seed=3)
+
+    weights = {"zebra": 4, "runs/cartpole": 1, "sampler": 2, "a": 1}
+    assert_resumes(lambda: make(names, weights), 5)
+    state = json.loads(json.dumps(make(names, weights).state_dict(), sort_keys=True))
+    # Another mixture, in which the order decides which source goes first.
+    with pytest.raises(StateError):
+        make(names[::-1], weights).load_state_dict(state)
+
+
+def test_more_than_ten_sources_without_names_are_restored() -> None:
+    """source_10 is sorted before source_2."""
+    assert_resumes(lambda: MixedInput([(Counting(None, label=i), 1 + i) for i in range(12)], batch_size=30))
+
+
+def test_a_mixture_of_which_one_source_was_not_restored_gives_nothing() -> None:
+    def make(total: int) -> MixedInput:
+        return MixedInput({"b": Counting(None), "a": ShuffledInput(Counting(total), 3, seed=0)}, batch_size=4)
+
+    reader = make(30)
+    reader.sample()
+    state = reader.state_dict()
+    broken = json.loads(json.dumps(state))
+    broken["position"]["sources"]["a"]["state"]["position"]["order"] = -1
+    with make(30) as restored:
+        with pytest.raises(StateError):
+            restored.load_state_dict(broken)
+        with pytest.raises(StateError):
+            restored.sample()
+        restored.load_state_dict(state)
+        assert_same(restored.sample(), reader.sample())
+
+
 def test_a_source_rewinds_to_its_own_order_in_a_restored_mixture_too() -> None:
     def make() -> MixedInput:
         shuffled = ShuffledInput(Counting(30, (1,)), 30, seed=None)
@@ -506,7 +568,7 @@ def test_a_mixture_with_a_live_source_resumes_the_others_exactly() -> None:
 
 @pytest.mark.parametrize(
     ("weights", "seed", "key"),
-    [([1] * 5, None, "sources"), ([1] * 5 + [2], None, "weights"), ([1] * 6, 4, "order")],
+    [([1] * 5, None, "names"), ([1] * 5 + [2], None, "weights"), ([1] * 6, 4, "order")],
 )
 def test_the_state_of_another_mixture_raises_and_names_the_difference(
     weights: list[int], seed: int | None, key: str

@@ -266,7 +266,13 @@ class Numbers(Units):
 
 
 def pass_over(count: int, **options: Any) -> StorePass:
-    passage = Passage(open=lambda: (Numbers(count), 8), draw=Draw(), digest="0" * 64, uri="memory://large")
+    passage = Passage(
+        open=lambda: (Numbers(count), 8),
+        draw=Draw(),
+        digest="0" * 64,
+        uri="memory://large",
+        why_empty=lambda unit: f"no {unit}",
+    )
     return StorePass(passage, ReadOptions(shuffle=True, seed=7, **options))
 
 

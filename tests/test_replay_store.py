@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,17 @@ import numpy as np
 import pytest
 from counter_env import check_transitions, decode, episode, interleaved
 
-from rlio import MultiAgentBatch, ParquetWriter, ReplayStore, Roll, SampleBatch, open_dataset
+from rlio import (
+    DatasetReader,
+    MixedInput,
+    MultiAgentBatch,
+    ParquetWriter,
+    ReplayStore,
+    Roll,
+    SampleBatch,
+    ShuffledInput,
+    open_dataset,
+)
 from rlio.errors import (
     ClosedError,
     CorruptData,
@@ -328,6 +339,28 @@ def test_a_live_store_keeps_the_newest_rows_and_follows_episodes_across_appends(
         store.append(SampleBatch(obs=[[1.0]]))
 
 
+def test_a_loop_over_a_store_without_rows_does_not_end_in_silence(tmp_path: Path) -> None:
+    """It had no round, and said nothing."""
+    empty = ReplayStore(10)
+    with ParquetWriter(tmp_path / "empty"):
+        pass
+    stored = ReplayStore.open(tmp_path / "empty")
+    for reader in (
+        empty.uniform(),
+        empty.prioritised(),
+        stored.uniform(),
+        stored.epochs(),
+        ShuffledInput(empty.uniform(), 3, seed=0),
+        MixedInput({"live": empty.uniform()}, batch_size=3),
+        DatasetReader(tmp_path / "empty"),
+        DatasetReader(tmp_path / "empty", cache="memory"),
+    ):
+        with pytest.raises(EndOfData):
+            for _ in reader:
+                pass
+    assert list(stored.epochs(epochs=1)) == []
+
+
 def test_a_state_over_rows_that_were_forgotten_is_an_error() -> None:
     store = ReplayStore(10)
     store.append(episode(0, 0, 10))
@@ -385,6 +418,31 @@ def test_priorities_are_kept_beside_the_store(tmp_path: Path) -> None:
         ReplayStore.open(record(tmp_path / "more", rows=7)).prioritised(batch_size=8).load_state_dict(
             state | {"position": state["position"] | {"store": "another"}}
         )
+
+
+def test_a_state_of_a_prioritised_sampler_without_its_priorities_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It drew from equal priorities, and said nothing."""
+    store = ReplayStore.open(record(tmp_path / "data"))
+    sampler = store.prioritised(batch_size=8, seed=0)
+    for _ in range(3):
+        batch = sampler.sample()
+        sampler.update_priorities(batch["batch_indexes"], batch["rewards"])
+    state = json.loads(json.dumps(sampler.state_dict()))
+    sampler.save(tmp_path / "priorities.npz")
+    alone, early, late = (store.prioritised(batch_size=8) for _ in range(3))
+    alone.load_state_dict(state)
+    alone.sample()
+    assert [record.levelname for record in caplog.records if "priorities" in record.message] == ["WARNING"]
+    alone.sample()  # Once is enough.
+    early.load(tmp_path / "priorities.npz")
+    early.load_state_dict(state)
+    late.load_state_dict(state)
+    late.load(tmp_path / "priorities.npz")
+    for each in (early, late):
+        each.sample()
+    assert len([record for record in caplog.records if "priorities" in record.message]) == 1
 
 
 def test_prioritised_sequences_carry_their_unit_in_every_row(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from rlio import SampleBatch
+from rlio import SampleBatch, concat_samples
 from rlio.errors import MissingColumn, OptionError
 from rlio.replay.buffers import Buffers, batch_dtype
 from rlio.replay.ingest import Ingest
@@ -187,6 +187,37 @@ def test_memory_is_used_again_as_soon_and_only_when_no_view_of_it_is_alive() -> 
     del third
     assert address(buffers.columns(columns)) != where
     assert view.nbytes == 6000
+
+
+def test_memory_is_reserved_before_it_is_written() -> None:
+    """Of files, what was not reserved may have no room on the disk: writing it ends the process."""
+
+    class Careful(RamArrays):
+        def __init__(self) -> None:
+            super().__init__()
+            self.given: dict[str, NDArray[Any]] = {}
+            self.reserved: dict[str, int] = {}
+
+        def array(self, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+            self.given[name] = found = super().array(name, shape, dtype)
+            return found
+
+        def reserve(self, name: str, rows: int) -> None:
+            super().reserve(name, rows)
+            self.reserved[name] = max(self.reserved.get(name, 0), rows)
+
+    arrays = Careful()
+    policy = Schema.of(steps(0, range(20), stacked=True)).policies["default_policy"]
+    table = RowTable(RowLayout.of(policy), capacity=1600, arrays=arrays, ring=True, frames=100)
+    ingest = Ingest(table, policy, name="default_policy")
+    # Of 60, 50 and 45 frames, the second ones begin at slot 0 again: they do not wrap.
+    first = [steps(number, range(rows), stacked=True) for number, rows in ((1, 56), (2, 46), (3, 41))]
+    for part in (concat_samples(first), *(steps(number, range(29), stacked=True) for number in range(4, 9))):
+        ingest.add(part)
+        for name, values in arrays.given.items():
+            raw = np.frombuffer(values.tobytes(), np.uint8).reshape(len(values), -1)
+            assert raw.any()
+            assert np.flatnonzero(raw.any(axis=1))[-1] < arrays.reserved[name]
 
 
 def test_a_column_that_is_not_there_is_named() -> None:

@@ -400,6 +400,26 @@ class TestTheDataset:
             with pytest.raises(StateError):
                 dataset.load_state_dict(wrong)  # type: ignore[arg-type]
 
+    def test_after_a_load_that_failed_nothing_is_delivered_until_one_succeeds(self, root: str) -> None:
+        """They went on from where they had been."""
+        dataset = ReplayDataset(root, batch_size=4, epochs=1, **SHUFFLED)
+        expected = read(root, batch_size=4, epochs=1, **SHUFFLED)
+        state = dataset.state_dict()
+        loader = dataset.loader()
+        batches = rlio.torch.prefetch(DatasetReader(root, batch_size=4, epochs=1, **SHUFFLED))
+        next(loader)
+        next(batches)
+        for each in (dataset, loader, batches):
+            with pytest.raises(StateError):
+                each.load_state_dict({**state, "version": -1})
+            with pytest.raises(StateError):
+                each.state_dict()
+            for _ in range(2):
+                with pytest.raises(StateError):
+                    next(iter(each))
+            each.load_state_dict(state)
+            assert delivered(each) == expected
+
     def test_it_travels_and_so_does_an_open_dataset(self, folder: str) -> None:
         expected = read(folder, batch_size=4, epochs=1, **SHUFFLED)
         for root in (folder, rlio.open_dataset(folder)):

@@ -383,6 +383,61 @@ def test_a_restored_mixture_goes_on_with_its_logged_rows_and_counts() -> None:
         worker_of().load_state_dict(state)
 
 
+def test_the_mix_of_the_readme_is_restored_in_its_middle(tmp_path: Path) -> None:
+    """`save` sorts the keys of a state, and "sampler" comes before "runs/cartpole" in the mix."""
+    root = str(tmp_path / "runs" / "cartpole")
+    with worker_of(output=root, seed=1) as worker:
+        for _ in range(4):
+            worker.sample()
+
+    def make() -> RolloutWorker:
+        return worker_of(
+            input={"sampler": 0.5, root: 0.5}, input_options={"batch_size": 16, "columns": "intersect"}
+        )
+
+    with make() as worker, make() as restored, make() as other:
+        for n in (None, 5):
+            worker.sample(n)
+        worker.save(tmp_path / "saved")
+        state = json.loads(json.dumps(worker.state_dict(), sort_keys=True))
+        rest = worker.sample(40)
+        restored.restore(tmp_path / "saved")
+        other.load_state_dict(state)
+        for again in (restored.sample(40), other.sample(40)):
+            assert np.array_equal(rest["t"][20:], again["t"][20:])
+            assert np.array_equal(rest["obs"][20:], again["obs"][20:])
+
+
+def test_a_worker_that_was_not_restored_samples_nothing_until_it_is(tmp_path: Path) -> None:
+    """It went on as if it were fresh."""
+    with mixed() as worker, worker_of() as wrong, mixed() as restored:
+        worker.sample()
+        worker.save(tmp_path / "saved")
+        wrong.sample()
+        wrong.save(tmp_path / "wrong")
+        loads: list[Any] = [
+            lambda: restored.restore(tmp_path / "wrong"),
+            lambda: restored.set_state(wrong.get_state()),
+            lambda: restored.load_state_dict(wrong.state_dict()),
+            lambda: restored.set_state(worker.get_state() | {"policies": {"default_policy": None}}),
+        ]
+        for load in loads:
+            with pytest.raises(StateError):
+                load()
+            for call in (restored.sample, restored.state_dict, restored.get_state, restored.assert_healthy):
+                with pytest.raises(StateError):
+                    call()
+            restored.restore(tmp_path / "saved")
+            expected, found = worker.sample(20), restored.sample(20)
+            worker.restore(tmp_path / "saved")
+            assert np.array_equal(expected["t"][10:], found["t"][10:])
+            restored.restore(tmp_path / "saved")
+    with worker_of() as fresh:
+        with pytest.raises(DataNotFound):
+            fresh.restore(tmp_path / "nothing")
+        fresh.sample()  # The first run of a program that restores where there is something.
+
+
 def test_a_worker_of_logged_rows_is_replayable_and_one_that_samples_is_not() -> None:
     assert worker_of(input=Logged()).replayable
     assert not worker_of().replayable

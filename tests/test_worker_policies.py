@@ -422,10 +422,15 @@ def test_what_is_no_workers_state_is_refused(tmp_path: Path) -> None:
         worker.export_policy_checkpoint(tmp_path / "policy", "odd")
         with pytest.raises(StateError, match="no state of a RolloutWorker"):
             worker.restore(tmp_path / "policy")
+        with pytest.raises(StateError, match="no state of a RolloutWorker"):
+            worker.sample()
+    with learner() as worker:
         worker.save(tmp_path / "torn")
         (tmp_path / "torn" / "arrays.npz").write_bytes(b"")
         with pytest.raises(CorruptData):
             worker.restore(tmp_path / "torn")
+        with pytest.raises(StateError):
+            worker.sample()
 
 
 def test_policies_are_exported_and_imported(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from rlio.errors import ClosedError, OptionError, PublishError, RlioError, excerpt
+from rlio.forks import Owner
 from rlio.interfaces import Batch, OutputWriter
 from rlio.storage.clients import within
 from rlio.storage.filesystem import Storage
@@ -177,6 +178,7 @@ class PacedWriter(OutputWriter):
         # Held by the one write() whose turn it is; not the lock of the base, which close() needs.
         self._turn = threading.Lock()
         self._closing = threading.Event()
+        self._owner = Owner()
         super().__init__()
 
     def write(self, batch: Batch) -> None:
@@ -185,6 +187,8 @@ class PacedWriter(OutputWriter):
         Raises:
             ClosedError: After `close`, or it was closed while this call waited; nothing is taken.
         """
+        # The turn may be another thread's, which a fork has not.
+        self._owner.check(type(self).__name__, error=PublishError, uri=self._storage.uri)
         with self._turn:
             if not self.closed:
                 self._wait()

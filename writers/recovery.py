@@ -224,14 +224,14 @@ def recover_log(log: WriterLog, *, timeout: float) -> int:
 
     Raises:
         PublishError: The log could not be recovered, or its writer lives; it stays.
-        OSError: The store did not answer.
+        StoreError: The store did not answer.
     """
     deadline = time.monotonic() + timeout
     abandoned = AbandonedLog(log.folder)
     while True:
         found = _try_log(log.storage, abandoned)
         if found is None or found.outcome == "recovered":
-            return _end_of(_coverage(log.storage, abandoned.writer))
+            return _end_of(_coverage(list_writer(log.storage, abandoned.writer), abandoned.writer))
         if found.outcome != "alive" or time.monotonic() >= deadline:
             raise PublishError(
                 f"the log {log.folder} is not recovered ({found.outcome}): {found.error or 'it stays'}",

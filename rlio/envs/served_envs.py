@@ -15,6 +15,7 @@ from gymnasium.vector.utils import batch_space
 from rlio.envs.env_server import EnvTraits
 from rlio.envs.observation_buffer import ObservationBuffer
 from rlio.errors import EnvError
+from rlio.forks import Owner
 
 __all__ = ["LAST_WORDS", "ProcessDied", "ServedEnvs", "ServerHandle"]
 
@@ -90,6 +91,7 @@ class ServedEnvs(VectorEnv[Any, Any, Any]):
         self.observations: ObservationBuffer | None = None
         self.seedless: set[int] = set()
         self.patience: float | None = None
+        self._owner = Owner()
         self._servers: list[ServerHandle | None] = [None] * num_envs
         #: Requests that were not answered, and answers that nobody took.
         self._asked = [0] * num_envs
@@ -161,6 +163,7 @@ class ServedEnvs(VectorEnv[Any, Any, Any]):
         server.stop(kill=True)
 
     def _server(self, env: int) -> ServerHandle:
+        self._owner.check("environment in a process of its own")
         server = self._servers[env]
         if server is None:
             raise ProcessDied(f"the process of environment {env} is gone", env_index=env)
@@ -262,7 +265,9 @@ class ServedEnvs(VectorEnv[Any, Any, Any]):
         return self.call("render")
 
     def close_extras(self, **kwargs: Any) -> None:
-        """End the processes: those that do not in 2 s are killed."""
+        """End the processes: those that do not in 2 s are killed. A fork leaves them to its parent."""
+        if not self._owner.is_here:
+            return
         for server in self._servers:
             if server is not None:
                 server.tell_to_end()

@@ -18,7 +18,6 @@ from typing import Any
 from rlio.errors import CorruptData
 from rlio.replay.build import SegmentKey, Source, build, key_of
 from rlio.replay.cache import Build, CacheFolder, Entry, Reading
-from rlio.replay.ingest import OpenEpisode
 from rlio.replay.rows import Filled, Piece, StoreRows
 from rlio.replay.table import ROW_VERSION
 from rlio.schemas.schema import Schema, canonical_json
@@ -198,8 +197,7 @@ def _make(
         filled=None if contents is None else contents.filled,
     )
     for pid, episodes in ({} if contents is None else contents.open).items():
-        for key, row, t, at in episodes:
-            rows.ingests[pid].open[tuple(key)] = OpenEpisode(row, t, at)
+        rows.ingests[pid].open_from_json(episodes)
     progress(sum(key.rows for key in known))
     built = build(source, segments, rows, progress=progress, stop=stop, given_up=given_up)
     rows.save_steps()
@@ -207,7 +205,5 @@ def _make(
     for segment in segments:
         key = key_of(segment)
         pieces[key] = built.pieces.get(key), built.lost.get(key, 0)
-    going_on = {
-        pid: [[list(key), *last] for key, last in ingest.open.items()] for pid, ingest in rows.ingests.items()
-    }
+    going_on = {pid: ingest.open_to_json() for pid, ingest in rows.ingests.items()}
     making.publish(_Contents(rows.filled, pieces, going_on).to_json(), rows=rows.used)

@@ -6,9 +6,8 @@ The position is one number, equal on all ranks after equal calls: rank r of w re
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -18,10 +17,19 @@ from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch
 from rlio.errors import EndOfData
+from rlio.forks import BackgroundThread
 from rlio.interfaces import Batch, JsonState, ReadLedger, ReadOptions, Unit
+from rlio.read_options import check_batch_size
 from rlio.replay.draws import Draw, RowUnits, Units
 from rlio.replay.order import ORDER_VERSION, Permutation
-from rlio.replay.positions import Span, check_offset, check_position, choose_seed, spans_of
+from rlio.replay.positions import (
+    Span,
+    check_offset,
+    check_position,
+    choose_seed,
+    own_batch_size,
+    spans_of,
+)
 
 __all__ = ["OWN_BATCH", "Passage", "StorePass", "most_at_once"]
 
@@ -46,6 +54,7 @@ class Passage:
         draw: What they are.
         digest: Names the data: a state fits only the same.
         uri: For messages.
+        why_empty: Says, of what is counted, why there is nothing to draw.
         batch_size: Units of a batch where the user asks for none in particular.
         prefetch: Whether the next batches are gathered in a background thread.
         also: What else must be the same for a position to mean the same units.
@@ -55,6 +64,7 @@ class Passage:
     draw: Draw
     digest: str
     uri: str
+    why_empty: Callable[[Unit], str]
     batch_size: int = OWN_BATCH
     prefetch: bool = False
     also: Mapping[str, Any] = field(default_factory=dict)
@@ -98,8 +108,6 @@ class StorePass:
         #: Number of the epoch that the next batch begins in.
         self.epoch = 0
         self._offset = 0
-        #: Units of a batch, where no number is asked for.
-        self.batch_size = options.batch_size or passage.batch_size
         #: The order of an epoch. One value, as the background thread may be an epoch ahead.
         self._order: tuple[int, Permutation] | None = None
         #: Units at some positions that were calculated ahead: (epoch, first position, units).
@@ -109,9 +117,7 @@ class StorePass:
         # Batches that were skipped since the last one was given: most likely as many will be again.
         self._skipped = 0
         self._ahead: Future[_Block] | None = None
-        self._pool: ThreadPoolExecutor | None = None
-        #: The process that the background thread is of.
-        self._process = os.getpid()
+        self._thread = BackgroundThread("rlio-gather")
         self._served = self._dropped = 0
         #: Once it is closed, how many units there were, if that was known.
         self._last_total: int | None = None
@@ -126,6 +132,11 @@ class StorePass:
     @cached_property
     def _opened(self) -> tuple[Units, int]:
         return self.passage.open()
+
+    @cached_property
+    def batch_size(self) -> int:
+        """Units of a batch, where no number is asked for; waits until they are known."""
+        return own_batch_size(self.options, self.passage.batch_size, there=lambda: self.total)
 
     @cached_property
     def _most(self) -> int:
@@ -178,7 +189,9 @@ class StorePass:
 
     def _take(self, n: int) -> Batch:
         if self.total == 0:
-            raise EndOfData(f"there are no {self.unit} to draw")
+            raise EndOfData(self.passage.why_empty(self.unit))
+        if self.options.epochs is None:
+            check_batch_size(n, there=self.total, unit=self.unit, uri=self.passage.uri)
         self._block = None
         if n == self.batch_size:
             key = self._next_key(self.epoch, self._offset, self._skipped + 1)
@@ -228,13 +241,16 @@ class StorePass:
 
         Raises:
             EndOfData: There are fewer; it is at the end then.
+            OptionError: As `take`.
         """
         self._skipped += n
         size = size or self.batch_size
+        if self.options.epochs is None and self.total:
+            check_batch_size(size, there=self.total, unit=self.unit, uri=self.passage.uri)
         total, epochs = self.total, self.options.epochs
         covered = self.options.shard[1] * size
         if not total and n:
-            raise EndOfData(f"there are no {self.unit} to draw")
+            raise EndOfData(self.passage.why_empty(self.unit))
         whole = n
         if epochs is not None:
             whole = min(n, max((epochs - self.epoch) * total - self._offset, 0) // covered)
@@ -259,8 +275,7 @@ class StorePass:
 
     def _loaded(self, key: _Key) -> _Block:
         """The block of a key, from the background if it is there; announces the one after it."""
-        self._after_fork()
-        ahead, self._ahead = self._ahead, None
+        ahead = self._take_ahead()
         block = None if ahead is None else ahead.result()
         if block is None or block.key != key:
             block = self._load(key)
@@ -269,16 +284,13 @@ class StorePass:
             crossed, at = divmod(following, self.total)
             coming = self._next_key(key.epoch + crossed, at, key.stride)
             if coming is not None:
-                if self._pool is None:
-                    self._pool = ThreadPoolExecutor(1, thread_name_prefix="rlio-gather")
-                self._ahead = self._pool.submit(self._load, coming)
+                self._ahead = self._thread.submit(self._load, coming)
         return block
 
-    def _after_fork(self) -> None:
-        """Forget the background thread where it is that of the process that forked."""
-        if self._process != os.getpid():
-            self._process = os.getpid()
-            self._pool = self._ahead = None
+    def _take_ahead(self) -> Future[_Block] | None:
+        """What the background thread was given last, if that is not the thread of the process that forked."""
+        ahead, self._ahead = self._ahead, None
+        return None if self._thread.was_forked() else ahead
 
     def _load(self, key: _Key) -> _Block:
         rank, world = self.options.shard
@@ -365,10 +377,9 @@ class StorePass:
         """
         check_position(position, self._fingerprint, self.options, uri=self.passage.uri)
         epoch, offset = check_offset(position, self.options, total=self.total)
-        self._after_fork()
-        if self._ahead is not None:  # Of another seed, perhaps; and what it calculates is kept for later.
-            wait([self._ahead])
-            self._ahead = None
+        ahead = self._take_ahead()
+        if ahead is not None:  # Of another seed, perhaps; and what it calculates is kept for later.
+            wait([ahead])
         self.seed, self._order = position["seed"], None
         self._known = (-1, 0, np.empty(0, np.int64))
         self.epoch, self._offset = epoch, offset
@@ -397,10 +408,7 @@ class StorePass:
 
     def close(self) -> None:
         """End the background thread, and let go of what was gathered."""
-        self._after_fork()
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
-            self._pool = None
+        self._thread.close()
         self._ahead = self._block = None
         if "_opened" in self.__dict__:  # Gigabytes, which should not wait for the garbage collector.
             self._last_total = self.total

@@ -9,7 +9,9 @@ Example:
     >>> pool = FramePool(arrays=RamArrays(), name="obs", shape=(2,), dtype=np.dtype("u1"), stack=None,
     ...                  capacity=8)
     >>> obs = np.array([[0, 0], [1, 1]], "u1")
-    >>> at, after = pool.append(obs, obs + 1, np.array([1, -1]))
+    >>> frames = pool.prepare(obs, obs + 1, np.array([1, -1]))
+    >>> pool.reserve([frames])
+    >>> at, after = pool.append(frames)
     >>> at.tolist(), after.tolist()                                # Three observations, not four.
     ([0, 1], [1, 2])
     >>> pool.gather(after).tolist()
@@ -19,7 +21,9 @@ Example:
 from __future__ import annotations
 
 import math
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +33,41 @@ from rlio.replay.buffers import Buffers
 from rlio.replay.memory import Arrays
 from rlio.schemas.column import FrameStack
 
-__all__ = ["FramePool"]
+__all__ = ["FramePool", "Frames"]
 
 Ids: TypeAlias = NDArray[np.int64]
+
+
+class _Chain(NamedTuple):
+    """Rows of which each one's ``new_obs`` is the next one's ``obs``.
+
+    Attributes:
+        rows: Their places in the batch, shape (n,).
+        observations: Those of the rows and the last one's ``new_obs``, as frames: shape (n + 1, depth).
+        fresh: How many frames each observation adds behind those of the one before, shape (n + 1,).
+    """
+
+    rows: Ids
+    observations: NDArray[Any]
+    fresh: Ids
+
+
+@dataclass(frozen=True)
+class Frames:
+    """The observations of rows that `FramePool.append` can add: they fit the pool.
+
+    Attributes:
+        rows: Number of rows.
+        chains: Which of them share frames.
+    """
+
+    rows: int
+    chains: list[_Chain]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Frames that each chain takes."""
+        return [int(chain.fresh.sum()) for chain in self.chains]
 
 
 class FramePool:
@@ -70,14 +106,15 @@ class FramePool:
         self.capacity = capacity
         #: Every frame as one value, so that drawing it is one copy of memory.
         self._frame = np.dtype((np.void, math.prod(frame) * dtype.itemsize))
-        self._frames = arrays.array(name, (capacity,), self._frame)
+        #: By slot, one value each.
+        self.frames = arrays.array(name, (capacity,), self._frame)
         self._arrays = arrays
         self._name = name
         #: Logical number of the next frame.
         self.head = head
 
-    def append(self, obs: NDArray[Any], new_obs: NDArray[Any], after: Ids) -> tuple[Ids, Ids]:
-        """Add the observations of rows.
+    def prepare(self, obs: NDArray[Any], new_obs: NDArray[Any], after: Ids) -> Frames:
+        """Cut the observations of rows into frames. The pool stays as it is.
 
         Args:
             obs: Shape (rows, *shape).
@@ -85,17 +122,46 @@ class FramePool:
             after: For each row the row here whose ``obs`` is its ``new_obs``, or -1; each later than it, and
                 named by no other row.
 
-        Returns:
-            The windows of ``obs`` and of ``new_obs``, by the logical number of their first frames.
+        Raises:
+            OptionError: The pool cannot hold the frames of one episode.
         """
-        at = np.full(len(obs), -1, np.int64)
-        following = np.full(len(obs), -1, np.int64)
         begins = np.ones(len(obs), bool)
         begins[after[after >= 0]] = False
         stacks, next_stacks = self._frames_of(obs), self._frames_of(new_obs)
+        chains = []
         for first in np.flatnonzero(begins).tolist():
-            chain = _chain(after, first)
-            self._append_chain(chain, stacks, next_stacks, at, following)
+            rows = _chain(after, first)
+            observations = np.concatenate([stacks[rows], next_stacks[rows[-1:]]])
+            chains.append(_Chain(rows, observations, self._fresh(observations)))
+        found = Frames(len(obs), chains)
+        most = max(found.sizes, default=0)
+        if most > self.capacity:
+            raise OptionError(f"{most} frames of one episode do not fit {self.capacity}: raise the capacity")
+        return found
+
+    def reserve(self, parts: Sequence[Frames]) -> None:
+        """Make sure that there is memory for the frames that the next calls of `append` add.
+
+        Raises:
+            CacheError: There is none.
+        """
+        head, slots = self.head, 0
+        for size in (size for part in parts for size in part.sizes):
+            head = self._begin(head, size) + size
+            slots = max(slots, head % self.capacity or self.capacity)
+        self._arrays.reserve(self._name, slots)
+
+    def append(self, frames: Frames) -> tuple[Ids, Ids]:
+        """Add observations, for which memory was reserved: nothing can be refused here.
+
+        Returns:
+            The windows of ``obs`` and of ``new_obs``, by the logical number of their first frames.
+        """
+        at = np.full(frames.rows, -1, np.int64)
+        following = np.full(frames.rows, -1, np.int64)
+        for chain in frames.chains:
+            starts = self._place(chain)
+            at[chain.rows], following[chain.rows] = starts[:-1], starts[1:]
         return at, following
 
     def gather(self, windows: Ids, out: NDArray[Any] | None = None) -> NDArray[Any]:
@@ -113,11 +179,11 @@ class FramePool:
             out = np.empty((count, *self.shape), self.dtype)
         slots = windows % self.capacity
         if self.depth == 1:
-            np.take(self._frames, slots, out=self._as_frames(out, count), mode="clip")
+            np.take(self.frames, slots, out=self._as_frames(out, count), mode="clip")
             return out
         assert self.stack is not None
         wanted = (slots[:, None] + np.arange(self.depth)).reshape(-1)
-        np.take(self._frames, wanted, out=self._as_frames(out, count * self.depth), mode="clip")
+        np.take(self.frames, wanted, out=self._as_frames(out, count * self.depth), mode="clip")
         if self.stack.axis == 0:
             return out
         return np.moveaxis(out.reshape(count, self.depth, *self.frame_shape), 1, -1)
@@ -127,7 +193,7 @@ class FramePool:
         count, span = len(windows), self.depth + 1
         wanted = ((windows % self.capacity)[:, None] + np.arange(span)).reshape(-1)
         block = buffers.empty((count * span,), self._frame)
-        np.take(self._frames, wanted, out=block, mode="clip")
+        np.take(self.frames, wanted, out=block, mode="clip")
         frames = block.view(self.dtype).reshape(count, span, *self.frame_shape)
         frames.flags.writeable = False
         if self.stack is None:
@@ -149,17 +215,6 @@ class FramePool:
         flat = np.ascontiguousarray(moved, self.dtype).reshape(-1).view(np.uint8)
         return flat.view(self._frame).reshape(len(values), self.depth)
 
-    def _append_chain(
-        self, chain: Ids, stacks: NDArray[Any], next_stacks: NDArray[Any], at: Ids, following: Ids
-    ) -> None:
-        """Add the observations of rows of which each one's ``new_obs`` is the next one's ``obs``."""
-        # The observations in order: those of the rows, then the last one's new_obs. Each adds the frames
-        # that are not the end of the one before.
-        observations = np.concatenate([stacks[chain], next_stacks[chain[-1:]]])
-        fresh = self._fresh(observations)
-        starts = self._place(observations, fresh)
-        at[chain], following[chain] = starts[:-1], starts[1:]
-
     def _fresh(self, observations: NDArray[Any]) -> NDArray[np.int64]:
         """How many frames each observation adds behind those of the one before: 1, or all of its own."""
         fresh = np.full(len(observations), self.depth, np.int64)
@@ -170,22 +225,23 @@ class FramePool:
             fresh[1:][(one == other).all(axis=1)] = 1
         return fresh
 
-    def _place(self, observations: NDArray[Any], fresh: NDArray[np.int64]) -> Ids:
+    def _begin(self, head: int, size: int) -> int:
+        """The logical number of the first of ``size`` frames that are added at ``head``: they do not wrap."""
+        slot = head % self.capacity
+        return head if slot + size <= self.capacity else head + self.capacity - slot
+
+    def _place(self, chain: _Chain) -> Ids:
         """Write the fresh frames of each observation; gives where its window begins."""
-        total = int(fresh.sum())
-        if self.head % self.capacity + total > self.capacity:
-            self.head += self.capacity - self.head % self.capacity
-        if total > self.capacity:
-            raise OptionError(f"{total} frames of one episode do not fit {self.capacity}: raise the capacity")
-        ends = self.head + np.cumsum(fresh)
-        slot = self.head % self.capacity
-        self._arrays.reserve(self._name, slot + total)
+        total = int(chain.fresh.sum())
+        first = self._begin(self.head, total)
+        ends = first + np.cumsum(chain.fresh)
+        slot = first % self.capacity
         if self.depth == 1:
-            self._frames[slot : slot + total] = observations[:, 0]
+            self.frames[slot : slot + total] = chain.observations[:, 0]
         else:
-            newest = fresh[:, None] > np.arange(self.depth)[::-1]
-            self._frames[slot : slot + total] = observations[newest]
-        self.head += total
+            newest = chain.fresh[:, None] > np.arange(self.depth)[::-1]
+            self.frames[slot : slot + total] = chain.observations[newest]
+        self.head = first + total
         return ends - self.depth
 
 

@@ -7,7 +7,7 @@ fragments and shards that it was cut into.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch
 from rlio.columns import Columns
-from rlio.replay.table import Chains, RowTable
+from rlio.replay.table import Prepared, RowTable
 from rlio.schemas.observations import successors
 from rlio.schemas.schema import PolicySchema
 from rlio.schemas.streams import STREAM_COLUMNS, StreamTable
 
-__all__ = ["Ingest", "OpenEpisode"]
+__all__ = ["Ingest", "OpenEpisode", "Part"]
 
 Ids = NDArray[np.int64]
 
@@ -40,6 +40,39 @@ class OpenEpisode(NamedTuple):
     row: int
     t: Any
     at: int
+
+
+class _Piece(NamedTuple):
+    """The rows of one episode in a part.
+
+    Attributes:
+        key: What tells the episode from all others.
+        first, t_first: Place of the first row, and its ``t``; None without that column.
+        last, t_last: Those of the last row.
+        ended: Whether the episode is over with it.
+    """
+
+    key: tuple[Hashable, ...]
+    first: int
+    t_first: Any
+    last: int
+    t_last: Any
+    ended: bool
+
+
+class Part(NamedTuple):
+    """Rows that are checked, and not yet added.
+
+    Attributes:
+        rows: As the table takes them.
+        chain, at: For each row, which chain it is in, and its place in the chain's rows of this part.
+        pieces: Its episodes.
+    """
+
+    rows: Prepared
+    chain: Ids
+    at: Ids
+    pieces: list[_Piece]
 
 
 class Ingest:
@@ -63,18 +96,34 @@ class Ingest:
 
         Raises:
             SchemaError: The batch does not fit the schema.
-            OptionError: The table is full, and no ring.
+            OptionError: The table is full, and no ring; or the frames of an episode do not fit.
+            CacheError: There is no memory. Whatever is raised, no row was added.
         """
-        # In parts: a ring forgets the rows of one part together.
-        step = max(self.table.capacity // 8, 1) if self.table.ring else len(batch)
-        for start in range(0, len(batch), step or 1):
-            self._add(batch[start : start + step] if step < len(batch) else batch, writer)
+        parts = self.prepare(batch, writer=writer)
+        self.reserve(parts)
+        self.commit(parts)
 
-    def _add(self, batch: SampleBatch, writer: str) -> None:
-        rows = len(batch)
-        if not rows:
-            return
+    def prepare(self, batch: SampleBatch, *, writer: str = "") -> list[Part]:
+        """Check the rows of a batch. Nothing is added.
+
+        Raises:
+            SchemaError, OptionError: As `add`.
+        """
         arrays = self._policy.flatten(batch, policy=self._name)
+        # In parts: a ring forgets the rows of one part together.
+        step = max(self.table.capacity // 8, 1) if self.table.ring else max(len(batch), 1)
+        return [
+            self._prepared(
+                arrays
+                if step >= len(batch)
+                else {name: values[start : start + step] for name, values in arrays.items()},
+                min(step, len(batch) - start),
+                writer,
+            )
+            for start in range(0, len(batch), step)
+        ]
+
+    def _prepared(self, arrays: Mapping[str, NDArray[Any]], rows: int, writer: str) -> Part:
         named = {
             name: arrays[self._policy.columns[name][0].physical]
             for name in STREAM_COLUMNS
@@ -92,32 +141,57 @@ class Ingest:
         chain, at = _places(after)
         numbers, first = np.unique(stream, return_index=True)
         last = len(stream) - 1 - np.unique(stream[::-1], return_index=True)[1]
-        base = self.table.head
         keys = [_key(streams, number, writer) for number in numbers.tolist()]
-        links = self._continued(keys, first, None if t is None else t[first])
-        continued = np.zeros(int(chain.max(initial=0)) + 1, np.int64)
-        for begin, before in links:
-            continued[chain[begin]] = before.at + 1
-        at += continued[chain]
-        self.table.append(arrays, Chains(after, at))
-        for begin, before in links:
-            self.table.link(before.row, base + begin)
-        for key, end in zip(keys, last.tolist(), strict=True):
-            if not ended[end]:
-                self.open[key] = OpenEpisode(base + end, None if t is None else t[end].item(), int(at[end]))
+        t_first, t_last = ([None] * len(keys) if t is None else t[rows].tolist() for rows in (first, last))
+        fields = keys, first.tolist(), t_first, last.tolist(), t_last, ended[last].tolist()
+        pieces = [_Piece(*piece) for piece in zip(*fields, strict=True)]
+        return Part(self.table.prepare(arrays, after), chain, at, pieces)
+
+    def reserve(self, parts: Sequence[Part]) -> None:
+        """Make sure that there is memory for what `commit` adds.
+
+        Raises:
+            OptionError, CacheError: As `add`.
+        """
+        self.table.reserve([part.rows for part in parts])
+
+    def commit(self, parts: Sequence[Part]) -> None:
+        """Add what `prepare` gave, for which memory was reserved."""
+        for part in parts:
+            self._commit(part)
+
+    def _commit(self, part: Part) -> None:
+        base = self.table.head
+        links = []
+        places = np.zeros(int(part.chain.max(initial=0)) + 1, np.int64)
+        for piece in part.pieces:
+            before = self.open.pop(piece.key, None)
+            if before is not None and (piece.t_first is None or piece.t_first == before.t + 1):
+                links.append((before.row, base + piece.first))
+                places[part.chain[piece.first]] = before.at + 1
+        at = part.at + places[part.chain]
+        self.table.append(part.rows, at)
+        for row, successor in links:
+            self.table.link(row, successor)
+        for piece in part.pieces:
+            if not piece.ended:
+                self.open[piece.key] = OpenEpisode(base + piece.last, piece.t_last, int(at[piece.last]))
         while len(self.open) > _MOST_OPEN:
             self.open.popitem(last=False)
 
-    def _continued(
-        self, keys: list[tuple[Hashable, ...]], first: Ids, t: NDArray[Any] | None
-    ) -> list[tuple[int, OpenEpisode]]:
-        """The first rows of streams here that go on with an episode that was cut, and its last row."""
-        found = []
-        for number, (key, begin) in enumerate(zip(keys, first.tolist(), strict=True)):
-            before = self.open.pop(key, None)
-            if before is not None and (t is None or t[number] == before.t + 1):
-                found.append((begin, before))
-        return found
+    # ---- the episodes that may go on, as JSON ----
+
+    def open_to_json(self) -> list[Any]:
+        """What `open` holds, in its order."""
+        return [[list(key), *last] for key, last in self.open.items()]
+
+    def open_from_json(self, written: Iterable[Any]) -> None:
+        """Let `open` hold what `open_to_json` gave.
+
+        Raises:
+            TypeError, ValueError: It is not that.
+        """
+        self.open = OrderedDict((tuple(key), OpenEpisode(row, t, at)) for key, row, t, at in written)
 
 
 def _key(streams: StreamTable, number: int, writer: str) -> tuple[Hashable, ...]:

@@ -43,7 +43,7 @@ from numpy.typing import NDArray
 from rlio.errors import CacheError, ClosedError, CorruptData, OptionError, excerpt
 from rlio.storage.local import sync_descriptor
 
-__all__ = ["Arrays", "FileArrays", "RamArrays", "file_name", "is_array_file"]
+__all__ = ["Arrays", "FileArrays", "RamArrays", "copied", "file_name", "is_array_file"]
 
 #: Disk space is reserved in steps of as many bytes: a call each 16 MiB costs nothing beside writing them.
 STEP: Final = 16 << 20
@@ -203,6 +203,13 @@ class RamArrays:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def copied(arrays: Arrays, name: str, rows: int, like: NDArray[Any]) -> NDArray[Any]:
+    """A new array of so many rows of the kind of ``like``, with room for all of them."""
+    made = arrays.array(name, (rows, *like.shape[1:]), like.dtype)
+    arrays.reserve(name, rows)
+    return made
 
 
 def _anonymous(name: str, size: int) -> NDArray[np.uint8]:
@@ -380,12 +387,16 @@ class FileArrays:
                 self._failed = f"the array {excerpt(name)} could not be made durable: {error}"
                 raise CacheError(self._failed, uri=self._path(name)) from error
 
-    def close(self) -> None:
-        """See `Arrays.close`."""
+    def clear(self) -> None:
+        """Let go of every array; their names are free again. Arrays that were given out stay."""
         files, self._files = self._files, {}
         for found in files.values():
             if found.fd >= 0:
                 os.close(found.fd)
+
+    def close(self) -> None:
+        """See `Arrays.close`."""
+        self.clear()
         fd, self._dir = self._dir, -1
         if fd >= 0:
             os.close(fd)

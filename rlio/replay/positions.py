@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from rlio.errors import StateError
@@ -23,6 +23,7 @@ __all__ = [
     "choose_seed",
     "columns_digest",
     "draw_seed",
+    "own_batch_size",
     "spans_of",
 ]
 
@@ -44,6 +45,19 @@ def spans_of(epoch: int, first: int, last: int, total: int) -> Iterator[Span]:
         stop = min(start + last - first, total)
         yield Span(epoch + crossed, start, stop)
         first += stop - start
+
+
+def own_batch_size(options: ReadOptions, usual: int, *, there: Callable[[], int]) -> int:
+    """Units of a batch where no number is asked for: of an endless reader, no more than there are.
+
+    Args:
+        options: Of the reader.
+        usual: Where ``batch_size`` is None.
+        there: Gives the units of one epoch.
+    """
+    if options.batch_size is not None:
+        return options.batch_size
+    return usual if options.epochs is not None else max(min(usual, there()), 1)
 
 
 def choose_seed(options: ReadOptions, uri: str) -> int | None:

@@ -14,9 +14,10 @@ Example:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import pairwise
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +29,9 @@ from rlio.errors import OptionError, SchemaError, excerpt
 from rlio.interfaces import Batch
 from rlio.multi_agent import step_numbers
 from rlio.replay.draws import Draw, Held, Span, Steps, Units, open_units
-from rlio.replay.ingest import Ingest
+from rlio.replay.ingest import Ingest, Part
 from rlio.replay.layout import RowLayout
-from rlio.replay.memory import Arrays, RamArrays
+from rlio.replay.memory import Arrays, RamArrays, copied
 from rlio.replay.table import Extent, RowTable
 from rlio.replay.texts import TextExtent
 from rlio.schemas.schema import PolicySchema, Schema
@@ -103,7 +104,6 @@ class _TableMaker:
     frames: int | None
     columns: frozenset[str] | None
     sealed: bool
-    starts: Mapping[str, int]
 
     def make(self, pid: str, policy: PolicySchema, extent: Extent) -> RowTable:
         """The table of a policy, of which ``extent`` is filled."""
@@ -123,7 +123,6 @@ class _TableMaker:
             frames=self.frames,
             extent=extent,
             sealed=self.sealed,
-            start=self.starts.get(pid, 0),
         )
 
 
@@ -139,7 +138,6 @@ class StoreRows:
         columns: Logical columns to keep, of those that there are; None: all.
         filled: What is there already.
         sealed: Whether nothing is added.
-        starts: Policy id -> logical number of its first row; 0 for those that are left out.
     """
 
     def __init__(
@@ -153,7 +151,6 @@ class StoreRows:
         columns: frozenset[str] | None = None,
         filled: Filled | None = None,
         sealed: bool = False,
-        starts: Mapping[str, int] | None = None,
     ) -> None:
         #: Of all policies; their tables may have other physical names, as those never change.
         self.schema = schema
@@ -168,7 +165,6 @@ class StoreRows:
             frames=frames,
             columns=columns,
             sealed=sealed,
-            starts=starts or {},
         )
         there = filled or Filled()
         for pid, policy in schema.policies.items():
@@ -207,6 +203,7 @@ class StoreRows:
 
         Raises:
             SchemaError: It does not fit the schema.
+            OptionError, CacheError: There is no room. Whatever is raised, no row was added.
         """
         if isinstance(batch, SampleBatch):
             if self.joint:
@@ -223,28 +220,39 @@ class StoreRows:
     def _add_joint(self, batch: MultiAgentBatch, writer: str) -> Piece:
         if not self.joint:
             raise SchemaError("a MultiAgentBatch in a store of SampleBatches: add the batch of one policy")
-        unknown = sorted(set(batch) - set(self.tables))
-        if unknown and not self._maker.ring:
-            raise SchemaError(
-                f"policy {excerpt(unknown[0])} is new: the store has {', '.join(sorted(self.tables))}"
-            )
-        if unknown:
-            self._take_in(unknown, batch)
         numbers, count = step_numbers(batch)
+        parts = self._prepared(batch, writer)
+        for pid, own in parts.items():
+            self._ingests[pid].reserve(own)
         rows: dict[str, tuple[int, int]] = {}
         order, sizes = {}, {}
         for pid, table in self.tables.items():
             first = table.head
-            part = batch.get(pid)
-            if part is not None and len(part):
-                self._ingests[pid].add(part, writer=writer)
-                self._look_for_missing(pid, part)
+            if pid in parts:
+                self._ingests[pid].commit(parts[pid])
+                self._look_for_missing(pid, batch[pid])
             number = numbers.get(pid, np.empty(0, np.int64))
             rows[pid] = first, table.head - first
             order[pid] = np.argsort(number, kind="stable") + first
             sizes[pid] = np.bincount(number, minlength=count)
         start = self._steps.add(order, sizes, count)
         return Piece(rows, (start, count))
+
+    def _prepared(self, batch: MultiAgentBatch, writer: str) -> dict[str, list[Part]]:
+        """Policy id -> its rows, checked; makes tables for policies of a live store that are new."""
+        unknown = sorted(set(batch) - set(self.tables))
+        if unknown and not self._maker.ring:
+            raise SchemaError(
+                f"policy {excerpt(unknown[0])} is new: the store has {', '.join(sorted(self.tables))}"
+            )
+        known = [pid for pid in batch if pid in self.tables]
+        parts = self._prepared_of(known, batch, writer)
+        if unknown:
+            self._take_in(unknown, batch)
+        return parts | self._prepared_of(unknown, batch, writer)
+
+    def _prepared_of(self, pids: Sequence[str], batch: MultiAgentBatch, writer: str) -> dict[str, list[Part]]:
+        return {pid: self._ingests[pid].prepare(batch[pid], writer=writer) for pid in pids if len(batch[pid])}
 
     def _add_policy(self, pid: str, policy: PolicySchema, extent: Extent) -> None:
         self.tables[pid] = self._maker.make(pid, policy, extent)
@@ -269,6 +277,55 @@ class StoreRows:
     def save_steps(self) -> None:
         """Write the joint steps that were added into arrays, for others to read."""
         self._steps.save()
+
+    # ---- keeping a ring ----
+
+    def dump(self, arrays: Arrays) -> dict[str, Any]:
+        """Copy what a ring holds into arrays; give, as JSON, what `restored` needs besides.
+
+        Raises:
+            CacheError: There is no room for the arrays.
+        """
+        policies = {
+            pid: {
+                **table.dump(_Prefixed(arrays, f"{pid} ")),
+                "open": self._ingests[pid].open_to_json(),
+                "whole": pid in self._whole,
+            }
+            for pid, table in self.tables.items()
+        }
+        return {
+            # As the tables have it: their physical names do not change when policies come.
+            "schema": Schema(self._policies, self.joint).text,
+            "policies": policies,
+            "steps": self._steps.dump(arrays, self.tables),
+        }
+
+    @classmethod
+    def restored(
+        cls, stored: Arrays, state: Mapping[str, Any], *, capacity: int, frames: int | None, arrays: Arrays
+    ) -> Self:
+        """The ring that `dump` wrote: every row under its number, followed by the same rows.
+
+        Args:
+            stored: What it wrote.
+            state: What it gave.
+            capacity: As the ring had it.
+            frames: Likewise.
+            arrays: Where the rows will lie.
+
+        Raises:
+            CorruptData, KeyError, TypeError, ValueError: It is not that.
+        """
+        schema = Schema.from_text(state["schema"])
+        ordered = Schema({pid: schema.policies[pid] for pid in state["policies"]}, schema.multi_agent)
+        made = cls(ordered, capacity=capacity, arrays=arrays, ring=True, frames=frames)
+        for pid, own in state["policies"].items():
+            made.tables[pid].restore(_Prefixed(stored, f"{pid} "), own)
+            made.ingests[pid].open_from_json(own["open"])
+        made._whole = {pid for pid, own in state["policies"].items() if own["whole"]}
+        made._steps.restore(stored, state["steps"])
+        return made
 
     # ---- what a reader sees ----
 
@@ -368,27 +425,64 @@ class _StepLog:
             self._chunks.popleft()
         if not self._chunks:
             return Steps({}, {})
-        policies = list(self._chunks[-1][0])  # The last one has all; the first ones may lack some.
-        counts = [len(next(iter(chunk[1].values()))) for chunk in self._chunks]
+        rows, sizes = self._joined(tails)
+        base = self._chunks[0][2]
+        if spans is not None and spans != [(base, self._next - base)]:
+            number = np.concatenate([np.arange(start - base, start - base + count) for start, count in spans])
+            whole = Steps(rows, {pid: np.cumsum(size) for pid, size in sizes.items()})
+            picked = {pid: whole.of(pid, number) for pid in rows}
+            rows = {pid: found[0] for pid, found in picked.items()}
+            sizes = {pid: found[1] for pid, found in picked.items()}
+        return Steps(rows, {pid: np.cumsum(size) for pid, size in sizes.items()})
+
+    def _joined(self, policies: Iterable[str]) -> tuple[dict[str, Ids], dict[str, Ids]]:
+        """Policy id -> rows of all steps; policy id -> how many each step has. There are some steps."""
         none = np.empty(0, np.int64)
         rows = {pid: np.concatenate([own.get(pid, none) for own, _, _ in self._chunks]) for pid in policies}
         sizes = {
             pid: np.concatenate(
                 [
                     own.get(pid, np.zeros(count, np.int64))
-                    for (_, own, _), count in zip(self._chunks, counts, strict=True)
+                    for (_, own, _), count in zip(self._chunks, self._counts(), strict=True)
                 ]
             )
             for pid in policies
         }
-        base = self._chunks[0][2]
-        if spans is not None and spans != [(base, self._next - base)]:
-            number = np.concatenate([np.arange(start - base, start - base + count) for start, count in spans])
-            whole = Steps(rows, {pid: np.cumsum(size) for pid, size in sizes.items()})
-            picked = {pid: whole.of(pid, number) for pid in policies}
-            rows = {pid: found[0] for pid, found in picked.items()}
-            sizes = {pid: found[1] for pid, found in picked.items()}
-        return Steps(rows, {pid: np.cumsum(size) for pid, size in sizes.items()})
+        return rows, sizes
+
+    def _counts(self) -> list[int]:
+        """Steps of each chunk."""
+        return [len(next(iter(sizes.values()))) for _, sizes, _ in self._chunks]
+
+    def dump(self, arrays: Arrays, policies: Iterable[str]) -> dict[str, Any]:
+        """Copy the steps of a ring into arrays; give, as JSON, what `restore` needs besides."""
+        if not self._chunks:
+            return {"chunks": 0}
+        rows, sizes = self._joined(policies)
+        kept = {"chunks": np.array(self._counts(), np.int64)}
+        kept |= {f"rows {pid}": own for pid, own in rows.items()}
+        kept |= {f"sizes {pid}": own for pid, own in sizes.items()}
+        for name, values in kept.items():
+            copied(arrays, f"steps {name}", len(values), values)[:] = values
+        return {"chunks": len(self._chunks), "rows": {pid: len(own) for pid, own in rows.items()}}
+
+    def restore(self, arrays: Arrays, state: Mapping[str, Any]) -> None:
+        """Take what `dump` gave; into a log without steps."""
+        if not state["chunks"]:
+            return
+        counts = arrays.array("steps chunks", (state["chunks"],), np.int64).tolist()
+        ends = np.cumsum([0, *counts])
+        found = {}
+        for pid, size in state["rows"].items():
+            counted = arrays.array(f"steps sizes {pid}", (int(ends[-1]),), np.int64).copy()
+            numbers = arrays.array(f"steps rows {pid}", (size,), np.int64).copy()
+            found[pid] = counted, numbers, np.concatenate([[0], np.cumsum(counted)])[ends]
+        for number, (start, stop) in enumerate(pairwise(ends.tolist())):
+            own = {pid: rows[at[number] : at[number + 1]] for pid, (_, rows, at) in found.items()}
+            self._chunks.append(
+                (own, {pid: sizes[start:stop] for pid, (sizes, _, _) in found.items()}, start)
+            )
+        self._next = int(ends[-1])
 
 
 class _Prefixed:

@@ -5,6 +5,7 @@ All are `InputReader`s, so that they mix with each other and with everything els
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 from collections.abc import Mapping
@@ -18,19 +19,21 @@ from numpy.typing import NDArray
 from rlio.batch import SampleBatch
 from rlio.columns import Columns
 from rlio.errors import EndOfData, OptionError, StateError, excerpt
-from rlio.interfaces import Batch, InputReader, JsonState, ReadOptions, Unit
+from rlio.interfaces import Batch, Endless, InputReader, JsonState, ReadOptions, Unit
 from rlio.replay.draws import BATCH_INDEXES, Draw, RowUnits, Units
 from rlio.replay.epochs import OWN_BATCH, Passage, StorePass, most_at_once
 from rlio.replay.order import UniformDraws
 from rlio.replay.positions import draw_seed
 from rlio.replay.priorities import Priorities, Prioritised
+from rlio.replay.table import RowTable, slots_of
 
 if TYPE_CHECKING:
     from rlio.replay.joint_gather import RowSource
     from rlio.replay.store import ReplayStore
-    from rlio.replay.table import RowTable
 
 __all__ = ["EpochReader", "PrioritisedSampler", "UniformSampler"]
+
+logger = logging.getLogger("rlio")
 
 
 class EpochReader(InputReader):
@@ -44,6 +47,7 @@ class EpochReader(InputReader):
                 draw=draw,
                 digest=store.digest,
                 uri=store.uri,
+                why_empty=store.why_empty,
             ),
             options,
         )
@@ -70,6 +74,10 @@ class EpochReader(InputReader):
     def seed(self) -> int | None:
         """Seed of the order; None if it is the recorded one."""
         return self._pass.seed
+
+    def _endless(self) -> Endless | None:
+        ends = self._pass.options.epochs is not None
+        return None if ends else Endless(self._pass.epoch, self._pass.total)
 
     def _next(self) -> Batch:
         return self._pass.take(None)
@@ -109,14 +117,21 @@ class _Sampler(InputReader):
             if self._units is None or not self._units.keeps_up or self._changes != self.store.changes:
                 self._units = self.store.units(self._draw)
                 self._changes = self.store.changes
+            self._check_units(self._units)
             self._version = self.store.version
             self._changed()
-        if not self._units.count:
-            raise EndOfData(f"the store holds no {self.unit} that could be drawn yet")
+        self._check_units(self._units)
         return self._units
+
+    def _check_units(self, units: Units) -> None:
+        if not units.count:
+            raise EndOfData(self.store.why_empty(self.unit))
 
     def _changed(self) -> None:
         """The store has other rows than it had."""
+
+    def _endless(self) -> Endless | None:
+        return Endless(0, None)  # With replacement, a batch may have more units than there are.
 
     def _next(self) -> Batch:
         return self._take(self.batch_size)
@@ -242,7 +257,8 @@ class PrioritisedSampler(_Sampler):
 
     Batches have the columns ``weights`` (importance weights, float32) and ``batch_indexes`` (int64), which
     `update_priorities` takes; of sequences and episodes, every row has those of its unit. A state holds the
-    seed and the counters, not the priorities: `save` and `load` keep those.
+    seed and the counters, not the priorities: `save` and `load` keep those. Where they are not those of the
+    state that was loaded, the first draw logs a warning.
     """
 
     replayable = False
@@ -266,6 +282,8 @@ class PrioritisedSampler(_Sampler):
         self._priorities: Priorities | None = None
         #: Of a live store: the rows whose priorities are known, (oldest, next).
         self.span = (0, 0)
+        # Draws before the state that was loaded was saved, until the first draw after that.
+        self._expected: int | None = None
 
     @property
     def priorities(self) -> Priorities:
@@ -287,7 +305,7 @@ class PrioritisedSampler(_Sampler):
             self._priorities = Priorities(table.capacity, self.options)
         tail, head = self.span
         self._forget(range(tail, min(table.tail, head)), table.capacity)
-        for part in _slots(range(max(head, table.tail), table.head), table.capacity):
+        for part in slots_of(range(max(head, table.tail), table.head), table.capacity):
             self._priorities.appended(part)
         self.span = table.tail, table.head
 
@@ -307,13 +325,14 @@ class PrioritisedSampler(_Sampler):
 
     def _forget(self, rows: range, capacity: int) -> None:
         assert self._priorities is not None
-        for part in _slots(rows, capacity):
+        for part in slots_of(rows, capacity):
             self._priorities.forget(part)
 
     def _take(self, n: int) -> Batch:
         with self.store.lock:
             units = self._seen()
             assert self._priorities is not None
+            self._check_priorities(self._priorities.drawn)
             slots, weights = self._priorities.draw(n, self._rng)
             numbers = slots
             if self.store.live:
@@ -395,11 +414,26 @@ class PrioritisedSampler(_Sampler):
             self._priorities = loaded
 
     def _position(self) -> JsonState:
-        return self._state() | {"rng": _plain(self._rng.bit_generator.state)}
+        drawn = 0 if self._priorities is None else self._priorities.drawn
+        return self._state() | {"rng": _plain(self._rng.bit_generator.state), "drawn": drawn}
 
     def _seek(self, position: JsonState) -> None:
         self._check_state(position)
         self._rng.bit_generator.state = position["rng"]
+        self._expected = int(position["drawn"])
+
+    def _check_priorities(self, drawn: int) -> None:
+        """Tell, once, that a state was loaded without the priorities that belong to it."""
+        expected, self._expected = self._expected, None
+        if expected is not None and expected != drawn:
+            logger.warning(
+                "%s: the state that was loaded was saved after %d draws, and the priorities here are those "
+                "after %d: a state has no priorities; a sampler's save() and load() keep them, and so does "
+                "ReplayStore.save(priorities=...)",
+                self.store.uri,
+                expected,
+                drawn,
+            )
 
 
 def _plain(value: Any) -> Any:
@@ -409,15 +443,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.integer):
         return value.tolist()
     return value
-
-
-def _slots(rows: range, capacity: int) -> list[range]:
-    """The slots of neighbouring rows in a ring: one stretch, or two."""
-    if not rows:
-        return []
-    rows = rows[-capacity:]
-    start = rows.start % capacity
-    stop = start + len(rows)
-    if stop <= capacity:
-        return [range(start, stop)]
-    return [range(start, capacity), range(stop - capacity)]

@@ -1,6 +1,7 @@
 """Live stores as folders: rows, open episodes and priorities, written whole or not at all.
 
-Source of the protocol: as for shards, a temporary folder that is synced and renamed (docs/design).
+Rows are saved as they lie in memory, with what links them: writers and episodes that are half forgotten stay
+what they were. Source of the protocol: as for shards, a temporary folder that is synced and renamed.
 """
 
 from __future__ import annotations
@@ -9,20 +10,21 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.errors import CorruptData, DataNotFound, StateError
-from rlio.interfaces import Batch
+from rlio.columns import Columns
+from rlio.errors import CorruptData, DataNotFound, RlioError, StateError, excerpt
 from rlio.replay.draws import Draw
-from rlio.replay.ingest import OpenEpisode
+from rlio.replay.ingest import Ingest
 from rlio.replay.manifests import Manifest
-from rlio.replay.memory import FileArrays
+from rlio.replay.memory import Arrays, FileArrays
 from rlio.replay.rows import Filled, StoreRows
+from rlio.replay.table import ROW_VERSION
 from rlio.schemas.dtypes import stored_dtype
 from rlio.schemas.schema import Schema
 from rlio.storage.spool import sync_folder
@@ -31,8 +33,13 @@ __all__ = ["SavedStore", "load_rows", "save_rows"]
 
 _MANIFEST: Final = "store.json"
 _PRIORITIES: Final = "priorities"
-# Units that are copied at a time.
+#: What the manifest says of itself. Files of before have the kind alone.
+_DESCRIBE: Final = {"kind": "live", "version": 2, "rows": ROW_VERSION}
+_DESCRIBE_1: Final = {"kind": "live"}
+# Units that are copied at a time, of a file of version 1.
 _CHUNK: Final = 4096
+# What tells episodes apart in such a file.
+_KEYS: Final = (Columns.EPS_ID, Columns.AGENT_INDEX, Columns.ENV_ID)
 
 
 class SavedStore(NamedTuple):
@@ -77,52 +84,27 @@ def save_rows(
     """
     made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
-        count = max((len(table) for table in rows.tables.values()), default=1)
         with FileArrays(made, writable=True) as arrays:
-            copy = StoreRows(rows.schema, capacity=max(count, 1), arrays=arrays)
-            for batch in _batches(rows):
-                copy.add(batch)
-            copy.save_steps()
-            used = copy.used
+            state = {
+                "capacity": capacity,
+                "frames": frames,
+                "store": rows.dump(arrays),
+                "priorities": {name: list(values.shape) for name, values in (priorities or {}).items()},
+                "dtypes": {name: values.dtype.str for name, values in (priorities or {}).items()},
+                "span": list(span),
+            }
             for name, values in (priorities or {}).items():
                 target = arrays.array(f"{_PRIORITIES} {name}", (max(values.size, 1),), values.dtype)
                 arrays.reserve(f"{_PRIORITIES} {name}", len(target))
                 target[: values.size] = values.reshape(-1)
-            for name, count in used.items():
-                arrays.trim(name, count)
             arrays.flush()
-            state = _state(rows, copy, capacity, frames)
-            state["priorities"] = {name: list(values.shape) for name, values in (priorities or {}).items()}
-            state["dtypes"] = {name: values.dtype.str for name, values in (priorities or {}).items()}
-            state["span"] = list(span)
-            manifest = Manifest(describe={"kind": "live"}, arrays=arrays.sizes, state=state)
+            manifest = Manifest(describe=_DESCRIBE, arrays=arrays.sizes, state=state)
         _write(made / _MANIFEST, manifest.dump())
         sync_folder(str(made))
         _replace(made, folder)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
-
-
-def _state(rows: StoreRows, copy: StoreRows, capacity: int, frames: int | None) -> dict[str, Any]:
-    return {
-        "schema": rows.schema.text,
-        "capacity": capacity,
-        "frames": frames,
-        "heads": {pid: table.head for pid, table in rows.tables.items()},
-        **copy.filled.to_json(),
-        "open": {
-            pid: [[list(key), *last] for key, last in ingest.open.items()]
-            for pid, ingest in rows.ingests.items()
-        },
-    }
-
-
-def _batches(rows: StoreRows) -> Iterator[Batch]:
-    """All rows, in order."""
-    units = rows.units(Draw())
-    for start in range(0, units.count, _CHUNK):
-        yield units.batch(np.arange(start, min(start + _CHUNK, units.count)))
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -143,7 +125,7 @@ def _replace(made: Path, folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def load_rows(folder: Path, *, arrays: Any) -> SavedStore:
+def load_rows(folder: Path, *, arrays: Arrays) -> SavedStore:
     """Read what `save_rows` wrote.
 
     Args:
@@ -153,6 +135,7 @@ def load_rows(folder: Path, *, arrays: Any) -> SavedStore:
     Raises:
         DataNotFound: There is no saved store.
         CorruptData: It is damaged.
+        StateError: It is one of another version, whose rows do not say which of them follow each other.
     """
     if not (folder / _MANIFEST).exists():
         # A save that was cut off between its two renames.
@@ -162,33 +145,27 @@ def load_rows(folder: Path, *, arrays: Any) -> SavedStore:
         folder = kept
     manifest = Manifest.load((folder / _MANIFEST).read_bytes())
     state = manifest.state
+    if manifest.describe not in (_DESCRIBE, _DESCRIBE_1):
+        raise StateError(
+            f"the saved store is {dict(manifest.describe)} and this version of rlio reads {_DESCRIBE}: load "
+            "it with the version that saved it",
+            uri=str(folder),
+        )
     try:
-        schema = Schema.from_text(state["schema"], uri=str(folder))
         with FileArrays(folder, sizes=manifest.arrays) as files:
-            stored = StoreRows(schema, capacity=1, arrays=files, filled=Filled.from_json(state), sealed=True)
-            starts = {pid: state["heads"][pid] - len(table) for pid, table in stored.tables.items()}
-            ring = StoreRows(
-                schema,
-                capacity=state["capacity"],
-                arrays=arrays,
-                ring=True,
-                frames=state["frames"],
-                starts=starts,
-            )
-            for batch in _batches(stored):
-                ring.add(batch)
+            options = {"capacity": state["capacity"], "frames": state["frames"], "arrays": arrays}
+            if manifest.describe == _DESCRIBE:
+                ring = StoreRows.restored(files, state["store"], **options)
+            else:
+                ring = _restored_from_1(files, state, folder, **options)
             priorities = {
                 name: _loaded(files, name, state["dtypes"][name], shape)
                 for name, shape in state["priorities"].items()
             }
-            for pid, episodes in state["open"].items():
-                ring.ingests[pid].open.clear()
-                for key, row, t, at in episodes:
-                    ring.ingests[pid].open[tuple(key)] = OpenEpisode(row, t, at)
         first, last = state["span"]
         return SavedStore(ring, state["capacity"], state["frames"], priorities or None, (first, last))
-    except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, CorruptData | StateError):
+    except (LookupError, TypeError, ValueError) as error:
+        if isinstance(error, RlioError):
             raise
         raise CorruptData(f"the saved store is damaged: {error!r}", uri=str(folder)) from error
 
@@ -198,3 +175,51 @@ def _loaded(files: FileArrays, name: str, dtype: str, shape: list[int]) -> NDArr
     size = math.prod(shape)
     stored = files.array(f"{_PRIORITIES} {name}", (max(size, 1),), stored_dtype(dtype))
     return stored[:size].reshape(shape)
+
+
+# ---- version 1, whose files hold rows without their writers, and the links of none ----
+
+
+def _restored_from_1(files: FileArrays, state: Mapping[str, Any], folder: Path, **options: Any) -> StoreRows:
+    """The ring of a file of version 1: its rows are added again, if only one outcome is possible.
+
+    Raises:
+        StateError: Rows may have followed each other otherwise.
+    """
+    schema = Schema.from_text(state["schema"], uri=str(folder))
+    stored = StoreRows(schema, capacity=1, arrays=files, filled=Filled.from_json(state), sealed=True)
+    ring = StoreRows(schema, ring=True, **options)
+    for pid, table in ring.tables.items():
+        table.tail = table.head = state["heads"][pid] - len(stored.tables[pid])
+    units = stored.units(Draw())
+    for start in range(0, units.count, _CHUNK):
+        ring.add(units.batch(np.arange(start, min(start + _CHUNK, units.count))))
+    for pid, ingest in ring.ingests.items():
+        again = dict(ingest.open)
+        ingest.open_from_json(state["open"][pid])
+        kept = {key: last for key, last in ingest.open.items() if last.row >= ingest.table.tail}
+        if again != kept or not _links_are_certain(ingest):
+            raise StateError(
+                "an earlier version of rlio saved this store without the writers of its rows; which rows of "
+                f"policy {excerpt(pid)} followed each other is not in eps_id and t: fill a new store",
+                uri=str(folder),
+            )
+    return ring
+
+
+def _links_are_certain(ingest: Ingest) -> bool:
+    """Whether the rows of a ring could not be linked otherwise, whoever wrote them.
+
+    They could not where each episode is one run of rows without a gap, none of which was forgotten.
+    """
+    table = ingest.table
+    rows = np.arange(table.tail, table.head)
+    found = table.gather(
+        rows, table.plan(leaf for leaf in table.leaves if leaf.column in (*_KEYS, Columns.T))
+    )
+    if Columns.T not in found:
+        return False
+    starts = table.predecessors(rows) < 0
+    keys = zip(*(found[name].tolist() for name in _KEYS if name in found), strict=True)
+    whole = not table.tail or not found[Columns.T][starts].any()
+    return whole and len(set(keys)) == int(starts.sum())

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from numpy.typing import NDArray
 
 from rlio.errors import CacheError
+from rlio.forks import Owner
 from rlio.replay.memory import FileArrays
 
 __all__ = ["ScratchArrays"]
@@ -45,7 +46,7 @@ class ScratchArrays(FileArrays):
             made = tempfile.mkdtemp(dir=folder, prefix="rlio-ring-")
         except OSError as error:
             raise CacheError(f"no files can be made: {error}", uri=os.fspath(folder)) from error
-        self._pid = os.getpid()
+        self._owner = Owner()
         super().__init__(made, writable=True)
 
     def array(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> NDArray[Any]:
@@ -57,7 +58,7 @@ class ScratchArrays(FileArrays):
     def close(self) -> None:
         """See `Arrays.close`."""
         super().close()
-        if self._pid != os.getpid():
+        if not self._owner.is_here:
             return  # The folder is the parent's.
         with contextlib.suppress(FileNotFoundError):  # It was closed before.
             os.rmdir(self.folder)

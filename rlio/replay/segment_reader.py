@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
@@ -17,6 +17,7 @@ from rlio.batch import SampleBatch, count_units, split_units
 from rlio.columns import Columns, is_per_sequence
 from rlio.dataset import Dataset, common_columns
 from rlio.errors import CorruptData, DataNotFound, OptionError
+from rlio.forks import BackgroundThread
 from rlio.interfaces import Batch, ReadOptions, Unit
 from rlio.schemas.filling import Filling
 from rlio.schemas.folded import Folded, unfold
@@ -316,38 +317,37 @@ class Ahead(Generic[T]):
 
     def __init__(self, load: Callable[[Any], T]) -> None:
         self._load = load
-        self._pool: ThreadPoolExecutor | None = None
-        self._key: Hashable = None
-        self._future: Future[T] | None = None
+        self._thread = BackgroundThread("rlio-decode")
+        #: What was announced, and what comes of it.
+        self._announced: tuple[Hashable, Future[T]] | None = None
 
     def get(self, key: Any) -> T:
         """The item of ``key``, from the background if it was announced."""
-        future, announced = self._future, self._key
-        self._future = self._key = None
-        if future is not None and announced == key:
-            return future.result()
-        if future is not None:
-            wait([future])  # The loader is not to run in two threads at once.
+        announced = self._take()
+        if announced is not None:
+            if announced[0] == key:
+                return announced[1].result()
+            wait([announced[1]])  # The loader is not to run in two threads at once.
         return self._load(key)
+
+    def _take(self) -> tuple[Hashable, Future[T]] | None:
+        announced, self._announced = self._announced, None
+        return None if self._thread.was_forked() else announced
 
     def announce(self, key: Any) -> None:
         """Begin to load the item of ``key``."""
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix="rlio-decode")
-        self._key, self._future = key, self._pool.submit(self._load, key)
+        self._announced = key, self._thread.submit(self._load, key)
 
     def forget(self) -> None:
         """Drop what was announced, once it is loaded: it is not wanted any more."""
-        if self._future is not None:
-            wait([self._future])
-            self._future = self._key = None
+        announced = self._take()
+        if announced is not None:
+            wait([announced[1]])
 
     def close(self) -> None:
         """End the thread."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
-            self._pool = None
-            self._future = self._key = None
+        self._announced = None
+        self._thread.close()
 
 
 def counting_of(dataset: Dataset, columns: list[str] | None) -> Counting:

@@ -28,15 +28,16 @@ from typing import Any, Literal, Self, TypedDict, Unpack
 from tqdm import tqdm
 
 from rlio.batch import MultiAgentBatch, SampleBatch
-from rlio.dataset import Dataset, Snapshot, open_dataset
+from rlio.dataset import Dataset, Snapshot, open_dataset, refuse_open_options
 from rlio.errors import ClosedError, OptionError, SchemaError, excerpt
-from rlio.interfaces import Batch, ReadOptions
+from rlio.interfaces import Batch, ReadOptions, Unit
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.options import checked_keywords, refuse_unknown
 from rlio.replay.build import Source, build, key_of, schema_of
 from rlio.replay.cache import CacheFolder
 from rlio.replay.cached import Cached, open_cached
 from rlio.replay.draws import Draw, Units
+from rlio.replay.epochs import OWN_BATCH
 from rlio.replay.filters import RowFilter, RowFunction
 from rlio.replay.memory import RamArrays
 from rlio.replay.n_step import NStep
@@ -166,6 +167,8 @@ class ReplayStore:
         self.lock = threading.RLock()
         self._rows: StoreRows | None = None
         self._pieces: list[Piece] | None = None
+        #: What it is the store of; None: of live rows.
+        self._dataset: Dataset | None = None
         #: Rows of the data set that were lost to damage, with ``on_error="skip"``.
         self.skipped = 0
         self._closed = False
@@ -226,13 +229,16 @@ class ReplayStore:
             root = open_dataset(
                 root, at=at, on_error=on_error, storage_options=storage_options, limits=limits
             )
-        elif at is not None:
-            root = root.refresh(at=at)
+        else:
+            refuse_open_options(storage_options, limits)
+            root = root if at is None else root.refresh(at=at)
         if on_error == "raise":
             root.check_complete()
         store = cls.__new__(cls)
         if cache not in ("memory", "disk"):
             raise OptionError(f"cache={excerpt(cache)}: 'memory' or 'disk'")
+        if cache == "memory" and cache_folder is not None:
+            raise OptionError("cache_folder= is for cache='disk': a store in memory has no files")
         if cache == "disk" and columns is not None:
             raise OptionError(
                 "columns= with cache='disk': a store on disk has all; choose columns when drawing"
@@ -242,6 +248,7 @@ class ReplayStore:
             store._folder = (
                 cache_folder if isinstance(cache_folder, CacheFolder) else CacheFolder(cache_folder)
             )
+        store._dataset = root
         store._start(Source(root, missing, on_error), columns, progress)
         if wait:
             store.wait()
@@ -376,9 +383,10 @@ class ReplayStore:
             writer: Whose they are: rows of one never follow those of another, whatever their ``eps_id``.
 
         Raises:
-            OptionError: It is the store of a data set.
+            OptionError: It is the store of a data set; or ``frames`` is too low for the frames of an episode.
             SchemaError: The batch has not the columns of those before, or ``batch`` is no batch.
-            ClosedError: After `close`.
+            CacheError: The disk is full.
+            ClosedError: After `close`. Whatever is raised, no row was added, and none is lost.
         """
         self.check_open()
         if not self.live:
@@ -392,15 +400,27 @@ class ReplayStore:
             )
         with self.lock:
             if self._rows is None:
-                self._rows = StoreRows(
-                    Schema.of(batch).with_validity(),  # Which may come with a later batch.
-                    capacity=self._capacity,
-                    arrays=self._scratch or RamArrays(),
-                    ring=True,
-                    frames=self._frames,
-                )
-            self._rows.add(batch, writer=writer)
+                self._rows = self._first_rows(batch, writer)
+            else:
+                self._rows.add(batch, writer=writer)
             self.version += 1
+
+    def _first_rows(self, batch: Batch, writer: str) -> StoreRows:
+        """A ring with the rows of a first batch, whose columns are those of all to come."""
+        try:
+            rows = StoreRows(
+                Schema.of(batch).with_validity(),  # Which may come with a later batch.
+                capacity=self._capacity,
+                arrays=self._scratch or RamArrays(),
+                ring=True,
+                frames=self._frames,
+            )
+            rows.add(batch, writer=writer)
+        except BaseException:
+            if self._scratch is not None:
+                self._scratch.clear()
+            raise
+        return rows
 
     def __len__(self) -> int:
         """Rows that are there, of all policies."""
@@ -441,6 +461,14 @@ class ReplayStore:
                 return _NoUnits()
             return self._rows.units(draw, pieces=self._pieces)
 
+    def why_empty(self, unit: Unit) -> str:
+        """Say why there is nothing to draw: also that rows wait in logs of this machine, if some do."""
+        if self._dataset is None:
+            return f"the store holds no {unit} that could be drawn yet"
+        if not len(self._dataset):
+            return self._dataset.why_empty()
+        return f"there are no {unit} to draw among the {len(self)} rows of {self.uri}"
+
     # ---- samplers ----
 
     @checked_keywords
@@ -478,7 +506,7 @@ class ReplayStore:
         ranks.
 
         Args:
-            batch_size: Units of a batch, of each rank; None: 256.
+            batch_size: Units of a batch, of each rank; None: 256, or all that there are.
             epochs: Passes; None: endless.
             shuffle: Whether the order is a seeded permutation; else as recorded.
             seed: Of the order; None: one from the OS, logged and kept in the state.
@@ -492,7 +520,7 @@ class ReplayStore:
         if self.live:
             raise OptionError("epochs() of a live store, whose rows change: draw with uniform()")
         options = ReadOptions(
-            batch_size=batch_size or 256,
+            batch_size=OWN_BATCH if batch_size is None and drop_last else batch_size,
             epochs=epochs,
             shuffle=shuffle,
             seed=seed,

@@ -7,7 +7,7 @@ forgets its oldest rows; else in slot r. Not here: where the memory comes from, 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -19,14 +19,14 @@ from rlio.columns import Columns
 from rlio.errors import OptionError
 from rlio.nested import Path
 from rlio.replay.buffers import Buffers, batch_dtype
-from rlio.replay.frames import FramePool
+from rlio.replay.frames import FramePool, Frames
 from rlio.replay.layout import RowLayout
-from rlio.replay.memory import Arrays
-from rlio.replay.texts import TextExtent, TextHeap
+from rlio.replay.memory import Arrays, copied
+from rlio.replay.texts import TextExtent, TextHeap, encoded
 from rlio.schemas.beside import beside
 from rlio.schemas.schema import Leaf
 
-__all__ = ["ROW_VERSION", "Chains", "Extent", "Plan", "RowTable"]
+__all__ = ["ROW_VERSION", "Extent", "Plan", "Prepared", "RowTable", "slots_of"]
 
 #: Of what rows, frames and texts look like in memory, and so in files: raise it with every change of them, so
 #: that stores of before are built anew. The tests hold what this version looks like.
@@ -57,16 +57,23 @@ _MOST_SIZES: Final = 64
 
 
 @dataclass(frozen=True)
-class Chains:
-    """How the rows of one append follow each other.
+class Prepared:
+    """Rows that a table can take: checked, linked among each other, and not yet in it.
 
     Attributes:
-        after: For each row, the row here that is its successor in its episode, or -1; later than it.
-        at: Its place in its episode.
+        block: The packed rows, but for the fields that depend on where they will lie.
+        wide: Physical column -> values, of columns with an array of their own.
+        texts: Physical column -> texts as bytes.
+        frames: Pool -> the frames of its observations.
     """
 
-    after: Ids
-    at: Ids
+    block: NDArray[Any]
+    wide: Mapping[str, NDArray[Any]]
+    texts: Mapping[str, list[bytes]]
+    frames: Mapping[str, Frames]
+
+    def __len__(self) -> int:
+        return len(self.block)
 
 
 @dataclass(frozen=True)
@@ -123,7 +130,6 @@ class RowTable:
             share.
         extent: What is in the arrays already; of a table that is no ring.
         sealed: Whether nothing is added, and the arrays are no longer than ``extent`` says.
-        start: Of an empty ring: logical number of the first row.
     """
 
     def __init__(
@@ -136,7 +142,6 @@ class RowTable:
         frames: int | None = None,
         extent: Extent | None = None,
         sealed: bool = False,
-        start: int = 0,
     ) -> None:
         if capacity < 1:
             raise OptionError(f"capacity={capacity}: rows to keep, at least 1")
@@ -193,7 +198,7 @@ class RowTable:
         }
         self._buffers = Buffers()
         #: Logical numbers of the oldest row that is kept, and of the next one.
-        self.tail, self.head = start, start + filled.rows
+        self.tail, self.head = 0, filled.rows
         #: For each append that is still in the pools: its first row, and the lowest frame of each pool.
         self._marks: deque[tuple[int, dict[str, int]]] = deque()
 
@@ -228,58 +233,88 @@ class RowTable:
 
     # ---- adding ----
 
-    def append(self, arrays: Mapping[str, NDArray[Any]], chains: Chains) -> None:
-        """Add rows; in a ring, the oldest ones make room.
+    def prepare(self, arrays: Mapping[str, NDArray[Any]], after: Ids) -> Prepared:
+        """Check rows and bring them into the table's form. The table stays as it is.
 
         Args:
             arrays: Physical column -> values, one a row; texts as objects.
-            chains: How they follow each other.
+            after: For each row, the row here that is its successor in its episode, or -1; later than it.
 
         Raises:
-            OptionError: They are more than the table keeps.
+            OptionError: They are more than the table keeps, or the frames of one episode than a pool keeps.
         """
-        rows = len(chains.after)
-        if rows > self.capacity - (0 if self.ring else self.head):
-            raise OptionError(
-                f"{rows} rows at once into a table of {self.capacity}, {self.head} used: add fewer"
-            )
-        first = self.head
-        slots = self._slots(np.arange(first, first + rows))
-        # Nobody may draw what is about to be overwritten.
-        self.tail = max(self.tail, first + rows - self.capacity)
-        self._arrays.reserve("rows", int(slots.max(initial=-1)) + 1)
-        self._append_packed(arrays, chains, slots)
-        for name, target in self._wide.items():
-            self._arrays.reserve(f"wide {name}", int(slots.max(initial=-1)) + 1)
-            target[slots] = arrays[name]
-        for name, heap in self._texts.items():
-            heap.append(slots, arrays[name])
-        self.head = first + rows
-        self._forget_frames()
-
-    def _append_packed(self, arrays: Mapping[str, NDArray[Any]], chains: Chains, slots: Ids) -> None:
-        block = np.zeros(len(slots), self._row)
+        rows = len(after)
+        if rows > self.capacity:
+            raise OptionError(f"{rows} rows at once into a table of {self.capacity}: add fewer")
+        block = np.zeros(rows, self._row)
         for leaf in self.layout.packed:
             block[leaf.physical] = arrays[leaf.physical]
-        after = chains.after
         linked = np.flatnonzero(after >= 0)
         linked = linked[after[linked] - linked <= _FAR]
         block[_NEXT][linked] = block[_PREV][after[linked]] = after[linked] - linked
-        block[_AT] = chains.at
-        lowest: dict[str, int] = {}
+        frames = {}
         for obs, new_obs in self._pairs:
-            pool = self._pools[obs.physical]
             here, there = arrays[obs.physical], arrays[new_obs.physical]
             # The same bytes, not only the same episode: what was recorded comes back.
             same = np.array(
                 [a >= 0 and there[i].tobytes() == here[a].tobytes() for i, a in enumerate(after)], bool
             )
-            at, following = pool.append(here, there, np.where(same, after, -1))
-            block[_OBS + obs.physical], block[_NEW_OBS + obs.physical] = at, following
-            lowest[obs.physical] = int(at.min(initial=pool.head))
+            frames[obs.physical] = self._pools[obs.physical].prepare(here, there, np.where(same, after, -1))
+        return Prepared(
+            block,
+            {name: arrays[name] for name in self._wide},
+            {name: encoded(arrays[name]) for name in self._texts},
+            frames,
+        )
+
+    def reserve(self, parts: Sequence[Prepared]) -> None:
+        """Make sure that there is memory for the rows that the next calls of `append` add.
+
+        Raises:
+            OptionError: The table is full, and no ring.
+            CacheError: There is no memory.
+        """
+        rows = sum(map(len, parts))
+        if not self.ring and rows > self.capacity - self.head:
+            raise OptionError(
+                f"{rows} rows into a table of {self.capacity}, {self.head} used: add fewer, or make it larger"
+            )
+        slots = min(self.head % self.capacity + rows, self.capacity) if self.ring else self.head + rows
+        for name in ("rows", *(f"wide {name}" for name in self._wide)):
+            self._arrays.reserve(name, slots)
+        for name, pool in self._pools.items():
+            pool.reserve([part.frames[name] for part in parts])
+
+    def append(self, rows: Prepared, at: Ids) -> None:
+        """Add rows, for which memory was reserved; in a ring, the oldest ones make room.
+
+        Args:
+            rows: What `prepare` gave.
+            at: For each row, its place in its episode.
+
+        Raises:
+            CacheError: There is no memory for texts; of a ring, never. No row was added.
+        """
+        first = self.head
+        slots = self._slots(np.arange(first, first + len(rows)))
+        # Nobody may draw what is about to be overwritten.
+        self.tail = max(self.tail, first + len(rows) - self.capacity)
+        for name, texts in rows.texts.items():
+            self._texts[name].append(slots, texts)
+        block = rows.block
+        block[_AT] = at
+        lowest: dict[str, int] = {}
+        for name, pool in self._pools.items():
+            windows, following = pool.append(rows.frames[name])
+            block[_OBS + name], block[_NEW_OBS + name] = windows, following
+            lowest[name] = int(windows.min(initial=pool.head))
         if lowest and self.ring:
-            self._marks.append((self.head, lowest))
+            self._marks.append((first, lowest))
         self._rows[slots] = block
+        for name, values in rows.wide.items():
+            self._wide[name][slots] = values
+        self.head = first + len(rows)
+        self._forget_frames()
 
     def _forget_frames(self) -> None:
         """Drop the rows of appends whose frames have been overwritten."""
@@ -295,6 +330,72 @@ class RowTable:
         if row >= self.tail and successor - row <= _FAR:
             row_slot, next_slot = self._slots(np.array([row, successor])).tolist()
             self._next[row_slot] = self._prev[next_slot] = successor - row
+
+    # ---- keeping a ring ----
+
+    def dump(self, arrays: Arrays) -> dict[str, Any]:
+        """Copy what a ring holds into arrays of as many rows; give, as JSON, what `restore` needs besides.
+
+        Rows are copied with what links them, so that whatever is drawn of the copy is what is drawn here.
+
+        Raises:
+            CacheError: There is no room for the arrays.
+        """
+        for name, (values, kept) in self._kept().items():
+            target = copied(arrays, name, len(kept), values)
+            for there, here in _stretches(kept, len(values)):
+                target[here] = values[there]
+        slots = self._slots(np.arange(self.tail, self.head))
+        texts = {name: heap.dump(arrays, slots) for name, heap in self._texts.items()}
+        marks = np.array(
+            [[first, *(lowest[name] for name in self._pools)] for first, lowest in self._marks], np.int64
+        )
+        copied(arrays, "marks", len(marks), marks)[:] = marks
+        frames = {name: [self._lowest(name), pool.head] for name, pool in self._pools.items()}
+        return {"rows": [self.tail, self.head], "frames": frames, "texts": texts, "marks": len(marks)}
+
+    def restore(self, arrays: Arrays, state: Mapping[str, Any]) -> None:
+        """Take what `dump` of a table of the same layout and capacity gave; into an empty ring.
+
+        Raises:
+            CacheError: There is no memory.
+            KeyError, TypeError, ValueError: The state is not one of `dump`.
+        """
+        self.tail, self.head = map(int, state["rows"])
+        lowest = {name: int(state["frames"][name][0]) for name in self._pools}
+        for name, pool in self._pools.items():
+            pool.head = int(state["frames"][name][1])
+        for name, (values, kept) in self._kept(lowest).items():
+            self._arrays.reserve(name, min(kept.stop, len(values)))
+            stored = arrays.array(name, (len(kept), *values.shape[1:]), values.dtype)
+            for there, here in _stretches(kept, len(values)):
+                values[there] = stored[here]
+        slots = self._slots(np.arange(self.tail, self.head))
+        for name, heap in self._texts.items():
+            heap.restore(arrays, slots, int(state["texts"][name]))
+        marks = arrays.array("marks", (state["marks"], 1 + len(self._pools)), np.int64).tolist()
+        self._marks.extend((first, dict(zip(self._pools, low, strict=True))) for first, *low in marks)
+
+    def _kept(self, lowest: Mapping[str, int] | None = None) -> dict[str, tuple[NDArray[Any], range]]:
+        """Array -> its values by slot, and the logical numbers of those that are kept.
+
+        Args:
+            lowest: Pool -> the first of its frames that is needed; None: what the rows say.
+        """
+        rows = range(self.tail, self.head)
+        found = {"rows": (self._void, rows)}
+        found |= {f"wide {name}": (values, rows) for name, values in self._wide.items()}
+        for name, pool in self._pools.items():
+            first = self._lowest(name) if lowest is None else lowest[name]
+            found[f"frames {name}"] = pool.frames, range(first, pool.head)
+        return found
+
+    def _lowest(self, pool: str) -> int:
+        """The first frame of a pool that some row needs."""
+        kept = slots_of(range(self.tail, self.head), self.capacity)
+        fields = self._rows[_OBS + pool], self._rows[_NEW_OBS + pool]
+        found = [int(values[s.start : s.stop].min()) for s in kept for values in fields]
+        return min(found, default=self._pools[pool].head)
 
     # ---- drawing ----
 
@@ -468,6 +569,26 @@ class RowTable:
         """A packed column of the given rows: a copy."""
         found: NDArray[Any] = self._rows[physical][self._slots(rows)]
         return found
+
+
+def slots_of(rows: range, capacity: int) -> list[range]:
+    """The slots of neighbouring rows in a ring: one stretch, or two."""
+    if not rows:
+        return []
+    rows = rows[-capacity:]
+    start = rows.start % capacity
+    stop = start + len(rows)
+    if stop <= capacity:
+        return [range(start, stop)]
+    return [range(start, capacity), range(stop - capacity)]
+
+
+def _stretches(kept: range, capacity: int) -> Iterator[tuple[slice, slice]]:
+    """Where numbers lie in a ring, and where in a copy of them alone."""
+    at = 0
+    for slots in slots_of(kept, capacity):
+        yield slice(slots.start, slots.stop), slice(at, at + len(slots))
+        at += len(slots)
 
 
 def _pooled(layout: RowLayout) -> list[tuple[Leaf, Leaf]]:

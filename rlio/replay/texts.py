@@ -7,7 +7,7 @@ Example:
     >>> from rlio.replay.memory import RamArrays
     >>> from rlio.schemas.column import ColumnSpec
     >>> heap = TextHeap(ColumnSpec("|O", (), "text"), arrays=RamArrays(), name="note", capacity=4, ring=False)
-    >>> heap.append(np.arange(2), np.array(["left", "right"], object))
+    >>> heap.append(np.arange(2), encoded(np.array(["left", "right"], object)))
     >>> heap.gather(np.array([1, 1, 0])).tolist()
     ['right', 'right', 'left']
 """
@@ -20,16 +20,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.arrays import object_column
-from rlio.replay.memory import Arrays
+from rlio.replay.memory import Arrays, copied
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.json_values import load_value
 
-__all__ = ["TextExtent", "TextHeap"]
+__all__ = ["TextExtent", "TextHeap", "encoded"]
 
 #: Texts lie in chunks, the first of this many bytes, each twice as large as the one before, up to 1 GiB; a
 #: longer text has a chunk of its own.
 _CHUNK: Final = 16 << 20
 _DOUBLINGS: Final = 6
+# Texts that are copied at a time.
+_SOME: Final = 4096
 _BYTE: Final = np.dtype(np.uint8)
 _PLACE: Final = np.dtype([("chunk", "<i4"), ("size", "<i4"), ("at", "<i8")])
 
@@ -97,16 +99,19 @@ class TextHeap:
         """Array -> bytes of it that are used, where that is not all."""
         return {self._chunk_name(len(self._sizes) - 1): self._used} if self._sizes else {}
 
-    def append(self, slots: NDArray[np.int64], values: NDArray[Any]) -> None:
-        """Put texts, or the JSON texts of objects, into slots."""
-        encoded = [value if isinstance(value, bytes) else value.encode() for value in values.tolist()]
+    def append(self, slots: NDArray[np.int64], texts: list[bytes]) -> None:
+        """Put texts, as `encoded` gives them, into slots.
+
+        Raises:
+            CacheError: There is no memory; of a ring, never.
+        """
         if self._ring is not None:
-            for slot, text in zip(slots.tolist(), encoded, strict=True):
+            for slot, text in zip(slots.tolist(), texts, strict=True):
                 self._ring[slot] = text
             return
         assert self._place is not None
         self._arrays.reserve(self.places, int(slots.max(initial=-1)) + 1)
-        for slot, text in zip(slots.tolist(), encoded, strict=True):
+        for slot, text in zip(slots.tolist(), texts, strict=True):
             chunk, at = self._room(len(text))
             self._chunks[chunk][at : at + len(text)] = np.frombuffer(text, np.uint8)
             self._place[slot] = (chunk, len(text), at)
@@ -128,14 +133,41 @@ class TextHeap:
     def _chunk_name(self, chunk: int) -> str:
         return f"{self._name} {chunk}"
 
+    def texts(self, slots: NDArray[np.int64]) -> list[bytes]:
+        """The texts of slots, as `append` was given them."""
+        if self._ring is not None:
+            return [self._ring[slot] for slot in slots.tolist()]
+        assert self._place is not None
+        places = self._place[slots].tolist()
+        return [self._chunks[chunk][at : at + size].tobytes() for chunk, size, at in places]
+
+    def dump(self, arrays: Arrays, slots: NDArray[np.int64]) -> int:
+        """Copy the texts of slots into arrays; give the number of their bytes, which `restore` needs."""
+        sizes = copied(arrays, f"{self._name} sizes", len(slots), slots)
+        parts = [slice(start, start + _SOME) for start in range(0, len(slots), _SOME)]
+        for part in parts:
+            sizes[part] = [len(text) for text in self.texts(slots[part])]
+        ends = np.cumsum(sizes, dtype=np.int64)
+        total = int(ends[-1]) if len(ends) else 0
+        target = copied(arrays, self._name, total, np.empty(0, np.uint8))
+        for part in parts:
+            found = np.frombuffer(b"".join(self.texts(slots[part])), np.uint8)
+            stop = int(ends[part][-1])
+            target[stop - len(found) : stop] = found
+        return total
+
+    def restore(self, arrays: Arrays, slots: NDArray[np.int64], total: int) -> None:
+        """Put what `dump` copied into slots, as many as there were."""
+        sizes = arrays.array(f"{self._name} sizes", (len(slots),), np.int64)
+        stored = arrays.array(self._name, (total,), np.uint8)
+        ends = np.cumsum(sizes, dtype=np.int64).tolist()
+        for start in range(0, len(slots), _SOME):
+            cuts = zip([0, *ends][start : start + _SOME], ends[start : start + _SOME], strict=False)
+            self.append(slots[start : start + _SOME], [stored[a:b].tobytes() for a, b in cuts])
+
     def gather(self, slots: NDArray[np.int64]) -> NDArray[Any]:
         """The values of slots, decoded: strings, bytes or objects, as they were recorded."""
-        if self._ring is not None:
-            found = [self._ring[slot] for slot in slots.tolist()]
-        else:
-            assert self._place is not None
-            places = self._place[slots].tolist()
-            found = [self._chunks[chunk][at : at + size].tobytes() for chunk, size, at in places]
+        found = self.texts(slots)
         if self._spec.kind == "json":
             return object_column(load_value(text) for text in found)
         if self._spec.dtype == "|S":
@@ -146,3 +178,8 @@ class TextHeap:
         # As wide as the longest of them, like every column of such texts.
         values = np.array(texts, np.str_)
         return values.astype(np.dtype(f"{self._spec.dtype}{values.dtype.itemsize // 4}"), copy=False)
+
+
+def encoded(values: NDArray[Any]) -> list[bytes]:
+    """The bytes of texts, or of the JSON texts of objects."""
+    return [value if isinstance(value, bytes) else value.encode() for value in values.tolist()]

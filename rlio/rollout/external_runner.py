@@ -12,6 +12,7 @@ from rlio.columns import DEFAULT_POLICY_ID
 from rlio.envs.external import ExternalEnv
 from rlio.episode import Episode
 from rlio.errors import ClosedError, EndOfData, EnvError, OptionError, excerpt
+from rlio.forks import Owner
 from rlio.interfaces import JsonState, Unit
 from rlio.options import expected
 from rlio.policies.policy import Policy
@@ -107,6 +108,8 @@ class ExternalRunner:
         self._error: BaseException | None = None
         self._error_told = False
         env.attach(self.episodes)
+        #: Whose the loop's thread is.
+        self._owner = Owner()
         # A daemon: a loop that hangs must not keep the interpreter.
         self._thread = threading.Thread(target=self._play, name="rlio-external-env", daemon=True)
         self._thread.start()
@@ -216,6 +219,7 @@ class ExternalRunner:
         Raises:
             EndOfData: As `run`, like EnvError and ClosedError.
         """
+        self._owner.check(type(self).__name__)
         # What happens between looking and waiting would wake nobody: the lock is held meanwhile.
         with self.episodes.changed:
             while not enough():
@@ -323,6 +327,8 @@ class ExternalRunner:
 
     def interrupt(self) -> None:
         """Let the loops go, and a `run` that waits in another thread, all with a ClosedError."""
+        if not self._owner.is_here:
+            return
         self._stopped = True
         self.episodes.close()
 
@@ -331,6 +337,8 @@ class ExternalRunner:
 
         May be called again.
         """
+        if not self._owner.is_here:
+            return
         self.interrupt()
         if self._thread is not threading.current_thread():
             self._thread.join(_STOP_SECONDS)

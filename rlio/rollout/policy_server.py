@@ -53,6 +53,7 @@ from rlio.errors import (
     UnsafeData,
     excerpt,
 )
+from rlio.forks import Owner
 from rlio.interfaces import Batch, InputReader, JsonState
 from rlio.policies.policy import Policy
 from rlio.rollout.callbacks import CallbacksLike
@@ -195,6 +196,8 @@ class PolicyServerInput(InputReader):
         self._heard_at = self._looked_at = time.monotonic()
         self._reported = ReportedRows(observation_space, action_space)
         self.weights_lock = policy.lock
+        #: Whose the server's threads are.
+        self._owner = Owner()
         try:
             self._server = _Server((host, port), self)
         except (OSError, OverflowError) as error:
@@ -216,6 +219,7 @@ class PolicyServerInput(InputReader):
     # ---- what is sampled ----
 
     def _next(self) -> Batch:
+        self._owner.check(type(self).__name__)
         runner = self.runner
         runner.metrics.begin()
         # While nobody sampled, nobody was answered: silence counts from now on.
@@ -265,10 +269,15 @@ class PolicyServerInput(InputReader):
 
     def interrupt(self) -> None:
         """Let clients and a `sample` that waits go; see `InputReader`."""
+        if not self._owner.is_here:
+            return
         self._loop.over.set()
         self.runner.interrupt()
 
     def _close(self) -> None:
+        if not self._owner.is_here:
+            self._server.socket.close()  # The copy of a fork: its parent goes on.
+            return
         self._server.shutdown()
         self._server.server_close()
         self.interrupt()

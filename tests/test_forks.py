@@ -1,0 +1,320 @@
+"""After a fork an owner of a thread goes on in the child, or raises: the thread exists in the parent only."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from counter_env import episode
+from crash_child import fork, wait_for
+from stored_batches import group_bytes, numbered, store
+
+import rlio
+import rlio.torch
+from rlio import (
+    DatasetReader,
+    JsonWriter,
+    MixedInput,
+    PacedWriter,
+    ParquetWriter,
+    ReplayStore,
+    Roll,
+    ShuffledInput,
+    TeeWriter,
+)
+from rlio.errors import EndOfData, PublishError, RlioError
+from rlio.interfaces import InputReader, OutputWriter
+from rlio.readers.async_input import AsyncInput
+from rlio.rollout.external_runner import ExternalRunner
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+
+#: Seconds that a child may take: it has nothing to do that takes one.
+DEADLINE = 6.0
+ROWS = 61
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """61 rows in many row groups."""
+    root = str(tmp_path_factory.mktemp("data") / "set")
+    with group_bytes(100):
+        return store(numbered(ROWS), root=root, roll=Roll(max_rows=13, max_seconds=None))
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLIO_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def in_a_child(act: Callable[[], object]) -> None:
+    assert wait_for(fork(act), seconds=DEADLINE) == 0
+
+
+@contextmanager
+def held(lock: Any) -> Iterator[None]:
+    """A lock, held by another thread: a child will never see it given back."""
+    taken, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            taken.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold, daemon=True)
+    thread.start()
+    taken.wait()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def rest_of(reader: InputReader, batches: int = 40) -> list[list[int]]:
+    """Some more batches, fewer at the end of the data."""
+    found = []
+    for _ in range(batches):
+        try:
+            found.append(reader.sample()["t"].tolist())  # type: ignore[index]
+        except EndOfData:
+            break
+    return found
+
+
+SHUFFLED: dict[str, Any] = {"shuffle": True, "seed": 3}
+#: Readers that go on in the child where the parent was.
+GOES_ON: dict[str, Callable[[str], InputReader]] = {
+    "cold": lambda root: DatasetReader(root, batch_size=3, cache="none"),
+    "cold, shuffled": lambda root: DatasetReader(root, batch_size=3, cache="none", **SHUFFLED),
+    "cold, filtered": lambda root: DatasetReader(
+        root, batch_size=3, cache="none", filter="t > 2", **SHUFFLED
+    ),
+    "cold, growing": lambda root: DatasetReader(root, batch_size=3, cache="none", grow=True),
+    "following": lambda root: DatasetReader(root, batch_size=3, follow=True),
+    "in memory": lambda root: DatasetReader(root, batch_size=3, cache="memory", **SHUFFLED),
+    "on disk, ahead": lambda root: DatasetReader(root, batch_size=3, cache="disk", prefetch=True, **SHUFFLED),
+    "a mixture": lambda root: MixedInput(
+        [(DatasetReader(root, batch_size=3, cache="none"), 1), (DatasetReader(root, cache="memory"), 2)],
+        batch_size=4,
+    ),
+    "a shuffle": lambda root: ShuffledInput(DatasetReader(root, batch_size=3, cache="none"), 4, seed=0),
+    "draws": lambda root: ReplayStore.open(root).uniform(batch_size=3, seed=0),
+    "draws by priority": lambda root: ReplayStore.open(root).prioritised(batch_size=3, seed=0),
+}
+
+
+@pytest.mark.parametrize("name", GOES_ON)
+def test_a_reader_goes_on_in_a_forked_child(root: str, name: str) -> None:
+    """The executor of one that decodes ahead was that of the parent: the child waited for ever."""
+    with GOES_ON[name](root) as reader:
+        for _ in range(2):
+            reader.sample()
+        expected: list[Any] = []
+        with GOES_ON[name](root) as other:
+            for _ in range(2):
+                other.sample()
+            expected = rest_of(other)
+
+        def act() -> None:
+            assert rest_of(reader) == expected
+            reader.state_dict()
+            reader.close()
+
+        in_a_child(act)
+        assert rest_of(reader) == expected
+        in_a_child(reader.close)
+        in_a_child(lambda: reader.load_state_dict(GOES_ON[name](root).state_dict()))
+
+
+def always(root: str) -> InputReader:
+    return DatasetReader(root, batch_size=3)
+
+
+def test_an_async_input_says_that_its_thread_is_the_parents(root: str) -> None:
+    with AsyncInput(always(root), queue_size=1) as reader:
+        reader.sample()
+        state = reader.state_dict()
+        for lock in (threading.Lock(), reader._queue._changed, reader.lock):
+            with held(lock):
+                for call in (
+                    reader.sample,
+                    lambda: reader.sample(5),
+                    reader.state_dict,
+                    lambda: reader.load_state_dict(state),
+                ):
+                    in_a_child(lambda call=call: refused(call))
+                in_a_child(reader.interrupt)
+                in_a_child(reader.close)
+        assert len(reader.sample()) == 3  # The parent's goes on.
+    early = AsyncInput(always(root))
+    in_a_child(early.sample)  # There was no thread yet.
+    early.close()
+
+
+def refused(call: Callable[[], object]) -> None:
+    with pytest.raises(RlioError):
+        call()
+
+
+def test_a_prefetch_says_that_its_thread_is_the_parents(root: str) -> None:
+    with rlio.torch.prefetch(always(root)) as batches:
+        next(batches)
+        state = batches.state_dict()
+        assert batches._pump is not None
+        for lock in (threading.Lock(), batches._pump._changed):
+            with held(lock):
+                in_a_child(lambda: refused(lambda: next(batches)))
+                in_a_child(lambda: refused(lambda: batches.load_state_dict(state)))
+                in_a_child(batches.state_dict)
+                in_a_child(batches.close)
+        assert len(next(batches)["t"]) == 3
+    early = rlio.torch.prefetch(always(root))
+    in_a_child(lambda: next(early))
+    early.close()
+
+
+def test_a_replay_that_follows_says_that_its_thread_is_the_parents(root: str) -> None:
+    with rlio.FollowingReplay(root, capacity=50, batch_size=3) as replay:
+        replay.sample()
+        state = replay.state_dict()
+        for lock in (threading.Lock(), replay._feed.changed):
+            with held(lock):
+                for call in (
+                    replay.sample,
+                    replay.state_dict,
+                    lambda: replay.counters,
+                    lambda: replay.load_state_dict(state),
+                ):
+                    in_a_child(lambda call=call: refused(call))
+                in_a_child(replay.interrupt)
+                in_a_child(replay.close)
+        replay.sample()
+
+
+class Loop(rlio.ExternalEnv):
+    """An environment that has the loop itself, and never ends."""
+
+    def __init__(self) -> None:
+        super().__init__(gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(2))
+
+    def run(self) -> None:
+        while True:
+            episode_id = self.start_episode()
+            for _ in range(5):
+                self.get_action(episode_id, np.zeros(2, np.float32))
+                self.log_returns(episode_id, 1.0)
+            self.end_episode(episode_id, np.zeros(2, np.float32))
+
+
+def test_a_runner_of_a_loop_elsewhere_says_that_it_is_the_parents() -> None:
+    runner = ExternalRunner(
+        Loop(), rlio.RandomPolicy(), config=rlio.RolloutConfig(rollout_fragment_length=5), seed=0
+    )
+    runner.run()
+    for lock in (threading.Lock(), runner.episodes.changed):
+        with held(lock):
+            in_a_child(lambda: refused(runner.run))
+            in_a_child(lambda: refused(runner.sample))
+            in_a_child(runner.interrupt)
+            in_a_child(runner.stop)
+    runner.run()
+    runner.stop()
+
+
+def test_a_policy_server_says_that_it_is_the_parents() -> None:
+    spaces = gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(2)
+    with rlio.PolicyServerInput(rlio.RandomPolicy(), spaces=spaces, idle_timeout=60) as server:
+        for lock in (threading.Lock(), server.runner.episodes.changed):
+            with held(lock):
+                in_a_child(lambda: refused(server.sample))
+                in_a_child(server.interrupt)
+                in_a_child(server.close)
+        client = rlio.PolicyClient(server.url, token=server.token)
+        client.start_episode()  # The parent's goes on.
+        client.close()
+
+
+def test_environments_in_processes_are_the_parents() -> None:
+    """A child that closed its copy of the worker ended them."""
+    config = rlio.RolloutConfig(num_envs=2, vectorize_mode="async", rollout_fragment_length=4)
+    with rlio.RolloutWorker("CartPole-v1", rlio.RandomPolicy(), rollout=config, seed=0) as worker:
+        worker.sample()
+        in_a_child(lambda: refused(worker.sample))
+        in_a_child(worker.close)
+        with rlio.RolloutWorker("CartPole-v1", rlio.RandomPolicy(), rollout=config, seed=0) as other:
+            other.sample()
+            expected = other.sample()
+        np.testing.assert_array_equal(worker.sample()["obs"], expected["obs"])  # The parent's go on.
+
+
+WRITERS: dict[str, Callable[[str], OutputWriter]] = {
+    "parquet": lambda root: ParquetWriter(root),
+    "parquet, no log": lambda root: ParquetWriter(root, spool=None),
+    "json": lambda root: JsonWriter(root),
+    "json, no log": lambda root: JsonWriter(root, spool=None),
+    "tee": lambda root: TeeWriter(ParquetWriter(root), JsonWriter(f"{root}-json")),
+    "paced": lambda root: PacedWriter(ParquetWriter(root)),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_writer_says_that_it_is_the_parents(tmp_path: Path, name: str) -> None:
+    root = str(tmp_path / "set")
+    with WRITERS[name](root) as writer:
+        writer.write(numbered(5))
+        locks = [threading.Lock(), writer._lock]
+        if isinstance(writer, PacedWriter):
+            locks.append(writer._turn)
+        for lock in locks:
+            with held(lock):
+                for call in (lambda: writer.write(numbered(3)), writer.flush, writer.close):
+                    in_a_child(lambda call=call: refused_to_write(call))
+        writer.write(numbered(5, 5))
+    assert len(rlio.open_dataset(root)) == 10
+
+
+def refused_to_write(call: Callable[[], object]) -> None:
+    with pytest.raises(PublishError):
+        call()
+
+
+def test_a_store_that_is_being_built_says_that_its_builder_is_the_parents(
+    root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    build = ReplayStore._build
+
+    def slow(self: ReplayStore, *args: Any) -> None:
+        go_on.wait()
+        build(self, *args)
+
+    monkeypatch.setattr(ReplayStore, "_build", slow)
+    kept = ReplayStore.open(root, wait=False)
+    in_a_child(lambda: refused(lambda: len(kept)))
+    in_a_child(kept.close)
+    go_on.set()
+    assert len(kept) == ROWS
+    kept.close()
+
+
+def test_a_live_store_goes_on_in_a_forked_child() -> None:
+    kept = ReplayStore(100)
+    kept.append(episode(0, 0, 10))
+    sampler = kept.uniform(batch_size=4, seed=0)
+    with held(threading.Lock()):
+
+        def act() -> None:
+            kept.append(episode(0, 1, 10))
+            assert len(kept) == 20
+            sampler.sample()
+
+        in_a_child(act)
+    assert len(kept) == 10
