@@ -498,13 +498,13 @@ class _GroupBytes:
     """A read-only file that holds one row group's bytes at their place."""
 
     def __init__(self, data: bytes, start: int, size: int) -> None:
-        self._data = data
+        self._data = memoryview(data)
         self._start = start
         self._size = size
         self._position = 0
         self.closed = False
 
-    def read(self, size: int = -1) -> bytes:
+    def read(self, size: int = -1) -> memoryview:
         first = self._position - self._start
         last = len(self._data) if size < 0 else first + size
         if first < 0 or last > len(self._data):

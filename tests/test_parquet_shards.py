@@ -604,11 +604,13 @@ def test_a_column_that_the_shard_lacks_is_missing_by_name() -> None:
 def test_decoded_arrays_share_no_memory_with_what_was_read() -> None:
     """Nothing is compressed, so that a decoder could point into the bytes; the caller may write."""
     batch = small_batch()
+    batch["pixels"] = np.arange(30 * 600, dtype=np.uint8).reshape(30, 600)
+    batch["halves"] = np.arange(60, dtype=np.float16).reshape(30, 2)
     root = store(batch, compression="none")
     (data,) = files(root).values()
     before = bytes(data)
     found = load(root)
-    for name in ("obs", "new_obs", "actions", "eps_id"):
+    for name in ("obs", "new_obs", "actions", "eps_id", "pixels", "halves"):
         found[name][...] = 0
     found["infos"][0]["n"] = "changed"
     assert next(iter(files(root).values())) == before
