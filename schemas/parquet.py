@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from rlio.errors import OptionError, excerpt
 from rlio.schemas.arrow import page_rows
 from rlio.schemas.crc32 import joined_crc32
-from rlio.schemas.group_arrays import BATCH, STREAM, ReadyGroup, file_fields
+from rlio.schemas.group_arrays import BATCH, file_fields, group_table
+from rlio.schemas.row_groups import RowGroup
 from rlio.schemas.schema import FORMAT_VERSION, Schema, canonical_json
 from rlio.schemas.streams import StreamTable
 
@@ -164,7 +165,7 @@ class ShardEncoder:
         self._checksums: list[Future[int]] = []
         self._sink = pa.FixedSizeBufferWriter(pa.py_buffer(memory))
         self._fields = pa.schema(file_fields(schema))
-        self._table = StreamTable()
+        self._streams = StreamTable()
         self._writer = pq.ParquetWriter(
             self._sink,
             self._fields,
@@ -184,18 +185,16 @@ class ShardEncoder:
         """Bytes encoded so far; the footer is not among them."""
         return int(self._sink.tell())
 
-    def has_room(self, ready: ReadyGroup) -> bool:
+    def has_room(self, group: RowGroup) -> bool:
         """Whether the memory is large enough for this group, and the footer after it, in any case."""
-        return self.encoded_bytes + self._bound(ready) <= len(self._memory)
+        return self.encoded_bytes + self._bound(group) <= len(self._memory)
 
-    def add(self, ready: ReadyGroup) -> None:
+    def add(self, group: RowGroup) -> None:
         """Encode a group; its memory may be reused afterwards."""
-        group = ready.group
-        stream = pa.array(self._table.merge(ready.table)[ready.stream])
-        arrays = [stream if field.name == STREAM else ready.arrays[field.name] for field in self._fields]
+        table = group_table(group, self.schema, self._streams)
         # The magic bytes before the first group count to it, so that every byte before the footer is covered.
         start = self.encoded_bytes if self._groups else 0
-        self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._fields), row_group_size=group.rows)
+        self._writer.write_table(table, row_group_size=group.rows)
         stop = self.encoded_bytes
         self._checksums.append(self._submit(lambda: self._checksum(start, stop)))
         self._groups.append(GroupInfo(start, stop, 0, group.rows, group.units, group.env_steps))
@@ -218,7 +217,7 @@ class ShardEncoder:
             for info, crc32 in zip(self._groups, self._checksums, strict=True)
         ]
         packed = zstandard.ZstdCompressor(level=3).compress(
-            canonical_json(self._table.streams.to_json()).encode()
+            canonical_json(self._streams.streams.to_json()).encode()
         )
         metadata = {
             "rlio.format": str(FORMAT_VERSION),
@@ -235,9 +234,9 @@ class ShardEncoder:
         footer_crc32 = self._checksum(start, stop)
         return EncodedShard(self._memory[:stop], self.rows, self._crc32, footer_crc32)
 
-    def _bound(self, ready: ReadyGroup) -> int:
+    def _bound(self, group: RowGroup) -> int:
         """More bytes than a group and the footer after it can take."""
-        group, encoded = ready.group, 0
+        encoded = 0
         for name, (values, _) in group.columns.items():
             spec = self.schema.columns[name]
             if spec.kind in ("text", "json"):
@@ -250,9 +249,10 @@ class ShardEncoder:
         encoded += sum(2 * group.rows * self.schema.columns[name].row_bytes for name in group.stacks)
         # A quarter more for levels and pages that do not compress; headers and a dictionary a column.
         encoded += encoded // 4 + 64 * group.rows + (16 << 10) * (len(self._fields) + 1)
-        keys = [key for key in self._table.streams.eps_id if isinstance(key, str)]
+        table = self._streams.streams
+        keys = [key for key in table.eps_id if isinstance(key, str)]
         longest = max(map(len, keys), default=64)
-        streams = 200 * len(self._table.streams) + 6 * sum(map(len, keys)) + group.rows * (200 + 6 * longest)
+        streams = 200 * len(table) + 6 * sum(map(len, keys)) + group.rows * (200 + 6 * longest)
         texts = 8 * (len(self.schema.text) + len(self._provenance))
         return (
             encoded
