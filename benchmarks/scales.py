@@ -63,7 +63,7 @@ QUICK = Scale(
 )
 TINY = Scale(
     rows=5_000,
-    image_rows=60,
+    image_rows=300,
     recorded_rows=2_000,
     recorded_image_rows=40,
     resumed_rows=10**4,
