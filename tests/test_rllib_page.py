@@ -30,7 +30,6 @@ from rlio.columns import Columns
 from rlio.envs.context import EnvContext
 from rlio.policies.checkpoint import load_state, save_state
 from rlio.policies.random_policy import RandomPolicy
-from rlio.rollout import sinks
 from rlio.rollout.callbacks import RunningEpisode
 from rlio.rollout.metrics import RolloutMetrics
 from rlio.rollout.policy_server import ServerLimits
@@ -373,9 +372,7 @@ rendering
 smoothing
     metrics:the_metrics_of_several_workers_add_up
 `metrics_logger`
-    sinks:a_list_keeps_one_plain_dict_a_summary
-    sinks:json_lines_are_there_at_once_and_appended
-    sinks:tensorboard_gets_scalars_histograms_and_pictures
+    examples:an_example_runs
 ## Weights and filters
 `weights_seq_no`
     policy_group:weights_are_taken_if_they_are_newer
@@ -399,7 +396,7 @@ filters in evaluation
 `get_initial_state`
     env_runner_callbacks:sequences_have_the_state_that_they_began_with
 `postprocess_trajectory(
-    policy_contract:an_override_that_takes_the_batch_alone_is_called_like_all_others
+    policy_contract:an_override_gets_the_batches_of_other_agents_and_the_episode
     policy_contract:a_batch_of_trajectories_is_postprocessed_one_by_one_where_the_policy_knows_no_better
 `compute_gradients`
     policy_learning:gradients_travel_as_arrays_and_do_what_learning_does
@@ -828,9 +825,6 @@ KINDS: dict[str, Any] = {
     "FaultTolerance": rlio.distributed.FaultTolerance,
     "FittedQ": rlio.evaluation.FittedQ,
     "Target": rlio.evaluation.Target,
-    "ListSink": sinks.ListSink,
-    "JsonLinesSink": sinks.JsonLinesSink,
-    "TensorBoardSink": sinks.TensorBoardSink,
 }
 #: Attributes that only instances have.
 OF_INSTANCES = {
