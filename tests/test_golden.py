@@ -42,10 +42,6 @@ def test_golden_files_read_equal_to_the_rows_that_made_them(root: Path) -> None:
     with rlio.DatasetReader(root, epochs=1, batch_size=1000) as reader:
         (batch,) = reader
     assert batch.equals(expected)
-    if root.suffix == ".jsonl":
-        with rlio.JsonReader(root, epochs=1) as lines:
-            (batch,) = lines
-        assert batch.equals(expected)
     assert verify(root).ok
 
 
