@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,9 +143,10 @@ def test_a_policy_that_learns_with_other_processes_still_does_when_it_comes_back
     with PolicyMap({"a": spec(), "b": spec()}, policy_states_are_swappable=swapping) as policies:
         policies["a"].distributed_world_size = 3
         policies.capacity = 1
+        policies["c"] = spec()
+        assert policies.loaded == ("c",)
         for _ in range(2):
             assert [policies[name].distributed_world_size for name in "ab"] == [3, 1]
-            gc.collect()
 
 
 def test_policies_are_added_replaced_and_removed_on_the_fly(tmp_path: Path) -> None:
