@@ -62,7 +62,7 @@ QUICK = Scale(
     seconds=0.03,
 )
 TINY = Scale(
-    rows=2_000,
+    rows=5_000,
     image_rows=60,
     recorded_rows=2_000,
     recorded_image_rows=40,
