@@ -84,7 +84,7 @@ def check(kind: str, root: str) -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("count", [40, pytest.param(4000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("count", [40, pytest.param(10_000, marks=pytest.mark.soak)])
 def test_no_flipped_bit_gives_a_wrong_row_to_a_reader(kind: str, count: int) -> None:
     root, path = stored(kind)
     data = shard_of(data_set(kind))

@@ -108,7 +108,7 @@ SOURCES: dict[str, tuple[Callable[[Path], Path], Callable[..., Any], str]] = {
     "Parquet shards": (
         lambda root: written(root, rlio.ParquetWriter),
         rlio.DatasetReader,
-        "listed_names schema_bytes schema_values footer_bytes footer_values columns policies nesting "
+        "listed_names schema_bytes schema_values footer_bytes columns policies nesting "
         "streams_bytes group_rows group_bytes inflation free_bytes zstd_window",
     ),
     "JSON shards": (
@@ -136,8 +136,7 @@ SOURCES: dict[str, tuple[Callable[[Path], Path], Callable[..., Any], str]] = {
     "others' Parquet": (
         parquet,
         rlio.ForeignParquetReader,
-        "listed_names footer_bytes footer_values columns nesting group_rows group_bytes packed_values "
-        "inflation free_bytes",
+        "listed_names footer_bytes columns nesting group_rows group_bytes packed_values inflation free_bytes",
     ),
     "D4RL": (hdf5, rlio.D4RLReader, "listed_names columns group_bytes inflation free_bytes"),
 }
