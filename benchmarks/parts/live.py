@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+import statistics
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import rlio
 from benchmarks.data import Columns
 from benchmarks.results import Section
 from benchmarks.scales import Setup
-from benchmarks.timing import Case, interleave
+from benchmarks.timing import seconds_of
 
 __all__ = ["DRAWS", "run"]
 
@@ -31,8 +32,10 @@ DRAWS: dict[str, dict[str, Any]] = {
 # Rows of an episode, and environments whose rows alternate.
 _LENGTH = 100
 _ENVS = 4
-# Rows of an append while a store is filled, and single rows that are made ahead.
-_FILL = 1_000
+# Rows of an append while a store is filled, and single rows that are appended in turn: whole episodes.
+_FILL = _ENVS * _LENGTH
+# Calls of which a median is taken, at least.
+_LEAST = 10
 
 
 def run(setup: Setup) -> Section:
@@ -41,9 +44,9 @@ def run(setup: Setup) -> Section:
     capacities = setup.scale.live_rows
     for kind in DRAWS:
         for capacity in capacities:
-            case = Case("rlio", _step(kind, capacity), 1)
-            taken = interleave([case], rounds=setup.scale.rounds, seconds=setup.scale.seconds)
-            section.add_taken(kind, taken, at=capacity)
+            step = _step(kind, capacity)
+            medians = [_median(step, setup.scale.seconds) for _ in range(setup.scale.rounds + 1)]
+            section.add(kind, "rlio", medians[1:], at=capacity)
         few, *_, many = (each.median for each in section.figures if each.case == kind)
         work = f"append(1) and sample({SIZE}), {kind}"
         section.quantity(work, f"{capacities[-1]:,} rows", many * 1e6, "us", at_most=1000)
@@ -51,29 +54,29 @@ def run(setup: Setup) -> Section:
     return section
 
 
+def _median(step: Callable[[], object], seconds: float) -> float:
+    """Seconds of a call: the median of as many as fit the time, as other programs pause some of them."""
+    taken = [seconds_of(step) for _ in range(_LEAST)]
+    while sum(taken) < seconds:
+        taken.append(seconds_of(step))
+    return statistics.median(taken)
+
+
 def _step(kind: str, capacity: int) -> Callable[[], object]:
     """A call that appends a row, or a joint step, to a full store and draws from it."""
     joint = kind.startswith("joint")
     store = rlio.ReplayStore(capacity)
-    filled = 2 * capacity
-    for start in range(0, filled, _FILL):
+    for start in range(0, 2 * capacity, _FILL):
         store.append(_batch(start, start + _FILL, joint=joint))
     make = store.prioritised if kind == "by priority" else store.uniform
     sampler = make(batch_size=SIZE, seed=0, **DRAWS[kind])
-    fresh = _single_rows(filled, joint=joint)
+    fresh = itertools.cycle([_batch(row, row + 1, joint=joint) for row in range(_FILL)])
 
     def step() -> object:
         store.append(next(fresh))
         return sampler.sample()
 
     return step
-
-
-def _single_rows(first: int, *, joint: bool) -> Iterator[rlio.SampleBatch | rlio.MultiAgentBatch]:
-    """Batches of one row, or one joint step, that go on from row ``first``; made some at a time."""
-    for start in itertools.count(first, _FILL):
-        for row in range(start, start + _FILL):
-            yield _batch(row, row + 1, joint=joint)
 
 
 def _batch(start: int, stop: int, *, joint: bool) -> rlio.SampleBatch | rlio.MultiAgentBatch:
