@@ -164,6 +164,7 @@ class Ranks:
 class TestElastic:
     @pytest.mark.parametrize("workers", [0, 1, 2, 4])
     @pytest.mark.parametrize("world", [1, 2, 3, 8])
+    @pytest.mark.each_value_once
     def test_stopped_anywhere_and_resumed_with_others_each_row_comes_once_in_the_same_order(
         self, root: str, world: int, workers: int
     ) -> None:
@@ -194,6 +195,7 @@ class TestElastic:
     @pytest.mark.parametrize(
         "options", [{}, SHUFFLED, {"drop_last": True}, {**SHUFFLED, "epochs": 3}], ids=str
     )
+    @pytest.mark.each_value_once
     def test_a_loader_gives_the_batches_of_a_reader(
         self, root: str, workers: int, options: dict[str, Any]
     ) -> None:
