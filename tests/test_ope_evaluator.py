@@ -105,10 +105,10 @@ def test_a_data_set_of_many_shards_and_a_reader_give_the_same_as_the_batch(tmp_p
 
 def test_readers_of_other_files_that_never_end_are_refused(tmp_path: Path) -> None:
     batch = CHAIN.simulate(30, seed=0)
-    with rlio.JsonWriter(tmp_path / "json") as writer:
-        writer.write(batch)
+    record = {name: np.asarray(batch[name]).tolist() for name in batch}
+    (tmp_path / "rows.json").write_text(json.dumps({"type": "SampleBatch", **record}) + "\n")
     pq.write_table(pa.table(dict(batch)), tmp_path / "rows.parquet")
-    for kind, source in ((rlio.JsonReader, "json"), (rlio.ForeignParquetReader, "rows.parquet")):
+    for kind, source in ((rlio.JsonReader, "rows.json"), (rlio.ForeignParquetReader, "rows.parquet")):
         with kind(tmp_path / source, epochs=1) as reader:
             assert value_of(reader) == pytest.approx(value_of(batch))
         with kind(tmp_path / source) as endless, pytest.raises(OptionError, match="never ends"):
