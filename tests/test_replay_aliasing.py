@@ -66,6 +66,7 @@ def arrays(batch: Batch) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("wrapped", ["plain", "shuffled", "recorded"])
 @pytest.mark.parametrize("kind", ["vector", "stack"])
 @pytest.mark.parametrize("name", READERS)
+@pytest.mark.each_value_once
 def test_what_was_given_never_changes(worlds: dict[str, World], name: str, kind: str, wrapped: str) -> None:
     """All batches are kept until the end; some only as a slice, a tensor or one column, the rest dropped."""
     reader = READERS[name](worlds[kind])
