@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from rlio.policies.checkpoint import load_state, save_state
 from rlio.policies.dqn import DQN
 from rlio.policies.names import callable_name, load_callable
 from rlio.policies.policy_map import PolicyMap
-from rlio.policies.policy_spec import PolicySpec, as_specs, infer_spaces
+from rlio.policies.policy_spec import PolicySpec, as_specs
 from rlio.policies.random_policy import RandomPolicy
 from rlio.policies.torch_policy import TorchPolicy
 
@@ -342,32 +342,3 @@ def test_policies_are_given_in_many_forms() -> None:
     for wrong in ({}, 3, "a", {"a": 3}, {1: policy}):
         with pytest.raises(OptionError):
             as_specs(wrong)
-
-
-class TwoKinds:
-    """The spaces of a multi-agent environment."""
-
-    observation_spaces: ClassVar = {"a0": OBS, "a1": OBS, "b0": Discrete(3)}
-    action_spaces: ClassVar = {"a0": ACTIONS, "a1": ACTIONS, "b0": ACTIONS}
-
-
-class Single:
-    observation_space = OBS
-    action_space = ACTIONS
-
-
-def test_spaces_are_inferred_from_the_environment_and_the_mapping() -> None:
-    """Row "policy spec" (2.1): `get_multi_agent_setup` infers spaces from the env."""
-
-    def mapping(agent_id: str, episode: Any) -> str:
-        return agent_id[0]
-
-    assert infer_spaces(TwoKinds(), ["a", "b", "unused"], mapping) == {
-        "a": (OBS, ACTIONS),
-        "b": (Discrete(3), ACTIONS),
-    }
-    assert infer_spaces(Single(), ["x"]) == {"x": (OBS, ACTIONS)}
-    with pytest.raises(OptionError, match="'a0' and 'b0' of policy 'all'"):
-        infer_spaces(TwoKinds(), ["all"])
-    with pytest.raises(OptionError, match="gives the policy 'b' to agent 'b0'"):
-        infer_spaces(TwoKinds(), ["a"], mapping)

@@ -107,7 +107,13 @@ def replays(tmp_path: Path, kind: str, megabytes: int, batches: int, size: int) 
     return max(most, again), stored
 
 
-@pytest.mark.parametrize("kind", ["frames", pytest.param("vectors", marks=pytest.mark.soak)])
+def test_data_replays_shuffled_within_half_of_its_size(tmp_path: Path) -> None:
+    most, stored = replays(tmp_path, "frames", 500, 150, 32)
+    assert stored > 450
+    assert most < 250
+
+
+@pytest.mark.parametrize("kind", [*further("frames"), pytest.param("vectors", marks=pytest.mark.soak)])
 def test_a_gigabyte_replays_shuffled_within_half_of_it(tmp_path: Path, kind: str) -> None:
     most, stored = replays(tmp_path, kind, 1000, 300, 32)
     assert stored > 900
