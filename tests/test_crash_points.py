@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 import re
@@ -113,12 +112,11 @@ def _roots(base: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "json"])
-@pytest.mark.parametrize("start", [1, *further(2, 3)])
 def test_a_writer_that_dies_at_any_call_loses_nothing(
-    kind: str, start: int, tmp_path: Path, expected: Callable[[str, int], list[str]]
+    kind: str, tmp_path: Path, expected: Callable[[str, int], list[str]]
 ) -> None:
     points = 0
-    for point, root in zip(itertools.count(start, 3), _roots(tmp_path), strict=False):
+    for point, root in enumerate(_roots(tmp_path), start=1):
         tally = Tally()
         code = wait_for(fork(_dying_script, root, kind, tally, point))
         assert code in (0, DIED)
@@ -127,18 +125,17 @@ def test_a_writer_that_dies_at_any_call_loses_nothing(
         if code == 0:
             break
         points += 1
-    assert points >= 25
+    assert points >= 75
 
 
 @pytest.mark.parametrize("kind", ["parquet", "json"])
-@pytest.mark.parametrize("start", [1, *further(2)])
 def test_recovery_that_dies_at_any_call_is_done_by_the_next_one(
-    kind: str, start: int, tmp_path: Path, expected: Callable[[str, int], list[str]]
+    kind: str, tmp_path: Path, expected: Callable[[str, int], list[str]]
 ) -> None:
     log, tally = tmp_path / "log", Tally()
     _leave_log(log, kind, tally)
     points = 0
-    for point in range(start, 1000, 2):
+    for point in range(1, 1000):
         root = tmp_path / "copy"
         shutil.copytree(log, root)
         code = wait_for(fork(_recover_dying, root, point))
@@ -148,7 +145,7 @@ def test_recovery_that_dies_at_any_call_is_done_by_the_next_one(
             break
         assert code == DIED
         points += 1
-    assert points >= 7
+    assert points >= 15
 
 
 @pytest.mark.parametrize("seed", [0, *further(1, 2, 3)])
