@@ -32,10 +32,14 @@ _warned: ContextVar[list[str]] = ContextVar("_warned")
 
 
 class _Warnings(logging.Handler):
-    """Shows the warnings of rlio on standard error, and keeps them for the JSON."""
+    """Shows the warnings of rlio, from any thread, on standard error, and keeps them for the JSON."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        _warned.get().append(record.getMessage())
+        self.texts.append(record.getMessage())
         typer.echo(f"rlio: {record.levelname.lower()}: {record.getMessage()}", err=True)
 
 
@@ -44,8 +48,8 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command, between what all commands do."""
-        logger, warnings = logging.getLogger("rlio"), _Warnings(logging.WARNING)
-        _warned.set([])
+        logger, warnings = logging.getLogger("rlio"), _Warnings()
+        _warned.set(warnings.texts)
         logger.addHandler(warnings)
         try:
             return super().invoke(ctx)
