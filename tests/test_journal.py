@@ -25,7 +25,7 @@ from rlio.storage.wal import read_segment
 def _journal(folder: Path, **options: Any) -> Journal:
     options.setdefault("sync", "never")
     log = LogFolder.create(str(folder / "w"), root="r", writer="w")
-    return Journal(log, spool=Spool(**options), about={"kind": "test"})
+    return Journal(log, spool=Spool(**options))
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 
 
 def _append(journal: Journal, *payloads: bytes) -> None:
-    journal.append([([payload], 2) for payload in payloads], schema={"schema": "text"})
+    journal.append([([payload], 2) for payload in payloads], header={"kind": "test", "schema": "text"})
 
 
 def _logged(folder: Path) -> list[tuple[int, bool, list[bytes]]]:

@@ -197,7 +197,7 @@ def test_rows_become_visible_when_they_are_old_enough(tmp_path: Path) -> None:
         timer = writer._timer._timer
         assert timer is not None
         timer.join(30)
-        writer._lines._jobs.wait(30)
+        writer._encoder._jobs.wait(30)
         writer._log.wait(30)
         assert writer.rows_published == 3
         writer.write(steps(2, 3))

@@ -35,7 +35,7 @@ from rlio.storage.publisher import Publisher
 from rlio.storage.spool import Spool, find_logs
 from rlio.testing import FaultyFileSystem
 from rlio.testing.filesystem import Call, Fault
-from rlio.writers import shard_builder
+from rlio.writers import shard_maker
 from rlio.writers.recovery import recover
 
 WRITERS = {"parquet": ParquetWriter, "json": JsonWriter}
@@ -292,7 +292,7 @@ def test_recovery_puts_back_a_header_that_was_lost_and_counts_only_what_it_store
     # Of the third shard the answer was lost: it is stored, and in the log.
     shard = publisher._queue[1]
     name = shard.name
-    made = publisher._remake(shard.schema, publisher._journal.frames(name.first, name.end))
+    made = shard.remake(publisher._journal.frames(name.first, name.end))
     leave(writer)
     store.mend()
     fs = store.options["target"]
@@ -513,7 +513,7 @@ def test_no_byte_is_lost_or_changed_by_two_hundred_stores_that_come_and_go(tmp_p
 
 
 def test_memory_of_shards_is_given_back_once_and_none_beyond_the_bound_is_kept() -> None:
-    memory = shard_builder._Memory()
+    memory = shard_maker._Memory()
     large, small = memory.take(300 << 20), memory.take(1 << 10)
     memory.give_back(large)
     assert memory._kept is None, "300 MiB, of at most 256"

@@ -32,10 +32,8 @@ from rlio.storage.filesystem import Storage
 from rlio.storage.listing import cover_rows, list_writer
 from rlio.storage.names import DATA_DIR, make_attempt_id, parse_sealed, part_of, writer_dir
 from rlio.storage.shard_log import ShardLog
+from rlio.writers.parquet_encoder import ParquetEncoder
 from rlio.writers.roll import Roll
-from rlio.writers.row_collector import RowCollector
-from rlio.writers.shard_builder import ShardBuilder
-from rlio.writers.spooling import make_room, schema_after
 
 __all__ = ["PartOptions", "PartWriter", "Sealed", "sealed_attempt"]
 
@@ -114,8 +112,7 @@ class PartWriter:
         self._options = options or PartOptions()
         self._writer_id: str | None = None
         self._log: ShardLog | None = None
-        self._builder: ShardBuilder | None = None
-        self._rows: RowCollector | None = None
+        self._encoder: ParquetEncoder | None = None
         #: The attempt that is sealed: another one's, or, after `finish`, this one. Then nothing is written.
         self.taken: Sealed | None
         self.taken, self._number = sealed_attempt(storage, part)
@@ -137,18 +134,19 @@ class PartWriter:
             raise OptionError(f"{self.taken.writer} is sealed: nothing more is written of this part")
         if not batch.agent_steps():
             return
-        log, builder, rows = self._open()
-        builder.check()
-        schema = schema_after(rows.schema, batch, spaces=self._options.spaces, stored=self._options.stored)
-        parts = rows.cut(batch, schema)
-        if schema is not rows.schema:
+        log, encoder = self._open()
+        encoder.check()
+        schema = encoder.schema_after(batch, spaces=self._options.spaces, stored=self._options.stored)
+        parts = encoder.cut(batch, schema)
+        if schema is not encoder.schema:
             log.check_schema(schema)
-            builder.start()
-            rows.use(schema)
-        for pieces in parts:
-            rows.append(pieces)
-            log.received += sum(piece.rows for piece in pieces)
-        make_room(log, self._options.roll, store=builder.store, flush=rows.finish, finish=rows.finish)
+            encoder.start()
+            encoder.use(schema)
+        for part in parts:
+            encoder.append(part)
+            log.received += encoder.rows_of(part)
+        if log.waiting_bytes >= self._options.roll.max_bytes:
+            log.publish()
 
     def finish(self) -> Sealed:
         """Store what is left and seal the attempt, unless another one is sealed by now: then remove it.
@@ -161,14 +159,13 @@ class PartWriter:
         """
         if self.taken is not None:
             return self.taken
-        if self._log is None or self._builder is None or self._rows is None:
+        if self._log is None or self._encoder is None:
             self.taken = Sealed(None, 0)
             return self.taken
-        log, builder, rows = self._log, self._builder, self._rows
+        log, encoder = self._log, self._encoder
         try:
-            rows.hand_over()
-            builder.store()
-            builder.close()
+            encoder.store()
+            encoder.close()
             log.ledger.check(uri=self._storage.uri)
             other, _ = sealed_attempt(self._storage, self._part)
             if other is None:
@@ -189,24 +186,20 @@ class PartWriter:
     def abandon(self) -> None:
         """Give the attempt up, and remove what can be removed of it. May be called at any time."""
         if self._log is not None:
-            if self._builder is not None:
+            if self._encoder is not None:
                 with contextlib.suppress(RlioError, OSError):
-                    self._builder.abandon()
+                    self._encoder.close()
             self._drop(self._log)
 
-    def _open(self) -> tuple[ShardLog, ShardBuilder, RowCollector]:
-        if self._log is None or self._builder is None or self._rows is None:
+    def _open(self) -> tuple[ShardLog, ParquetEncoder]:
+        if self._log is None or self._encoder is None:
             options = self._options
             self._writer_id = make_attempt_id(self._part, self._number)
             self._log = ShardLog(self._storage, writer_id=self._writer_id, spool=None)
-            self._builder = ShardBuilder(
-                self._log,
-                roll=options.roll,
-                compression=options.compression,
-                provenance=options.provenance,
+            self._encoder = ParquetEncoder(
+                self._log, roll=options.roll, compression=options.compression, provenance=options.provenance
             )
-            self._rows = RowCollector(self._builder, roll=options.roll)
-        return self._log, self._builder, self._rows
+        return self._log, self._encoder
 
     def _check_stored(self, log: ShardLog) -> None:
         """Raise where a shard is gone: a seal over a hole would be an error for every reader."""

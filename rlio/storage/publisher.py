@@ -13,7 +13,6 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from rlio.errors import LedgerError, PublishError, RlioError, SchemaConflict, StoreError
 from rlio.schemas.schema import Schema
@@ -24,7 +23,7 @@ from rlio.storage.names import ShardName, Suffix, schema_path, shard_path
 from rlio.storage.publish import put_shard
 from rlio.storage.wal import Frame
 
-__all__ = ["NewShard", "Publisher", "Remake"]
+__all__ = ["NewShard", "Publisher"]
 
 logger = logging.getLogger("rlio")
 
@@ -48,6 +47,8 @@ class NewShard:
         crc32: Of ``data``, where known.
         pending: A file at the root that holds ``data`` already.
         release: Called, once, when ``data`` is not needed any more.
+        remake: Makes the shard again from the log's frames of its rows. None: ``data`` is kept until it is
+            stored.
     """
 
     data: bytes | memoryview
@@ -58,6 +59,7 @@ class NewShard:
     crc32: int | None = None
     pending: PendingFile | None = None
     release: Callable[[], object] = field(default=lambda: None)
+    remake: Callable[[Iterable[Frame]], NewShard] | None = None
 
     def name(self, first: int) -> ShardName:
         """Its name, given the number of its first row."""
@@ -71,10 +73,6 @@ class NewShard:
         )
 
 
-#: Makes the one shard that the frames of a log were made into before.
-Remake: TypeAlias = Callable[[Schema, Iterable[Frame]], NewShard]
-
-
 @dataclass(eq=False)
 class _Waiting:
     """A shard on its way into the data set: its schema is stored before it; see `NewShard`."""
@@ -85,6 +83,7 @@ class _Waiting:
     data: memoryview | None
     release: Callable[[], object]
     pending: PendingFile | None
+    remake: Callable[[Iterable[Frame]], NewShard] | None
 
 
 class Publisher:
@@ -95,7 +94,6 @@ class Publisher:
         writer_id: Whose shards they are.
         journal: The writer's log.
         accept: Called, in the thread, before a schema is stored: raises where it must not be.
-        remake: Makes shards again from the log. None, or no log: what cannot be stored stays in memory.
     """
 
     def __init__(
@@ -105,13 +103,11 @@ class Publisher:
         journal: Journal | None,
         *,
         accept: Callable[[Schema], object] = lambda schema: None,
-        remake: Remake | None = None,
     ) -> None:
         self._storage = storage
         self._writer_id = writer_id
         self._journal = journal
         self._accept = accept
-        self._remake = remake
         #: Schemas of which no row is here yet.
         self._announced: deque[Schema] = deque()
         #: The schema of the last rows, and whether it is to be stored before they are.
@@ -184,7 +180,12 @@ class Publisher:
         """
         self.start()
         shard = _Waiting(
-            new.name(first), new.schema, memoryview(new.data).cast("B"), new.release, new.pending
+            new.name(first),
+            new.schema,
+            memoryview(new.data).cast("B"),
+            new.release,
+            new.pending,
+            new.remake,
         )
         with self._changed:
             self._queue.append(shard)
@@ -405,8 +406,8 @@ class Publisher:
         """The bytes of the first shard, made again if they were dropped."""
         if shard.data is None:
             assert self._journal is not None
-            assert self._remake is not None
-            made = self._remake(shard.schema, self._journal.frames(shard.name.first, shard.name.end))
+            assert shard.remake is not None
+            made = shard.remake(self._journal.frames(shard.name.first, shard.name.end))
             if made.name(shard.name.first) != shard.name:
                 made.release()
                 raise LedgerError(
@@ -441,7 +442,7 @@ class Publisher:
 
     def _drop(self, shard: _Waiting) -> None:
         """Drop the bytes of a shard whose rows are logged, but not of the first: it is tried again soon."""
-        if self._journal is None or self._remake is None or shard.data is None:
+        if self._journal is None or shard.remake is None or shard.data is None:
             return
         try:
             self._journal.secure(shard.name.end)

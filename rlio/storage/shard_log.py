@@ -23,7 +23,7 @@ from rlio.storage.local import PendingFile
 from rlio.storage.markers import claim, disclaim, seal
 from rlio.storage.names import check_writer_id, make_writer_id, writer_dir
 from rlio.storage.publish import put_header
-from rlio.storage.publisher import NewShard, Publisher, Remake
+from rlio.storage.publisher import NewShard, Publisher
 from rlio.storage.schema_files import check_agreement, read_schemas
 from rlio.storage.spool import LogFolder, Spool, spool_of
 from rlio.storage.wal import Buffer
@@ -102,8 +102,6 @@ class ShardLog:
         worker_index: Goes into a drawn id.
         storage_options: For fsspec.
         spool: How rows are logged; None: not at all.
-        about: What recovery must know to make the same shards again.
-        remake: Makes one of them again, from its frames, in this process.
         resume_at: Go on with the given writer, which is dead, at this row.
         conflicting: Store rows whose schema does not fit those of the root, too.
 
@@ -127,8 +125,6 @@ class ShardLog:
         worker_index: int = 0,
         storage_options: dict[str, object] | None = None,
         spool: Spool | None = None,
-        about: Mapping[str, Any] | None = None,
-        remake: Remake | None = None,
         resume_at: int | None = None,
         conflicting: bool = False,
     ) -> None:
@@ -149,7 +145,7 @@ class ShardLog:
             can_wait = spooled is not None and not self._beside and writer_id is None
             self._has_root = self._make_root(can_wait=can_wait)
             claiming = self._claim(given=writer_id is not None) if self._claims else None
-            self.journal = self._open_journal(spool, spooled, about or {})
+            self.journal = self._open_journal(spool, spooled)
             if claiming is not None:
                 claiming.join(_CLAIM_SECONDS)
         except BaseException as error:
@@ -167,9 +163,7 @@ class ShardLog:
                 uri=self.storage.uri,
             ) from error
         self._accepted: set[str] = set()
-        self._publisher = Publisher(
-            self.storage, self.writer_id, self.journal, accept=self._accept, remake=remake
-        )
+        self._publisher = Publisher(self.storage, self.writer_id, self.journal, accept=self._accept)
         #: Number of the first row of the next shard.
         self.next_row = resume_at or 0
         #: Rows that were taken: those of a `write()` that was interrupted just before it returned, too.
@@ -255,14 +249,12 @@ class ShardLog:
         thread.start()
         return thread
 
-    def _open_journal(
-        self, spool: Spool | None, where: str | None, about: Mapping[str, Any]
-    ) -> Journal | None:
+    def _open_journal(self, spool: Spool | None, where: str | None) -> Journal | None:
         if spool is None or where is None:
             return None
         path = os.path.join(where, self.writer_id)
         folder = LogFolder.create(path, root=self.storage.uri, writer=self.writer_id)
-        return Journal(folder, spool=spool, about=about)
+        return Journal(folder, spool=spool)
 
     @property
     def is_durable(self) -> bool:
@@ -374,17 +366,17 @@ class ShardLog:
         self._accepted.add(schema.hash)
 
     def log(
-        self, frames: Sequence[tuple[Sequence[Buffer], int]], schema: Schema, *, shard_rows: int = 0
+        self, frames: Sequence[tuple[Sequence[Buffer], int]], schema: Schema, *, header: Mapping[str, Any]
     ) -> None:
         """Log the rows of one `write()`, all or none of them; see `Journal.append`.
 
         Args:
             frames: Buffers and rows of each.
             schema: Of the rows.
-            shard_rows: Rows before them that count towards the ``max_rows`` of their shard.
+            header: What recovery must know to make the same shards again.
         """
         if self.journal is not None and frames:
-            self.journal.append(frames, schema={"schema": schema.text, "shard_rows": shard_rows})
+            self.journal.append(frames, header={**header, "schema": schema.text})
             # Rows of it will follow: its file can be there by then.
             self._publisher.expect(schema)
 
