@@ -564,7 +564,7 @@ def test_an_attempt_that_may_be_sealed_is_not_given_up(
         seal(storage, writer_id, rows)
         raise PublishError("no answer")
 
-    monkeypatch.setattr("rlio.storage.shard_log.seal", lost)
+    monkeypatch.setattr("rlio.storage.publisher.seal", lost)
     with pytest.raises(PublishError):
         writer.finish()
     writer.abandon()

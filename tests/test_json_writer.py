@@ -104,7 +104,7 @@ def test_rows_that_cannot_be_stored_are_kept_and_stored_later(tmp_path: Path) ->
         return "before" if failing and call.operation == "pipe_file" else None
 
     writer = rlio.JsonWriter(tmp_path, roll=rlio.Roll(max_bytes=400), writer_id="w", spool=None)
-    writer._log._publisher._storage = Storage.on(
+    writer._publisher.storage = Storage.on(
         FaultyFileSystem(LocalFileSystem(), choose), str(tmp_path), retry=Retry(attempts=1)
     )
     writer.write(steps(20))
@@ -198,7 +198,7 @@ def test_rows_become_visible_when_they_are_old_enough(tmp_path: Path) -> None:
         assert timer is not None
         timer.join(30)
         writer._encoder._jobs.wait(30)
-        writer._log.wait(30)
+        writer._publisher.wait(30)
         assert writer.rows_published == 3
         writer.write(steps(2, 3))
     assert_same(read_back(tmp_path), steps(5), "what was read back")

@@ -34,7 +34,7 @@ from rlio.errors import EndOfData, RlioError
 from rlio.schemas import shard_file, zstd_frames
 from rlio.schemas.json_lines import encode_line
 from rlio.schemas.schema import Schema
-from rlio.storage import json_shard, listing, local, publisher, shard_log, spool, wal
+from rlio.storage import json_shard, listing, local, new_writer, publisher, spool, wal
 from rlio.storage.clients import Clients
 from rlio.storage.filesystem import Storage
 from rlio.storage.local import LocalFolder, PendingFile
@@ -322,11 +322,11 @@ def no_size_check(patch: pytest.MonkeyPatch) -> None:
 
 
 def fixed_writer_id(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(shard_log, "make_writer_id", lambda index: f"w{index:05d}-00000000")
+    patch.setattr(new_writer, "make_writer_id", lambda index: f"w{index:05d}-00000000")
 
 
 def second_resolution_name(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(shard_log, "make_writer_id", lambda index: f"w{index:05d}-{int(time.time()):08x}")
+    patch.setattr(new_writer, "make_writer_id", lambda index: f"w{index:05d}-{int(time.time()):08x}")
 
 
 def retry_with_a_new_name(patch: pytest.MonkeyPatch) -> None:
@@ -346,8 +346,8 @@ def unlink_the_log_before_publishing(patch: pytest.MonkeyPatch) -> None:
     real = Publisher._store
 
     def store(self: Publisher, shard: Any) -> None:
-        if self._journal is not None:
-            self._journal.release(shard.name.end)
+        if self.log is not None:
+            self.log.release(shard.name.end)
         real(self, shard)
 
     patch.setattr(Publisher, "_store", store)

@@ -9,11 +9,13 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rlio.errors import LedgerError, PublishError, RlioError
 from rlio.interfaces import Batch, OutputWriter
 from rlio.schemas.provenance import Provenance
 from rlio.schemas.schema import Schema
 from rlio.storage.filesystem import Storage
-from rlio.storage.shard_log import ShardLog, WriteLedger
+from rlio.storage.new_writer import open_publisher
+from rlio.storage.publisher import Publisher
 from rlio.storage.spool import SpoolLike, parse_spool
 from rlio.storage.wal import Sync
 from rlio.writers.age_timer import AgeTimer
@@ -28,7 +30,7 @@ class DatasetWriter(OutputWriter):
 
     Args:
         root: Folder of the data set: a path or any fsspec URL.
-        encoder: Makes the encoder, given the log that takes its shards.
+        encoder: Makes the encoder, given the publisher that takes its shards.
         spool, sync, writer_id, worker_index, spaces, provenance, storage_options: See `rlio.ParquetWriter`.
 
     Raises:
@@ -40,7 +42,7 @@ class DatasetWriter(OutputWriter):
     def __init__(
         self,
         root: str | os.PathLike[str],
-        encoder: Callable[[ShardLog], Encoder[Any]],
+        encoder: Callable[[Publisher], Encoder[Any]],
         *,
         spool: SpoolLike,
         sync: Sync | None,
@@ -55,7 +57,7 @@ class DatasetWriter(OutputWriter):
         kept = parse_spool(spool, sync)
         if writer_id is not None:  # Of which there may be a log.
             recover_before_writing(root, kept, storage_options=storage_options)
-        self._log = ShardLog(
+        self._publisher = open_publisher(
             root,
             writer_id=writer_id,
             worker_index=worker_index,
@@ -65,73 +67,92 @@ class DatasetWriter(OutputWriter):
         if writer_id is None:
             # After this writer can be seen: followers must not find every writer closed in between.
             recover_before_writing(root, kept, storage_options=storage_options)
-        self.durable = self._log.is_durable
+        self.durable = self._publisher.log is not None
         self.patience = None if kept is None else kept.publish_seconds
-        self._encoder = encoder(self._log)
+        self._encoder = encoder(self._publisher)
         self._timer = AgeTimer(self._encoder.roll.max_seconds, self._on_timer)
-        self._log.on_log_failure(self._on_timer)
+        if self._publisher.log is not None:  # When a sync has failed, only publishing makes rows safe.
+            self._publisher.log.on_failure = self._on_timer
+        # Whether a `write()` was interrupted: how much of its batch is in memory is not known.
+        self._interrupted = False
         super().__init__()  # Last: from here on the writer is closed at exit, which needs all of it.
 
     @property
     def writer_id(self) -> str:
         """The id under which this writer's shards lie."""
-        return self._log.writer_id
+        return self._publisher.writer_id
 
     @property
     def storage(self) -> Storage:
         """The data set's folder."""
-        return self._log.storage
+        return self._publisher.storage
 
     @property
     def rows_published(self) -> int:
         """Rows that every reader can see."""
-        return self._log.rows_published
+        return self._publisher.rows_published
 
     @property
     def bytes_published(self) -> int:
         """Bytes of the shards that every reader can see."""
-        return self._log.bytes_published
+        return self._publisher.bytes_published
 
     @property
     def logs(self) -> tuple[WriterLog, ...]:
         """Where this writer's write-ahead log lies; empty without one."""
-        journal = self._log.journal
-        return () if journal is None else (WriterLog(self.storage, journal.path),)
+        log = self._publisher.log
+        return () if log is None else (WriterLog(self.storage, log.path),)
 
     @property
-    def ledger(self) -> WriteLedger:
-        """Where the rows are that this writer was given."""
-        return self._log.ledger
+    def seconds_waited(self) -> float:
+        """Seconds that `write` has waited for room in the log."""
+        log = self._publisher.log
+        return 0.0 if log is None else log.waited
 
     def _write(self, batch: Batch) -> None:
-        self._log.check_whole()
-        self._encoder.check()
+        encoder, publisher = self._encoder, self._publisher
+        publisher.check()
+        if self._interrupted:
+            raise PublishError(
+                "an earlier write() was interrupted, which ends this writer: close() stores every row that "
+                "was taken; open another writer",
+                uri=self.storage.uri,
+            )
+        encoder.check()
         self._make_room()
-        encoder = self._encoder
         schema = encoder.schema_after(batch, spaces=self._spaces, stored=self._stored)
         if not schema.policies:
             return
         # Everything that can be wrong with the batch is found here, before anything changes.
         parts = encoder.cut(batch, schema) if batch.agent_steps() else []
         if schema is not encoder.schema:
-            self._log.check_schema(schema)
+            publisher.check_schema(schema)
         encoder.start()
-        with self._log.taking():
+        try:
             if schema is not encoder.schema:
                 self._timer.stop()
                 encoder.use(schema)
             if parts:
                 self._take(parts, schema)
+        except RlioError:
+            raise  # Our own errors refuse a batch whole.
+        except BaseException:
+            # Such as a KeyboardInterrupt: memory and the log may hold different rows.
+            self._interrupted = True
+            raise
 
     def _take(self, parts: list[Any], schema: Schema) -> None:
         """Log the parts of a batch and collect them."""
         encoder = self._encoder
-        if self.durable:
+        log = self._publisher.log
+        if log is not None:
             frames = [(encoder.to_frame(part), encoder.rows_of(part)) for part in parts]
-            self._log.log(frames, schema, header={**encoder.header, "shard_rows": encoder.shard_rows})
+            about = {**encoder.header, "shard_rows": encoder.shard_rows, "schema": schema.text}
+            log.append(frames, header=about)
+            self._publisher.expect(schema)
         for part in parts:
             encoder.append(part)
-            self._log.received += encoder.rows_of(part)
+            self._publisher.received += encoder.rows_of(part)
         self._timer.start()
 
     def _make_room(self) -> None:
@@ -140,15 +161,15 @@ class DatasetWriter(OutputWriter):
         Raises:
             PublishError: It cannot be published; nothing new is to be taken.
         """
-        journal = self._log.journal
-        if journal is None:
-            if self._log.waiting_bytes >= self._encoder.roll.max_bytes:
-                self._log.publish()
-        elif journal.failure is not None:  # A sync has failed: the log no longer protects what is in it.
+        log = self._publisher.log
+        if log is None:
+            if self._publisher.waiting_bytes >= self._encoder.roll.max_bytes:
+                self._publisher.flush()
+        elif log.failure is not None:  # A sync has failed: the log no longer protects what is in it.
             self._flush()
-        elif not journal.has_room():
+        elif not log.has_room():
             self._finish()
-            self._log.wait_for_room()
+            self._publisher.wait_for_room()
 
     def _finish(self) -> None:
         """End the open shard, if it has rows; it is stored in the background."""
@@ -156,26 +177,31 @@ class DatasetWriter(OutputWriter):
         self._encoder.finish()
 
     def _flush(self) -> None:
-        self._log.check_process()
+        self._publisher.check_process()
         self._timer.stop()
-        if self._log.interrupted and self.durable:
+        if self._interrupted and self.durable:
             self._encoder.close()
-            recover_interrupted(self._log, timeout=self._seconds_left())
+            recover_interrupted(self._publisher, timeout=self._seconds_left())
             return
         self._encoder.store(self._seconds_left())
 
     def _close(self) -> None:
+        publisher = self._publisher
         self._timer.stop()
         self._encoder.close()
-        if self._log.interrupted:
-            if not self.durable:  # Else the flush has recovered and closed the log.
-                self._log.close(seal_at=self.rows_published, timeout=self._seconds_left())
-                self._log.check_interrupted()
-            return
-        self.ledger.check(uri=self.storage.uri)
-        self._log.close(seal_at=self._log.received, timeout=self._seconds_left())
+        if not self._interrupted:
+            publisher.check_counts()
+            publisher.close(seal_at=publisher.received, timeout=self._seconds_left())
+        elif not self.durable:  # Else the flush has recovered and closed the log.
+            publisher.close(seal_at=publisher.rows_published, timeout=self._seconds_left())
+            if (lost := publisher.received - publisher.rows_published) > 0:
+                raise LedgerError(
+                    f"a write() was interrupted, and {lost} rows that were taken before it are lost: with a "
+                    "log (spool='auto') they would not be",
+                    uri=self.storage.uri,
+                )
 
     def _on_timer(self) -> None:
         with self._lock:
-            if not self._closed and not self._log.interrupted:
+            if not self._closed and not self._interrupted:
                 self._finish()

@@ -14,7 +14,7 @@ from rlio.batch import MultiAgentBatch
 from rlio.errors import SchemaConflict
 from rlio.interfaces import Batch
 from rlio.schemas.schema import Schema
-from rlio.storage.shard_log import ShardLog
+from rlio.storage.publisher import Publisher
 from rlio.storage.wal import Buffer, Frame
 from rlio.writers.background import Jobs
 from rlio.writers.roll import Roll
@@ -30,14 +30,14 @@ class Encoder(ABC, Generic[Part]):
     A part is one frame of the log; it is never divided between shards. Called under the writer's lock.
 
     Args:
-        log: Numbers and stores the shards.
+        publisher: Numbers and stores the shards.
         roll: When a shard ends; age is the writer's to watch.
         provenance: JSON text for every shard.
     """
 
-    def __init__(self, log: ShardLog, *, roll: Roll, provenance: str) -> None:
+    def __init__(self, publisher: Publisher, *, roll: Roll, provenance: str) -> None:
         self.roll = roll
-        self._log = log
+        self._publisher = publisher
         self._provenance = provenance
         self._jobs = Jobs("rlio-encode")
         #: Of the rows; None before the first.
@@ -105,7 +105,7 @@ class Encoder(ABC, Generic[Part]):
     def start(self) -> None:
         """Start the threads, unless they run: too late once the interpreter has begun to exit."""
         self._jobs.start()
-        self._log.start()
+        self._publisher.start()
 
     def check(self) -> None:
         """Raise the error of an earlier shard, so that no row is taken after it."""
@@ -161,7 +161,7 @@ class Encoder(ABC, Generic[Part]):
         self._wait(timeout)
         self.finish()
         self._wait(_left(until))
-        self._log.publish(_left(until))
+        self._publisher.flush(_left(until))
 
     def close(self) -> None:
         """End the threads; rows of the open shard are dropped, and are in the log. May be called again."""
@@ -171,7 +171,11 @@ class Encoder(ABC, Generic[Part]):
         """End the open shard; recovery counts rows and bytes itself, and is told where it ends otherwise."""
         self.shard_rows = 0
         self._finish()
-        self._log.cut(begins_shard=begins_shard)
+        self._cut(begins_shard=begins_shard)
+
+    def _cut(self, *, begins_shard: bool) -> None:
+        if self._publisher.log is not None:
+            self._publisher.log.cut(begins_shard=begins_shard)
 
     def _wait(self, timeout: float | None = None) -> None:
         """Wait for the job handed over last, so that no third shard is in memory.
@@ -180,7 +184,7 @@ class Encoder(ABC, Generic[Part]):
         call; where there is a log they are still in it.
         """
         if not self._jobs.wait(timeout):
-            raise self._log.overdue(
+            raise self._publisher.overdue(
                 "a shard was not made, since an earlier one is still being stored,", timeout
             )
 

@@ -13,8 +13,7 @@ from rlio.interfaces import Batch
 from rlio.schemas.json_lines import LineTooLarge, encode_line, encode_provenance
 from rlio.schemas.row_groups import unpadded
 from rlio.schemas.schema import Schema
-from rlio.storage.publisher import NewShard
-from rlio.storage.shard_log import ShardLog
+from rlio.storage.publisher import NewShard, Publisher
 from rlio.storage.wal import Buffer, Frame
 from rlio.writers.encoder import Encoder
 from rlio.writers.roll import Roll
@@ -26,7 +25,7 @@ class JsonEncoder(Encoder[tuple[bytes, int]]):
     """Makes shards of JSON lines; see `Encoder`. A part is a line as it lies in the file, and its rows.
 
     Args:
-        log: Numbers and stores the shards.
+        publisher: Numbers and stores the shards.
         roll: When a shard is full.
         level: Of zstd; None: lines are plain.
         provenance: JSON text for the first line of every shard.
@@ -35,14 +34,14 @@ class JsonEncoder(Encoder[tuple[bytes, int]]):
 
     def __init__(
         self,
-        log: ShardLog,
+        publisher: Publisher,
         *,
         roll: Roll,
         level: int | None,
         provenance: str,
         compress_columns: frozenset[str] = frozenset(),
     ) -> None:
-        super().__init__(log, roll=roll, provenance=provenance)
+        super().__init__(publisher, roll=roll, provenance=provenance)
         self._level = level
         self._compressor = _compressor(level)
         self._compress_columns = compress_columns
@@ -50,9 +49,9 @@ class JsonEncoder(Encoder[tuple[bytes, int]]):
         self._bytes = 0
 
     @classmethod
-    def from_header(cls, log: ShardLog, roll: Roll, header: Mapping[str, Any]) -> JsonEncoder:
+    def from_header(cls, publisher: Publisher, roll: Roll, header: Mapping[str, Any]) -> JsonEncoder:
         """The encoder of which `header` was the header."""
-        return cls(log, roll=roll, level=header["compression"], provenance=str(header["provenance"]))
+        return cls(publisher, roll=roll, level=header["compression"], provenance=str(header["provenance"]))
 
     @property
     def header(self) -> dict[str, Any]:
@@ -107,7 +106,9 @@ class JsonEncoder(Encoder[tuple[bytes, int]]):
         lines, self._lines, self._bytes = self._lines, [], 0
         schema = self.schema
         self._jobs.submit(
-            lambda: self._log.append(_shard(lines, schema, level=self._level, provenance=self._provenance))
+            lambda: self._publisher.submit(
+                _shard(lines, schema, level=self._level, provenance=self._provenance)
+            )
         )
 
     def _line(self, batch: Batch, schema: Schema) -> bytes:

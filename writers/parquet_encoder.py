@@ -17,7 +17,7 @@ from rlio.schemas.parquet import Compression
 from rlio.schemas.row_groups import GroupBuffer, Piece, pieces_of, pooled
 from rlio.schemas.schema import Schema
 from rlio.storage.local import PendingFile
-from rlio.storage.shard_log import ShardLog
+from rlio.storage.publisher import Publisher
 from rlio.storage.wal import Buffer, Frame
 from rlio.writers.background import Worker
 from rlio.writers.encoder import Encoder
@@ -34,25 +34,27 @@ class ParquetEncoder(Encoder[list[Piece]]):
     """Makes Parquet shards; see `Encoder`. A part holds the pieces of one row group.
 
     Args:
-        log: Numbers and stores the shards.
+        publisher: Numbers and stores the shards.
         roll: Its ``max_bytes`` ends a shard in the background, at a time that varies: that does not reset the
             count of rows towards ``max_rows``.
         compression: Of the pages.
         provenance: JSON text for every footer.
     """
 
-    def __init__(self, log: ShardLog, *, roll: Roll, compression: Compression, provenance: str) -> None:
-        super().__init__(log, roll=roll, provenance=provenance)
+    def __init__(
+        self, publisher: Publisher, *, roll: Roll, compression: Compression, provenance: str
+    ) -> None:
+        super().__init__(publisher, roll=roll, provenance=provenance)
         self._compression = compression
         # Of its own, so that encoding need not wait: it checksums, and writes what is encoded to the disk.
         self._checksummer = Worker("rlio-checksum")
         self._maker = ShardMaker(
-            log.append,
+            lambda shard: publisher.submit(shard),
             roll=roll,
             compression=compression,
             provenance=provenance,
             begin=self._begin,
-            on_end=lambda: log.cut(begins_shard=False),
+            on_end=lambda: self._cut(begins_shard=False),
             checksum=self._checksummer.submit,
         )
         self._groups: RowGroups | None = None
@@ -60,11 +62,11 @@ class ParquetEncoder(Encoder[list[Piece]]):
         self._spare: GroupBuffer | None = None
 
     @classmethod
-    def from_header(cls, log: ShardLog, roll: Roll, header: Mapping[str, Any]) -> ParquetEncoder:
+    def from_header(cls, publisher: Publisher, roll: Roll, header: Mapping[str, Any]) -> ParquetEncoder:
         """The encoder of which `header` was the header."""
         codec, level = header["compression"]
         return cls(
-            log, roll=roll, compression=Compression(codec, level), provenance=str(header["provenance"])
+            publisher, roll=roll, compression=Compression(codec, level), provenance=str(header["provenance"])
         )
 
     @property
@@ -146,8 +148,8 @@ class ParquetEncoder(Encoder[list[Piece]]):
 
     def _begin(self) -> PendingFile | None:
         # The shard before still has the memory that has been used already; a local disk soon takes it.
-        self._log.wait(_SHORTLY)
-        return self._log.pending_file()
+        self._publisher.wait(_SHORTLY)
+        return self._publisher.pending_file()
 
     def _rooms(self, schema: Schema) -> Iterator[int]:
         """Rows that still fit the open row group and shard, then those that fit the groups after it."""

@@ -38,8 +38,8 @@ from rlio.storage.listing import Listing, list_writer
 from rlio.storage.markers import disclaim, seal
 from rlio.storage.names import DATA_DIR, check_writer_id, schema_path
 from rlio.storage.publish import put_header, put_shard
+from rlio.storage.publisher import Publisher, check_schema
 from rlio.storage.sealed_index import put_change
-from rlio.storage.shard_log import ShardLog, check_schema
 from rlio.storage.spool import (
     AbandonedLog,
     LogFolder,
@@ -254,35 +254,35 @@ def recover_before_writing(
         logger.warning("%s: %d rows of writers that had died are recovered", report.root, report.rows)
 
 
-def recover_interrupted(log: ShardLog, *, timeout: float | None) -> None:
+def recover_interrupted(publisher: Publisher, *, timeout: float | None) -> None:
     """Store the rows of a live writer from its log, as if it had died; it takes no more.
 
     Args:
-        log: Of a writer whose threads that make shards have ended. May be given again.
+        publisher: Of a writer whose threads that make shards have ended. May be given again.
         timeout: Seconds; None: as long as it takes.
 
     Raises:
         PublishError: It could not be done, or not in time; the log stays.
     """
-    if log.journal is None:
+    if publisher.log is None:
         return
-    log.close(seal_at=None)
-    path = log.journal.path
+    publisher.close(seal_at=None)
+    storage, path = publisher.storage, publisher.log.path
     try:
-        found = within(timeout, lambda: _try_log(log.storage, AbandonedLog(path)))
+        found = within(timeout, lambda: _try_log(storage, AbandonedLog(path)))
     except TimeoutError as error:
         raise PublishError(
             f"the store did not take the rows within {timeout} s: they are safe in {path}; "
             "`rlio recover` stores them",
-            uri=log.storage.uri,
+            uri=storage.uri,
         ) from error
     if found is None:
         return
-    log.rows_recovered += found.rows
+    publisher.rows_published += found.rows
     if found.error is not None or (found.outcome != "recovered" and os.path.exists(path)):
         raise PublishError(
             f"the rows in {path} could not be stored: {found.error or 'they are being recovered elsewhere'}",
-            uri=log.storage.uri,
+            uri=storage.uri,
         )
 
 
@@ -425,28 +425,29 @@ class _Recovery:
         first = next(frames, None)
         if first is None:
             return stored
-        log = ShardLog(
+        publisher = Publisher(
             self._storage,
-            writer_id=self._writer,
-            resume_at=first[1].first,
+            self._writer,
+            first=first[1].first,
+            is_new=False,
             conflicting=self._conflicting,
         )
         try:
-            encoder = _encoder(first[0], log)
+            encoder = _encoder(first[0], publisher)
             try:
-                end = self._make_shards(encoder, log, itertools.chain([first], frames))
+                end = self._make_shards(encoder, publisher, itertools.chain([first], frames))
             finally:
                 encoder.close()
         finally:
-            log.close(seal_at=None)
+            publisher.close(seal_at=None)
         self._published.append(range(first[1].first, end))
         return end
 
     def _make_shards(
-        self, encoder: Encoder[Any], log: ShardLog, frames: Iterable[tuple[SegmentReader, Frame, bool]]
+        self, encoder: Encoder[Any], publisher: Publisher, frames: Iterable[tuple[SegmentReader, Frame, bool]]
     ) -> int:
         """Make and store shards of frames; gives the row after the last one."""
-        schema, first, end = None, log.next_row, 0
+        schema, first, end = None, publisher.next_row, 0
         for index, (segment, frame, begins_shard) in enumerate(frames):
             if begins_shard and index:
                 encoder.finish()
@@ -458,14 +459,14 @@ class _Recovery:
             encoder.append(encoder.from_frame(frame))
             end = frame.first + frame.rows
             # A log may be larger than memory: where the store does not take the shards, this ends here.
-            if log.waiting_bytes >= _MOST_WAITING:
-                log.publish()
+            if publisher.waiting_bytes >= _MOST_WAITING:
+                publisher.flush()
         encoder.store()
         # The log is removed after this: nothing that it holds may be missing, whatever was miscounted.
-        if log.next_row != end or log.rows_published != end - first:
+        if publisher.next_row != end or publisher.rows_published != end - first:
             raise LedgerError(
-                f"rows {first} to {end - 1} were in the log, and {log.rows_published} of them were stored: "
-                "the log stays; report this",
+                f"rows {first} to {end - 1} were in the log, and {publisher.rows_published} of them were "
+                "stored: the log stays; report this",
                 uri=self._storage.uri,
             )
         return end
@@ -585,7 +586,7 @@ def _no_follow(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
-_ENCODERS: Final[Mapping[str, Callable[[ShardLog, Roll, Mapping[str, Any]], Encoder[Any]]]] = {
+_ENCODERS: Final[Mapping[str, Callable[[Publisher, Roll, Mapping[str, Any]], Encoder[Any]]]] = {
     "parquet": ParquetEncoder.from_header,
     "json": JsonEncoder.from_header,
 }
@@ -600,7 +601,7 @@ def _shard_rows(segment: SegmentReader) -> int:
     return rows
 
 
-def _encoder(segment: SegmentReader, log: ShardLog) -> Encoder[Any]:
+def _encoder(segment: SegmentReader, publisher: Publisher) -> Encoder[Any]:
     """The encoder that the segment's header describes.
 
     Raises:
@@ -616,7 +617,7 @@ def _encoder(segment: SegmentReader, log: ShardLog) -> Encoder[Any]:
             )
         max_rows, max_bytes = header["roll"]
         roll = Roll(max_rows=max_rows, max_bytes=max_bytes, max_seconds=None)
-        return _ENCODERS[header["kind"]](log, roll, header)
+        return _ENCODERS[header["kind"]](publisher, roll, header)
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, RlioError):
             raise

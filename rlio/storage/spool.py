@@ -212,14 +212,13 @@ def _is_own(path: str) -> bool:
 class LogFolder:
     """A writer's log folder, locked by this process. Use `create` and `AbandonedLog.claim`.
 
-    A forked child inherits the descriptor but not the right: it closes its copy and `check_owned` raises.
+    A forked child inherits the descriptor but not the right: it closes its copy.
     """
 
     def __init__(self, path: str, owner: dict[str, Any], fd: int) -> None:
         self.path = path
         self.owner = owner
         self._fd = fd
-        self._pid = os.getpid()
         _held.add(self)
 
     @classmethod
@@ -259,19 +258,6 @@ class LogFolder:
             if made != path:
                 _unmake_folder(made)
         return cls(path, owner, fd)
-
-    def check_owned(self) -> None:
-        """Raise in a forked child.
-
-        Raises:
-            PublishError: This is not the process that opened the log.
-        """
-        if self._pid != os.getpid():
-            raise PublishError(
-                f"this writer was opened by process {self._pid}, of which this one is a fork: "
-                "open a writer of your own in each process",
-                uri=self.path,
-            )
 
     def segments(self) -> list[str]:
         """Paths of the segments, by first row."""

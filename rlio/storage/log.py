@@ -1,7 +1,7 @@
-"""A live writer's log: rows are in it from `write()` until they are published.
+"""A live writer's log: it appends rows, and releases them once they are published.
 
 It cuts the log into segments, syncs them, drops those that are published, and keeps the whole within its
-bound. What cannot be published for a while is read from here again.
+bound. Rows that cannot be published for a while are read from here again.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from rlio.errors import CorruptData, PublishError
 from rlio.storage.spool import LogFolder, Spool
 from rlio.storage.wal import Buffer, Frame, SegmentWriter, read_frames
 
-__all__ = ["Journal"]
+__all__ = ["Log"]
 
 logger = logging.getLogger("rlio")
 
 
-class Journal:
+class Log:
     """The log of one writer. Thread-safe.
 
     Args:
@@ -89,9 +89,8 @@ class Journal:
             header: Goes into the header of a new segment; call `cut` when it changes, but for ``shard_rows``.
 
         Raises:
-            PublishError: They could not be logged, or this is a forked child.
+            PublishError: They could not be logged.
         """
-        self._folder.check_owned()
         with self._lock:
             if self._open is not None and self._open.is_broken:
                 self._abandon(self._open)
