@@ -39,7 +39,7 @@ def paced(root: str, context: Any) -> rlio.OutputWriter:
 
 def waits(worker: RolloutWorker) -> tuple[int, int]:
     assert isinstance(worker.writer, rlio.PacedWriter)
-    return worker.writer.pacing.waits, worker.writer.pacing.unheeded
+    return worker.writer.waits, worker.writer.unheeded
 
 
 def test_a_learner_follows_what_a_group_writes_within_limits_and_across_a_kill(tmp_path: Path) -> None:
