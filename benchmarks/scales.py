@@ -62,8 +62,8 @@ QUICK = Scale(
     seconds=0.03,
 )
 TINY = Scale(
-    rows=2_000,
-    image_rows=60,
+    rows=5_000,
+    image_rows=300,
     recorded_rows=2_000,
     recorded_image_rows=40,
     resumed_rows=10**4,

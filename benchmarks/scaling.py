@@ -76,7 +76,7 @@ class Sizes:
 
 
 TINY = Sizes(
-    listed=((1200, 10), (1200, 40)), stored=((1100, 5),), in_memory=((1100, 5),), read=((20, 2),), rounds=1
+    listed=((1200, 10), (1200, 40)), stored=((1100, 5),), in_memory=((1100, 5),), read=((30, 2),), rounds=1
 )
 
 

@@ -136,7 +136,9 @@ class GrowingPass:
         """
         running = self._current
         size = n or own_batch_size(self.options, running.batch_size, there=lambda: running.total)
-        if self.options.epochs is None and size > running.total > 0 == running.offset:
+        # Where an epoch has ended, `_gather` takes up what came since, and checks.
+        begins = running.offset == 0 and running.epoch < (running.options.epochs or 0)
+        if self.options.epochs is None and begins and size > running.total > 0:
             newest = dataset_on(self._storage)
             if not running.serves(newest):
                 self._begin(running, newest)

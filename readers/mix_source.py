@@ -116,8 +116,10 @@ class MixSource:
         Raises:
             Exception: What the reader raises: nothing is lost.
         """
+        endless = self.reader._endless()
+        most = n if endless is None or endless.units is None else endless.units  # Of one call.
         while (missing := n - self.waiting_units()) > 0:
-            if not self._read(missing):
+            if not self._read(min(missing, most)):
                 return False
         return True
 

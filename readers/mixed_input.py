@@ -381,8 +381,8 @@ class MixedInput(InputReader):
         """Give the parts, which are the mixture's own, the columns that the sources make together."""
         if not self._met:
             # All sources are met at once, so that all batches have the same columns.
-            for source, weight in zip(self._sources, self._whole, strict=True):
-                first = source.peek() if weight and not source.ended else None
+            for source, weight, own in zip(self._sources, self._whole, drawn, strict=True):
+                first = source.peek() if weight and not own and not source.ended else None
                 if first is not None:
                     self._meet(source.name, first)
         for source, own in zip(self._sources, drawn, strict=True):
@@ -492,6 +492,10 @@ class MixedInput(InputReader):
                     f"state['position'][{key!r}] is {excerpt(found)} but this one has {excerpt(expected)}: "
                     "make it with the sources, weights and seed of the one that saved it"
                 )
+        for name in ("counts", "credits", "weights"):
+            numbers = position[name]
+            if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
+                raise StateError(f"state['position'][{name!r}] is {excerpt(numbers)}: expected whole numbers")
         self._block, self._alone = None, 0
         for i, source in enumerate(self._sources):
             source.seek(position["sources"][source.name])
@@ -499,13 +503,13 @@ class MixedInput(InputReader):
             source.ended = bool(position["ended"][i])
             if self.end == "rewind":
                 source.start = position["starts"][i]
-        self._whole = [int(weight) for weight in position["weights"]]
+        self._whole = list(position["weights"])
         # Whatever the function gives next is compared with the weights themselves.
         self._raw = []
         alive = self._alive()
         if any(alive):
             self._schedule = Schedule(alive, order=self._order, credits=position["credits"])
-            self._schedule.counts = [int(count) for count in position["counts"]]
+            self._schedule.counts = list(position["counts"])
         self._multi_agent = bool(position["multi_agent"])
 
     def interrupt(self) -> None:

@@ -131,7 +131,7 @@ def test_a_peer_that_is_not_installed_is_reported_and_one_that_is_takes_part(run
 
 
 def test_a_run_leaves_nothing_but_its_recordings(run: Run, data: Path) -> None:
-    assert {entry.name for entry in data.iterdir()} == {"halfcheetah-2000", "pong-60"}
+    assert {entry.name for entry in data.iterdir()} == {"halfcheetah-5000", "pong-300"}
 
 
 def test_a_run_says_on_which_machine_it_was(run: Run) -> None:
@@ -296,7 +296,7 @@ def test_two_contenders_of_one_name_are_refused() -> None:
 
 
 def test_recorded_rows_are_the_columns_that_learners_store(run: Run, data: Path) -> None:
-    columns = half_cheetah(data, 2000)
+    columns = half_cheetah(data, 5000)
     assert {name: (values.dtype.str, values.shape[1:]) for name, values in columns.items()} == {
         "obs": ("<f4", (17,)),
         "new_obs": ("<f4", (17,)),
@@ -308,11 +308,11 @@ def test_recorded_rows_are_the_columns_that_learners_store(run: Run, data: Path)
         "t": ("<i8", ()),
     }
     assert sum(values[:1].nbytes for values in columns.values()) == 182
-    assert [part.stop - part.start for part in episode_slices(columns["eps_id"])] == [1000, 1000]
+    assert [part.stop - part.start for part in episode_slices(columns["eps_id"])] == [1000] * 5
 
 
 def test_stacks_follow_each_other_within_an_episode(run: Run, data: Path) -> None:
-    recording = pong(data, 60)
+    recording = pong(data, 300)
     rows = recording.rows(0, 60)
     assert (rows["obs"].dtype, rows["obs"].shape) == (np.uint8, (60, 4, 84, 84))
     same = rows["eps_id"][1:] == rows["eps_id"][:-1]
@@ -324,7 +324,7 @@ def test_stacks_follow_each_other_within_an_episode(run: Run, data: Path) -> Non
 
 
 def test_what_is_called_contiguous_is(run: Run, data: Path, tmp_path: Path) -> None:
-    recordings = {"vectors": [half_cheetah(data, 2000)], "images": [pong(data, 60).rows(0, 60)]}
+    recordings = {"vectors": [half_cheetah(data, 5000)], "images": [pong(data, 300).rows(0, 60)]}
     for name, batches in recordings.items():
         store = stored(write_dataset(tmp_path / name, batches), cache="memory")
         batch = store.epochs(16).sample()
@@ -348,10 +348,10 @@ def test_bounds_move_whole_rows() -> None:
 
 @pytest.mark.parametrize("name", ["cpprb", "TorchRL"])
 def test_a_peer_holds_the_rows_it_was_given(run: Run, data: Path, name: str) -> None:
-    columns = half_cheetah(data, 2000)
+    columns = half_cheetah(data, 5000)
     make = {"cpprb": peers.cpprb_uniform, "TorchRL": peers.torchrl_uniform}[name]
     try:
-        sampler = make([columns], rows=2000)
+        sampler = make([columns], rows=5000)
     except peers.Absent as reason:
         pytest.skip(str(reason))
     batch = {key: np.asarray(value) for key, value in dict(sampler.sample(64).items()).items()}

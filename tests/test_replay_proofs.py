@@ -65,7 +65,8 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, World]:
 
 def batches(world: World, where: Any, uniform: bool = False, **options: Any) -> Iterator[SampleBatch]:
     """Batches without end; drawn in one of the ways that there are."""
-    size = options.setdefault("batch_size", 512 if "sequence_length" in options else 1000)
+    few = 250 if options.get("episodes") else 1000  # A rank has 534 episodes.
+    size = options.setdefault("batch_size", 512 if "sequence_length" in options else few)
     if uniform:
         with ReplayStore.open(world.root, cache=where) as store:
             yield from store.uniform(seed=1, **options)

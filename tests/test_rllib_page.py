@@ -122,6 +122,16 @@ a zip file
 `actions_in_input_normalized=False`
     actions:normalising_is_the_inverse_of_unsquashing
     worker:logged_actions_are_clipped_and_scaled_as_configured_and_live_ones_are_not
+`normalize_actions=True`
+    rllib_input:scaled_actions_of_rllib_are_said_once_and_scaled_back_where_that_is_asked_for
+    rllib_input:actions_of_parquet_and_of_several_policies_are_scaled_back
+files of one folder
+    rllib_input:files_with_unlike_columns_are_refused_when_they_are_opened
+    rllib_input:the_columns_that_all_files_have_are_served_and_truncateds_with_them
+    rllib_input:the_columns_that_some_files_have_are_filled_in_the_others
+    rllib_input:a_list_of_columns_means_those_columns
+    rllib_input:unlike_parquet_files_are_refused_or_brought_together
+    rllib_input:unlike_hdf5_files_are_refused_or_brought_together
 the policy's spaces
     json_reader:spaces_give_structure_and_dtypes_back
     foreign_parquet:spaces_give_structure_and_dtypes
@@ -296,6 +306,8 @@ worker 0 without
 `PolicyEvaluator`
     policy_group:gradients_have_a_batch_count_and_can_be_applied_elsewhere
 ## Sampling
+`SampleBatch.shuffle()`
+    rllib_input:methods_that_work_in_place_in_rllib_leave_the_batch_as_it_was_here
 `SamplerInput.next`
     sampler_input:a_batch_is_a_fragment_and_left_over_rows_are_kept
 `SyncSampler`
@@ -544,6 +556,8 @@ seeds in evaluation
     worker_policies:a_worker_says_what_it_was_made_with
     the_state_of_a_runner_is_stored_and_loaded
 ## Groups of workers
+`delay_between_env_runner_restarts_s`
+    distributed_group_parts:restarts_count_against_the_limit_within_a_window_and_wait_with_growing_pauses
 `EnvRunnerGroup`
     distributed_group:every_worker_writes_one_data_set_and_says_there_how_it_was_seeded
     distributed_group_parts:a_group_takes_the_keywords_of_a_worker_but_those_that_it_gives_itself
@@ -1003,7 +1017,7 @@ def is_there(owner: Any, name: str) -> bool:
 #: Numbers that the page gives as defaults.
 DEFAULTS = [
     (rlio.distributed.FaultTolerance, "max_restarts", 1000),
-    (rlio.distributed.FaultTolerance, "max_restarts_in_a_row", 3),
+    (rlio.distributed.FaultTolerance, "max_restarts_in_a_row", 8),
     (rlio.distributed.FaultTolerance, "probe_timeout_s", 30),
     (rlio.distributed.FaultTolerance, "start_timeout_s", 300),
     (rlio.RolloutConfig, "max_env_restarts", 100),

@@ -19,13 +19,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a run gives: measured in processes of their own, as this one may be large."""
     folder = tmp_path_factory.mktemp("scaling")
     scaling.make_names(folder / "names", 1200, 10)
-    scaling.make_readable(folder / "shards", 20, 2)
+    scaling.make_readable(folder / "shards", 30, 2)
     found = {
         "listed": scaling._child("_listed", root=str(folder / "names"), rounds=1),
         "in_memory": scaling._child("_in_memory", shards=1100, writers=5, rounds=1),
         "read": scaling._child("_read", root=str(folder / "shards")),
     }
-    sizes = {"listed": (1200, 10), "in_memory": (1100, 5), "read": (20, 2)}
+    sizes = {"listed": (1200, 10), "in_memory": (1100, 5), "read": (30, 2)}
     return {
         "machine": scaling.machine.facts(),
         "rounds": 1,

@@ -294,11 +294,11 @@ class Centralised(LinearPolicy):
 def test_logged_trajectories_are_postprocessed_with_those_of_the_other_agents(tmp_path: Path) -> None:
     with team(output=tmp_path) as worker:
         worker.sample()
-    given: dict[str, Any] = {"input": tmp_path, "input_options": {"batch_size": 20}}
+    given: dict[str, Any] = {"input": tmp_path, "input_options": {"batch_size": 10}}
     given["rollout"] = {"postprocess_inputs": True}
     with team(Team, {"even": Centralised, "odd": Centralised}, **given) as worker:
         batch = ma(worker.sample())
-        assert {policy_id: len(rows) for policy_id, rows in batch.items()} == {"even": 20, "odd": 20}
+        assert {policy_id: len(rows) for policy_id, rows in batch.items()} == {"even": 10, "odd": 10}
         assert {policy_id: set(rows["others"]) for policy_id, rows in batch.items()} == {
             "even": {2.0},
             "odd": {1.0},
@@ -311,7 +311,7 @@ def test_logged_trajectories_are_postprocessed_with_those_of_the_other_agents(tm
 def test_agents_of_one_policy_are_postprocessed_one_by_one(tmp_path: Path) -> None:
     with team(policies=LinearPolicy(), policy_mapping_fn=None, output=tmp_path) as worker:
         worker.sample()
-    given: dict[str, Any] = {"input": tmp_path, "input_options": {"batch_size": 20}}
+    given: dict[str, Any] = {"input": tmp_path, "input_options": {"batch_size": 10}}
     given["rollout"] = {"postprocess_inputs": True}
     with team(policies=Centralised(), policy_mapping_fn=None, **given) as worker:
         rows = ma(worker.sample().as_multi_agent())["default_policy"]

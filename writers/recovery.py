@@ -24,6 +24,7 @@ from typing import Any, Final, Literal, TypeAlias
 from rlio.dataset import require_header
 from rlio.errors import (
     CorruptData,
+    DataNotFound,
     LedgerError,
     PublishError,
     RlioError,
@@ -80,6 +81,8 @@ _MOST_WAITING: Final = 128 << 20
 _OPEN_SECONDS: Final = 30.0
 #: Seconds between two looks at whether a writer has died.
 _POLL_SECONDS: Final = 0.05
+# Folders of a root without a header that are looked into.
+_LOOKED_AT: Final = 8
 
 
 Outcome: TypeAlias = Literal["recovered", "alive", "other-host", "other-user", "elsewhere", "failed"]
@@ -192,9 +195,18 @@ def recover(
         spool=where,
         logs=(*(log for log in found if log is not None), *_elsewhere(storage, kept)),
     )
-    if must_exist and not report.logs and not storage.folders(DATA_DIR):
-        require_header(storage)
+    if must_exist and not report.logs:
+        try:
+            require_header(storage)
+        except DataNotFound:
+            if not _has_shards(storage):
+                raise
     return report
+
+
+def _has_shards(storage: Storage) -> bool:
+    """Whether one of the first folders of a root without a header holds a shard."""
+    return any(list_writer(storage, writer).writers for writer in storage.folders(DATA_DIR)[:_LOOKED_AT])
 
 
 def recover_log(log: WriterLog, *, timeout: float) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-from contextvars import ContextVar
 from typing import Any, Final
 
 import typer
@@ -27,19 +26,15 @@ EXIT_FAILED: Final = 2
 _WRONG: Final = (CorruptData, LedgerError, SchemaError)
 
 
-#: What the command that runs was warned of.
-_warned: ContextVar[list[str]] = ContextVar("_warned")
+#: Warnings of the command that runs, from all of its threads: a process runs one command at a time.
+_warned: list[str] = []
 
 
 class _Warnings(logging.Handler):
-    """Shows the warnings of rlio, from any thread, on standard error, and keeps them for the JSON."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.texts: list[str] = []
+    """Shows the warnings of rlio on standard error, and keeps them for the JSON."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
+        _warned.append(record.getMessage())
         typer.echo(f"rlio: {record.levelname.lower()}: {record.getMessage()}", err=True)
 
 
@@ -48,8 +43,8 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command, between what all commands do."""
-        logger, warnings = logging.getLogger("rlio"), _Warnings()
-        _warned.set(warnings.texts)
+        logger, warnings = logging.getLogger("rlio"), _Warnings(logging.WARNING)
+        _warned.clear()
         logger.addHandler(warnings)
         try:
             return super().invoke(ctx)
@@ -66,8 +61,7 @@ class Command(TyperCommand):
 
 def print_json(report: dict[str, Any]) -> None:
     """Print ``report`` as one JSON object; ``warnings`` is a list of texts, if the command gave any."""
-    texts = _warned.get()
-    typer.echo(json.dumps({**report, "warnings": texts} if texts else report))
+    typer.echo(json.dumps({**report, "warnings": _warned} if _warned else report))
 
 
 def _told(error: Exception) -> dict[str, Any]:

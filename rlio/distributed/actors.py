@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
@@ -226,8 +226,8 @@ def _portable_logs(writer: OutputWriter) -> tuple[WriterLog, ...]:
     """The logs of ``writer``, unless they name a store that cannot be opened in another process."""
     logs: tuple[WriterLog, ...] = getattr(writer, "logs", ())
     try:
-        pickle.dumps(logs)
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        ForkingPickler.dumps(logs)
+    except Exception as error:  # A filesystem of the user may raise anything here.
         logger.warning("the group cannot recover the log of this worker: %s", error)
         return ()
     return logs
