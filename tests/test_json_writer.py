@@ -191,6 +191,19 @@ def test_sequences_and_joint_steps_are_not_cut_to_fit_the_rows_of_a_roll(tmp_pat
     assert [segment.rows for segment in rlio.open_dataset(tmp_path).segments] == [9]
 
 
+def test_a_shard_ends_before_a_line_that_would_take_it_past_its_bytes(tmp_path: Path) -> None:
+    def write(name: str, lines: int, roll: rlio.Roll) -> int:
+        with rlio.JsonWriter(tmp_path / name, roll=roll) as writer:
+            for _ in range(lines):
+                writer.write(steps(10))
+        return writer.bytes_published
+
+    line = write("two", 2, rlio.Roll()) - write("one", 1, rlio.Roll())
+    write("many", 6, rlio.Roll(max_bytes=5 * line // 2))
+    segments = rlio.open_dataset(tmp_path / "many").segments
+    assert [segment.rows for segment in segments] == [20, 20, 20]
+
+
 def test_rows_become_visible_when_they_are_old_enough(tmp_path: Path) -> None:
     with rlio.JsonWriter(tmp_path, roll=rlio.Roll(max_seconds=0.01)) as writer:
         writer.write(steps(3))
