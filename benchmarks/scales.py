@@ -23,6 +23,7 @@ class Scale:
         rollout_steps: Steps of each environment in a timed call.
         growth: Rows, columns, bytes a row and batch sizes over which the cost is followed.
         growth_bytes: Size of a store whose rows are not what grows.
+        live_rows: Capacities of live stores, the least first.
         rounds: Measured rounds.
         seconds: What a contender is given in a round.
     """
@@ -43,6 +44,7 @@ class Scale:
         (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536),
     )
     growth_bytes: int = 256 << 20
+    live_rows: tuple[int, ...] = (10**4, 10**5, 10**6)
     rounds: int = 7
     seconds: float = 0.12
 
@@ -58,6 +60,7 @@ QUICK = Scale(
     episodes=10**3,
     growth=((10**4, 10**6), (4, 64), (16, 1024, 65536), (1, 256, 65536)),
     growth_bytes=64 << 20,
+    live_rows=(10**4, 10**5),
     rounds=3,
     seconds=0.03,
 )
@@ -72,6 +75,7 @@ TINY = Scale(
     rollout_steps=5,
     growth=((1_000, 2_000), (4, 8), (16, 1024), (1, 64)),
     growth_bytes=1 << 16,
+    live_rows=(2_000, 4_000),
     rounds=2,
     seconds=0.0,
 )

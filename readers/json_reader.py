@@ -1,10 +1,10 @@
-"""`JsonReader`: JSON recordings, of RLlib and of rlio, from folders, globs, lists, URIs and zip files.
+"""`JsonReader`: RLlib's JSON recordings, from folders, globs, lists, URIs and zip files.
 
 One line is one record, and a record is what was one batch when it was written. Records are read in the order
 of the files, one at a time, or, shuffled, in another pseudo-random order each epoch.
 
-Not here: what a record of RLlib's may look like (`rlio.readers.rllib_json`), what a shard of a data set is
-(`rlio.readers.shard_lines`), and data sets with Parquet shards (`rlio.readers.dataset_reader`).
+Not here: what a record may look like (`rlio.readers.rllib_json`), and data sets of rlio, whose JSON shards
+`rlio.DatasetReader` reads.
 
 Example:
     >>> from rlio.storage import Storage
@@ -13,16 +13,6 @@ Example:
     >>> with JsonReader("memory://json-example", epochs=1) as reader:
     ...     [batch["rewards"].tolist() for batch in reader]
     [[1.0, 1.0]]
-
-    A data set of our own, of which each `write()` was a line:
-
-    >>> import rlio
-    >>> with rlio.JsonWriter("memory://json-set-example") as writer:
-    ...     writer.write(rlio.SampleBatch(rewards=[0.5, 1.0]))
-    ...     writer.write(rlio.SampleBatch(rewards=[2.0]))
-    >>> with JsonReader("memory://json-set-example", epochs=1) as reader:
-    ...     [batch["rewards"].tolist() for batch in reader]
-    [[0.5, 1.0], [2.0]]
 """
 
 from __future__ import annotations
@@ -37,7 +27,6 @@ from io import BytesIO
 from itertools import accumulate
 from typing import IO, Any, Protocol, Unpack
 
-from rlio.columns import is_per_sequence
 from rlio.errors import (
     CorruptData,
     DataNotFound,
@@ -47,21 +36,21 @@ from rlio.errors import (
     UnknownLayout,
     UnsafeData,
 )
-from rlio.interfaces import Batch, JsonState, ReadKeywords, ReadLedger, ReadOptions, Unit
+from rlio.interfaces import Batch, JsonState, ReadKeywords, ReadLedger, ReadOptions
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.options import checked_keywords
 from rlio.read_options import Unlike
 from rlio.readers.inputs import Cursor, Failures, RecordCursor, StoredReader, find_files, index_in, raise_at
 from rlio.readers.line_files import READ_ERRORS, Line, LineFile, open_line_files, read_lines, too_long
 from rlio.readers.rllib_json import RllibDecoder
-from rlio.readers.shard_lines import JsonSet, ShardLines, find_data_sets, open_shards
 from rlio.readers.space_arrays import Spaces, check_spaces
 from rlio.readers.uniform import Uniform
 from rlio.schemas.json_lines import is_provenance, parse_head
-from rlio.storage import InputFile
+from rlio.storage import InputFile, ShardName
 from rlio.storage.filesystem import StrPath
+from rlio.storage.names import HEADER
 
-__all__ = ["JsonReader", "LineDecoder", "RecordFile"]
+__all__ = ["JsonReader", "LineDecoder"]
 
 logger = logging.getLogger("rlio")
 
@@ -81,53 +70,23 @@ class LineDecoder(Protocol):
         """What its columns are called."""
 
 
-class RecordFile(Protocol):
-    """A file with a record a line. Its errors need not know the place."""
-
-    #: For messages.
-    uri: str
-    #: Whether the file says what the dtypes of its records are.
-    has_dtypes: bool
-
-    def lines(self, *, offset: int = 0, number: int = 0) -> Generator[Line, None, None]:
-        """Records, and blank lines, from ``offset``, where line ``number`` begins."""
-
-    def open(self) -> IO[bytes]:
-        """Open it for `line_at`."""
-
-    def line_at(self, stream: IO[bytes], *, offset: int, size: int, number: int) -> Line:
-        """A line of `lines`, read again."""
-
-    def decode(self, line: Line) -> Batch:
-        """The batch in a line; raises CorruptData or SchemaError."""
-
-    def names(self, line: Line) -> Hashable:
-        """What the columns of a line are called: equal for lines with the same; raises CorruptData."""
-
-
 class JsonReader(StoredReader):
-    """Reads JSON recordings: RLlib's, and data sets of rlio.
+    """Reads RLlib's JSON recordings.
 
     Without ``batch_size``, `sample` serves the records as they were written. Records are alike: one whose
     columns, dtypes or shapes are not those of the first record that can be read is damaged. Record number i
     of the order over all epochs belongs to rank i modulo world.
 
-    Of RLlib's files, rows keep the dtypes of JSON (int64, float64, bool; packed columns have their own)
-    unless ``spaces`` say otherwise; legacy ``dones`` become ``terminateds``. Rows of rlio have the dtypes and
-    shapes that they were written with; beside them, RLlib's numbers take these where no value changes.
-
-    Of a data set, the live JSON shards are read in its order: writers by id, rows ascending, each row once.
-    Shards may be named as files too; the data set's ``_schema/`` has to be where they need it. Where all
-    records are of rlio and have ``seq_lens``, ``n`` and ``batch_size`` count sequences.
+    Rows keep the dtypes of JSON (int64, float64, bool; packed columns have their own) unless ``spaces`` say
+    otherwise; legacy ``dones`` become ``terminateds``.
 
     Args:
         inputs: A file, folder, glob or URI, or a list of those; of folders and zip files, every ``*.json``
-            and ``*.jsonl``, and every ``*.zip`` and ``*.jsonl.zst`` of a folder. The root of a data set is
-            the data set.
+            and ``*.jsonl``, and every ``*.zip`` and ``*.jsonl.zst`` of a folder.
         spaces: (observation space, action space), or policy id -> such a pair: gives obs, new_obs, actions
-            and prev_actions of RLlib's files their structure and dtypes back.
+            and prev_actions their structure and dtypes back.
         unnormalise_actions: RLlib records actions of bounded Boxes scaled to [-1, 1]. True: actions and
-            prev_actions of its files are scaled to the bounds of their space, and clipped to them. False, or
+            prev_actions are scaled to the bounds of their space, and clipped to them. False, or
             None: they are served as recorded; with None that is logged, once, where actions are floats.
         limits: What the files may ask for.
         storage_options: Keywords of the fsspec filesystem.
@@ -137,10 +96,9 @@ class JsonReader(StoredReader):
         blank_lines: Blank lines that were passed over.
 
     Raises:
-        DataNotFound: ``inputs`` name no file, or shards without their schemas.
-        OptionError: An option is illegal, or a data set has Parquet shards.
-        CorruptData: A zip file is damaged (UnsafeData: it would inflate memory), or rows of a data set are
-            missing; with ``on_error="skip"`` each such place counts as one record.
+        DataNotFound: ``inputs`` name no file.
+        OptionError: An option is illegal, or a file belongs to a data set of rlio.
+        CorruptData: A zip file is damaged (UnsafeData: it would inflate memory).
     """
 
     @checked_keywords
@@ -157,7 +115,7 @@ class JsonReader(StoredReader):
         options = ReadOptions.of(keywords, reader="JsonReader")
         check_spaces(spaces)
         found = find_files(inputs, suffixes=_SUFFIXES, storage_options=storage_options, limits=limits)
-        items = find_data_sets(found, limits)
+        _refuse_data_sets(found)
         decoder = RllibDecoder(
             options.columns,
             spaces=spaces,
@@ -165,8 +123,7 @@ class JsonReader(StoredReader):
             unnormalise_actions=unnormalise_actions,
             source=found[0].uri,
         )
-        files = _open_files(items, decoder, columns=options.columns, limits=limits)
-        _check_files(items, files, spaces)
+        files = [RllibLines(file, decoder, limits.line_bytes) for file in open_line_files(found, limits)]
         self._records = _Records(files, options.unlike)
         # Where the columns are named, or damage is skipped, unlike records show when their turn comes.
         if options.columns is None and (options.on_error == "raise" or options.unlike != "error"):
@@ -185,27 +142,8 @@ class JsonReader(StoredReader):
         }
         if unnormalise_actions:
             details["unnormalise_actions"] = True
-        skips = {file.uri: file.skip for file in files if isinstance(file, ShardLines) and file.skip}
-        if skips:
-            details["skips"] = skips
-        super().__init__(options, _sealed_files(items, files), make_cursor, details=details)
-        self._take_losses(items)
-        self.unit = _unit(items, options.columns)
-        logger.info(
-            "JsonReader: %d files, of which the first is %s", len(files), files[0].uri if files else None
-        )
-
-    def _take_losses(self, items: Sequence[InputFile | JsonSet]) -> None:
-        """Raise where rows of a data set are missing, or count each place."""
-        for item in items:
-            if not isinstance(item, JsonSet) or not item.is_whole:
-                continue
-            if self.options.on_error == "raise":
-                item.dataset.check_complete()
-                continue
-            for place, rows in item.dataset.lost_rows():
-                self._failures.handle(CorruptData(f"{rows} rows are missing ({place})", uri=item.dataset.uri))
-        self._failures.succeeded()
+        super().__init__(options, found, make_cursor, details=details)
+        logger.info("JsonReader: %d files, of which the first is %s", len(files), files[0].uri)
 
     @property
     def blank_lines(self) -> int:
@@ -217,9 +155,7 @@ class JsonReader(StoredReader):
 
 
 class RllibLines:
-    """The lines of one of RLlib's files."""
-
-    has_dtypes = False
+    """A file with a record a line. Its errors need not know the place."""
 
     def __init__(self, file: LineFile, decoder: LineDecoder, limit: int) -> None:
         self.uri = file.uri
@@ -229,7 +165,11 @@ class RllibLines:
         self._limit = limit
 
     def lines(self, *, offset: int = 0, number: int = 0) -> Generator[Line, None, None]:
-        """See `RecordFile`; raises CorruptData if the file cannot be read on."""
+        """Records, and blank lines, from ``offset``, where line ``number`` begins.
+
+        Raises:
+            CorruptData: The file cannot be read on.
+        """
         with self._lines.open() as stream:
             try:
                 for line in read_lines(stream, offset=offset, number=number, limit=self._limit):
@@ -241,7 +181,7 @@ class RllibLines:
                 raise_at(error, uri=self.uri)
 
     def open(self) -> IO[bytes]:
-        """See `RecordFile`. What is small and compressed is held inflated."""
+        """Open it for `line_at`. What is small and compressed is held inflated."""
         stream = self._lines.open()
         if not self._lines.is_compressed:
             return stream
@@ -251,7 +191,7 @@ class RllibLines:
         return self._lines.open() if held is None else held
 
     def line_at(self, stream: IO[bytes], *, offset: int, size: int, number: int) -> Line:
-        """See `RecordFile`."""
+        """A line of `lines`, read again."""
         if size > self._limit:
             return Line(number, None, offset, size, offset + size)
         try:
@@ -262,19 +202,19 @@ class RllibLines:
         return line
 
     def decode(self, line: Line) -> Batch:
-        """See `RecordFile`."""
+        """The batch in a line; raises CorruptData or SchemaError."""
         if line.data is None:
             raise too_long(line, self._limit)
         if is_provenance(line.data) or parse_head(line.data) is not None:
             raise OptionError(
-                "rlio wrote this line, and the file does not have the name of a shard: read the root of its "
-                "data set, or the shard where it was written, so that its schema can be found",
+                "rlio wrote this line, which needs the schema of its data set: read the root of the data set "
+                "with rlio.DatasetReader",
                 uri=self.uri,
             )
         return self._decoder.decode(line.data)
 
     def names(self, line: Line) -> Hashable:
-        """See `RecordFile`."""
+        """What the columns of a line are called: equal for lines with the same; raises CorruptData."""
         if line.data is None:
             raise too_long(line, self._limit)
         return self._decoder.names(line.data)
@@ -294,45 +234,21 @@ def _inflated(stream: IO[bytes], most: int) -> IO[bytes] | None:
     return held
 
 
-def _open_files(
-    items: Sequence[InputFile | JsonSet], decoder: LineDecoder, *, columns: list[str] | None, limits: Limits
-) -> list[RllibLines | ShardLines]:
-    """The files of records behind ``items``, in their order."""
-    members: dict[InputFile, list[LineFile]] = {}
-    for file in open_line_files([item for item in items if isinstance(item, InputFile)], limits):
-        members.setdefault(file.file, []).append(file)
-    files: list[RllibLines | ShardLines] = []
-    for item in items:
-        if isinstance(item, InputFile):
-            files += [RllibLines(file, decoder, limits.line_bytes) for file in members[item]]
-        else:
-            files += open_shards(item.dataset, columns=columns)
-    return files
-
-
-def _sealed_files(
-    items: Sequence[InputFile | JsonSet], files: Sequence[RllibLines | ShardLines]
-) -> list[InputFile]:
-    """The files that a saved state depends on: a zip file once, of data sets the live shards."""
-    shards = [file.file for file in files if isinstance(file, ShardLines)]
-    return [*(item for item in items if isinstance(item, InputFile)), *shards]
-
-
-def _unit(items: Sequence[InputFile | JsonSet], columns: list[str] | None) -> Unit:
-    """What sizes count: sequences where all records have them."""
-    datasets = [item.dataset for item in items if isinstance(item, JsonSet)]
-    schemas = [schema for dataset in datasets for schema in dataset.schemas.values()]
-    if len(datasets) < len(items) or any(schema.multi_agent for schema in schemas):
-        return "steps"
-    has_sequences = any(policy.has_sequences for schema in schemas for policy in schema.policies.values())
-    asked = columns is None or any(is_per_sequence(name) for name in columns)
-    return "sequences" if has_sequences and asked else "steps"
+def _refuse_data_sets(files: Sequence[InputFile]) -> None:
+    for file in files:
+        name = file.path.rsplit("/", 1)[-1]
+        if name == HEADER or ShardName.parse(name) is not None:
+            raise OptionError(
+                "this belongs to a data set of rlio: read its root with rlio.DatasetReader (writers= chooses "
+                "among writers), and mix it with other recordings by rlio.MixedInput",
+                uri=file.uri,
+            )
 
 
 class _Records:
     """Lines of files as batches, wherever in the files they are."""
 
-    def __init__(self, files: Sequence[RecordFile], unlike: Unlike = "error") -> None:
+    def __init__(self, files: Sequence[RllibLines], unlike: Unlike = "error") -> None:
         self.files = files
         self._unlike = unlike
         self.blank_lines = 0
@@ -357,10 +273,7 @@ class _Records:
         """
         seen: set[Hashable] = set()
         found: list[tuple[str, Batch]] = []
-        # The shards of a data set are alike; one stands for all.
-        files = [file for file in self.files if not file.has_dtypes]
-        files = [*[file for file in self.files if file.has_dtypes][:1], *files]
-        for file in files if len(files) > 1 else ():
+        for file in self.files if len(self.files) > 1 else ():
             # What cannot be read here is reported when its turn comes.
             with contextlib.suppress(CorruptData), contextlib.closing(file.lines()) as lines:
                 for line in lines:
@@ -373,22 +286,14 @@ class _Records:
                             seen.add(names)
                         break
         if len(found) > 1:
-            uniform = Uniform(unlike=self._unlike, any_float=self._any_float)
+            uniform = Uniform(unlike=self._unlike)
             uniform.agree(found)
             self._uniform = uniform
 
-    @property
-    def _any_float(self) -> bool:
-        """Whether some files say what their dtypes are, and others do not."""
-        return len({file.has_dtypes for file in self.files}) > 1
-
     def _first_record(self) -> Uniform:
-        """What records look like: the first that can be read, so that it depends on nothing but the files.
-
-        One whose file knows its dtypes comes before those of which they are guessed.
-        """
-        uniform = Uniform(any_float=self._any_float)
-        for file in sorted(self.files, key=lambda file: not file.has_dtypes):
+        """What records look like: the first that can be read, so that it depends on nothing but the files."""
+        uniform = Uniform()
+        for file in self.files:
             # What cannot be read here is reported when its turn comes.
             with contextlib.suppress(CorruptData), contextlib.closing(file.lines()) as lines:
                 for line in lines:
@@ -399,7 +304,7 @@ class _Records:
                         return uniform
         return uniform
 
-    def _decode_first(self, file: RecordFile, line: Line) -> Batch:
+    def _decode_first(self, file: RllibLines, line: Line) -> Batch:
         try:
             return file.decode(line)
         except UnknownLayout as error:
@@ -427,24 +332,6 @@ class _Records:
         """Close the files."""
         while self._streams:
             self._streams.popitem()[1].close()
-
-
-def _check_files(
-    items: Sequence[InputFile | JsonSet], files: Sequence[RecordFile], spaces: Spaces | None
-) -> None:
-    """Refuse data sets without rows, and spaces that no file is to be read by.
-
-    Raises:
-        DataNotFound: There are no rows.
-        OptionError: The files say themselves what their spaces are.
-    """
-    for item in items if not files else ():
-        if isinstance(item, JsonSet) and not item.dataset.lost_rows():
-            raise DataNotFound(item.dataset.why_empty(), uri=item.dataset.uri)
-    if spaces is not None and all(isinstance(file, ShardLines) for file in files):
-        raise OptionError(
-            "spaces= is for RLlib's recordings: the shards of a data set have their own; leave it out"
-        )
 
 
 class _IndexedRecords:

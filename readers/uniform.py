@@ -48,13 +48,10 @@ class Uniform:
 
     Args:
         unlike: What `agree` does with columns that only some have, see `ReadOptions`.
-        any_float: Whether floats of another size are made those of the first batch, where no value changes:
-            for batches from files that say what their dtypes are, beside others from files that do not.
     """
 
-    def __init__(self, *, unlike: Unlike = "error", any_float: bool = False) -> None:
+    def __init__(self, *, unlike: Unlike = "error") -> None:
         self._unlike = unlike
-        self._any_float = any_float
         self._policies: dict[str, _Types] = {}
         # Of policies for which columns were chosen: each of them, with one row of it.
         self._chosen: dict[str, dict[str, Any]] = {}
@@ -131,7 +128,7 @@ class Uniform:
                     column=name,
                 )
             if values.dtype != dtype and not (values.dtype.kind == dtype.kind and dtype.kind in "US"):
-                if not self._fits(values, dtype):
+                if not _fits(values, dtype):
                     raise SchemaError(
                         f"dtype {values.dtype}{_within(path)} where the first record has {dtype}", column=name
                     )
@@ -145,13 +142,13 @@ class Uniform:
                 column=name,
             )
 
-    def _fits(self, values: NDArray[Any], dtype: np.dtype[Any]) -> bool:
-        """Whether numbers fit ``dtype`` as they are: text formats write 1.0 as 1."""
-        floats = self._any_float and values.dtype.kind == dtype.kind == "f"
-        if not floats and (values.dtype.kind not in "iu" or dtype.kind not in "iuf"):
-            return False
-        with np.errstate(over="ignore"):  # What overflows is unequal, and so refused.
-            return bool(np.array_equal(values.astype(dtype), values, equal_nan=floats))
+
+def _fits(values: NDArray[Any], dtype: np.dtype[Any]) -> bool:
+    """Whether whole numbers fit ``dtype`` as they are: text formats write 1.0 as 1."""
+    if values.dtype.kind not in "iu" or dtype.kind not in "iuf":
+        return False
+    with np.errstate(over="ignore"):  # What overflows is unequal, and so refused.
+        return bool(np.array_equal(values.astype(dtype), values))
 
 
 def _refuse_unlike(parts: list[tuple[str, SampleBatch]]) -> None:

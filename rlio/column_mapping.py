@@ -1,4 +1,4 @@
-"""The mapping of a batch: names to columns, what was read and changed, and the ``dones`` that is no column.
+"""The mapping of a batch: names to columns, and the ``dones`` that is no column.
 
 What the columns must have in common is `SampleBatch`'s matter: it implements `_check`.
 
@@ -27,19 +27,15 @@ _DONES = Columns.DONES
 
 
 class ColumnMapping(MutableMapping[str, Column]):
-    """Name -> column, with interception and tracking of what is read; base of `SampleBatch`."""
+    """Name -> column, with an interceptor of what is read; base of `SampleBatch`."""
 
-    __slots__ = ("__weakref__", "_accessed", "_added", "_columns", "_deleted", "_intercepted", "_interceptor")
+    __slots__ = ("__weakref__", "_columns", "_intercepted", "_interceptor")
 
     def _set_columns(self, columns: dict[str, Column]) -> None:
         """Begin with ``columns``, unchecked; the dict is kept."""
         self._columns = columns
         self._interceptor: Callable[[Any], Any] | None = None
         self._intercepted: dict[str, Any] = {}
-        # None until the first key: most batches are made, sliced and dropped without being read by name.
-        self._accessed: set[str] | None = None
-        self._added: set[str] | None = None
-        self._deleted: set[str] | None = None
 
     @abstractmethod
     def _check(self, columns: dict[str, Column]) -> None:
@@ -52,9 +48,6 @@ class ColumnMapping(MutableMapping[str, Column]):
             if column is None:
                 known = ", ".join(map(excerpt, self._columns)) or "none"
                 raise MissingColumn(f"there is no column {excerpt(key)}; the batch has {known}")
-        if self._accessed is None:
-            self._accessed = set()
-        self._accessed.add(key)
         if self._interceptor is None:
             return column
         if key not in self._intercepted:
@@ -79,8 +72,6 @@ class ColumnMapping(MutableMapping[str, Column]):
         """
         columns = {**self._columns, key: named_column(key, value)}
         self._check(columns)
-        if key not in self._columns:
-            self._added = {*(self._added or ()), key}
         self._columns = columns
         self._forget(key)
 
@@ -92,7 +83,6 @@ class ColumnMapping(MutableMapping[str, Column]):
             self._check(columns)
         self._columns = columns
         self._forget(key)
-        self._deleted = {*(self._deleted or ()), key}
 
     def _forget(self, key: str) -> None:
         """Drop what the interceptor made of ``key``, and of ``dones``, which may depend on it."""
@@ -101,7 +91,6 @@ class ColumnMapping(MutableMapping[str, Column]):
 
     def clear(self) -> None:
         """Delete every column."""
-        self._deleted = {*(self._deleted or ()), *self._columns}
         self._columns, self._intercepted = {}, {}
 
     def __contains__(self, key: object) -> bool:
@@ -131,21 +120,6 @@ class ColumnMapping(MutableMapping[str, Column]):
     # Identity: `equals` compares values.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
-
-    @property
-    def accessed_keys(self) -> frozenset[str]:
-        """Names read by ``batch[name]`` or `get` so far."""
-        return frozenset(self._accessed or ())
-
-    @property
-    def added_keys(self) -> frozenset[str]:
-        """Columns added since the batch was made."""
-        return frozenset(self._added or ())
-
-    @property
-    def deleted_keys(self) -> frozenset[str]:
-        """Columns deleted since the batch was made."""
-        return frozenset(self._deleted or ())
 
     def set_get_interceptor(self, fn: Callable[[Any], Any] | None) -> None:
         """Pass each column read by name through ``fn``, once: its result is kept until the column is set.

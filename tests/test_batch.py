@@ -174,13 +174,6 @@ class TestMapping:
         with pytest.raises(OptionError, match=r"batch\[1:2\]"):
             SampleBatch(a=[1, 2])[1]
 
-    def test_keys_read_added_and_deleted_are_tracked(self) -> None:
-        batch = SampleBatch(a=[1], b=[2])
-        batch["a"], batch.get("b")  # reading is what is tested
-        batch["c"] = [3]
-        del batch["b"]
-        assert (batch.accessed_keys, batch.added_keys, batch.deleted_keys) == ({"a", "b"}, {"c"}, {"b"})
-
     def test_equality_is_identity(self) -> None:
         batch = SampleBatch(a=[1])
         assert batch == batch

@@ -404,6 +404,9 @@ def test_a_state_goes_on_with_other_episodes_in_the_processes_that_are_there(pai
     assert group.foreach_worker(batches_learned) == [0, 0]
     with pytest.raises(StateError):
         group.load_state_dict({**state, "position": {}})
+    with pytest.raises(StateError):
+        group.sample()  # Nothing is given until a state could be loaded.
+    group.load_state_dict(state)
 
 
 def test_every_worker_writes_one_data_set_and_says_there_how_it_was_seeded(pair: Pair) -> None:

@@ -446,7 +446,7 @@ def test_recurrent_state_and_inputs_begin_anew_with_every_episode(mode: Autorese
 
 def test_trajectories_are_postprocessed_one_by_one() -> None:
     class Returns(Chosen):
-        def postprocess_trajectory(self, batch: SampleBatch) -> SampleBatch:
+        def postprocess_trajectory(self, batch: SampleBatch, *_: Any) -> SampleBatch:
             assert len(np.unique(batch["eps_id"])) == 1
             batch["return"] = np.full(len(batch), batch["rewards"].sum())
             return batch

@@ -19,6 +19,7 @@ PRINTS = {
     "custom_writer.py": "300 steps are stored",
     "data_parallel.py": "each of 1600 rows was served once: to 2, and then to 1 processes",
     "external_client.py": "has learned",
+    "log_metrics.py": "the return of episodes was 31.9",
     "multi_agent.py": "200 steps, {'lean': 186, 'random': 245}",
     "online_dqn.py": "200 updates after",
     "record_your_loop.py": "20 episodes in",

@@ -20,7 +20,7 @@ from crash_child import Tally, fork, wait_for
 from followed_rows import every_row, in_ring, replay_of, settle, until
 from growing_data import grow, seal
 from stored_batches import fresh_root
-from test_real_servers_data import Place, place
+from test_real_servers_data import FEWER_PLACES, Place, place
 
 from rlio import (
     DatasetReader,
@@ -107,6 +107,7 @@ def test_four_writers_and_a_follower_keep_to_the_limits_at_every_step(
     assert sum(one.unheeded for one in opened) == 0
 
 
+@FEWER_PLACES
 def test_limits_and_restarts_work_on_every_kind_of_store(place: Place) -> None:
     root, options = place
     writer = PacedWriter(

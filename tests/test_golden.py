@@ -42,10 +42,6 @@ def test_golden_files_read_equal_to_the_rows_that_made_them(root: Path) -> None:
     with rlio.DatasetReader(root, epochs=1, batch_size=1000) as reader:
         (batch,) = reader
     assert batch.equals(expected)
-    if root.suffix == ".jsonl":
-        with rlio.JsonReader(root, epochs=1) as lines:
-            (batch,) = lines
-        assert batch.equals(expected)
     assert verify(root).ok
 
 
@@ -220,7 +216,7 @@ def test_shards_of_both_versions_are_looked_after_in_one_root(both: tuple[Path, 
     assert verify(root).ok
 
 
-def test_intact_rows_of_a_damaged_shard_of_the_version_before_are_stored_again(tmp_path: Path) -> None:
+def test_intact_rows_of_a_damaged_shard_of_the_version_before_are_read(tmp_path: Path) -> None:
     batch = DATA_SETS["cartpole_like"]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rlio.schemas.schema._GROUP_BYTES", 800)
@@ -230,8 +226,7 @@ def test_intact_rows_of_a_damaged_shard_of_the_version_before_are_stored_again(t
     data[len(data) // 4] ^= 1
     shard.write_bytes(data)
     assert not verify(tmp_path).ok
-    report = repair(tmp_path)
-    assert {action.kind for action in report.actions} == {"shard-rewritten", "quarantined"}
+    assert repair(tmp_path).actions == ()
     found = load(str(tmp_path), on_error="skip", batch_size=1000)
     kept = np.flatnonzero(np.isin(batch["eps_id"] * 100 + batch["t"], found["eps_id"] * 100 + found["t"]))
     assert 0 < len(kept) < len(batch)

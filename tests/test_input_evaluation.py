@@ -5,6 +5,7 @@ Row input_evaluation of 2.7: "is", "wis" and "simulation", one or several; per d
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -345,11 +346,13 @@ def test_rllibs_own_files_are_judged_as_they_are(recordings: Path, tmp_path: Pat
             judged_input(rlio.JsonReader(file, epochs=1, **options))
     # With ``t``, whole episodes in records of any order are judged.
     rows["t"] = np.concatenate([np.arange(len(part)) for part in rows.split_by_episode()])
-    with rlio.JsonWriter(tmp_path / "json") as writer:
+    columns = ("obs", "actions", "rewards", "terminateds", "eps_id", "t", "action_prob")
+    with open(tmp_path / "with_t.json", "w", encoding="utf-8") as lines:
         for episode in rows.split_by_episode():
-            writer.write(episode)
-    options = {"shuffle": True, "seed": 0}
-    assert judged_input(rlio.JsonReader(tmp_path / "json", epochs=1, **options))["wis"]["episodes"] == 21
+            record = {name: np.asarray(episode[name]).tolist() for name in columns if name in episode}
+            lines.write(json.dumps({"type": "SampleBatch", **record}) + "\n")
+    again = rlio.JsonReader(tmp_path / "with_t.json", epochs=1, shuffle=True, seed=0)
+    assert judged_input(again)["wis"]["episodes"] == 21
 
 
 def test_is_wis_and_gains_are_those_of_rllibs_classes(recordings: Path, tmp_path: Path) -> None:

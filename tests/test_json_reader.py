@@ -17,6 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import rlio
+from rlio import JsonWriter
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.errors import (
     CorruptData,
@@ -880,3 +882,28 @@ def test_text_streams_of_any_kind_work_for_members(tmp_path: Path) -> None:
     for shuffle in (False, True):
         with JsonReader("memory://json-zip", epochs=1, shuffle=shuffle, seed=0) as reader:
             assert steps(reader) == [0, 1, 2]
+
+
+# ---- data sets of rlio ----
+
+
+def test_a_data_set_of_rlio_is_refused_with_the_reader_that_reads_it(tmp_path: Path) -> None:
+    root = tmp_path / "ours"
+    with JsonWriter(root, writer_id="w0") as writer:
+        writer.write(SampleBatch(t=np.arange(3)))
+    (shard,) = (root / "data" / "w0").glob("*.jsonl*")
+    old = tmp_path / "old.json"
+    old.write_text('{"type": "SampleBatch", "t": [1]}\n')
+    for inputs in (root, root / "data" / "w0", shard, f"{root}/data/*/*.jsonl*", [old, root]):
+        with pytest.raises(OptionError, match="DatasetReader"):
+            JsonReader(inputs, epochs=1)
+    renamed = tmp_path / "renamed.jsonl"
+    renamed.write_bytes(shard.read_bytes())
+    with pytest.raises(OptionError, match="DatasetReader"), JsonReader(renamed, epochs=1) as reader:
+        reader.sample()
+    with rlio.DatasetReader(root, epochs=1) as ours, JsonReader(old, epochs=1) as theirs:
+        mixed = rlio.MixedInput(
+            [(theirs, 1), (ours, 3)],
+            batch_size=4,
+        )
+        assert sorted(mixed.sample()["t"].tolist()) == [0, 1, 1, 2]

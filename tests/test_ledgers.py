@@ -88,7 +88,7 @@ READERS: dict[str, Callable[[Path], InputReader]] = {
     "InputReader": lambda folder: Counting(),
     "JsonReader": lambda folder: JsonReader(json_file(folder), epochs=1),
     "JsonReader shuffled": lambda folder: JsonReader(json_file(folder), epochs=1, shuffle=True, seed=0),
-    "JsonReader of a data set": lambda folder: JsonReader(json_set(folder), epochs=1),
+    "DatasetReader of JSON shards": lambda folder: DatasetReader(json_set(folder), epochs=1),
     "DatasetReader": lambda folder: DatasetReader(store(numbered(12)), epochs=1),
     "ForeignParquetReader": lambda folder: ForeignParquetReader(parquet_file(folder), epochs=1),
     "ForeignParquetReader shuffled": lambda folder: ForeignParquetReader(

@@ -20,10 +20,8 @@ from rlio.storage.listing import (
     Segment,
     ShardRef,
     cover_rows,
-    find_holes,
     list_settled,
     list_shards,
-    live_shards,
     load_shard,
 )
 from rlio.storage.names import ShardName, shard_path
@@ -80,7 +78,7 @@ def test_the_rule_is_the_documented_one(refs: list[ShardRef], trim: int) -> None
         chosen = min((ref for ref in covering if ref.name.end == largest), key=lambda ref: ref.path)
         expected.append(Segment(chosen, cursor - chosen.name.first, largest - cursor))
         cursor = largest
-    assert live_shards(refs, trim) == expected
+    assert cover_rows(refs, trim=trim).segments == expected
 
 
 @settings(max_examples=100, deadline=None)
@@ -96,10 +94,10 @@ def test_the_order_in_which_shards_are_listed_does_not_matter(refs: list[ShardRe
 def test_a_reader_that_stops_and_goes_on_at_its_cursor_serves_what_one_that_stays_serves(
     refs: list[ShardRef], steps: int
 ) -> None:
-    whole = [row for part in live_shards(refs) for row in range(part.first, part.end)]
+    whole = [row for part in cover_rows(refs).segments for row in range(part.first, part.end)]
     resumed: list[int] = []
     cursor = 0
-    while parts := live_shards(refs, cursor)[:steps]:
+    while parts := cover_rows(refs, trim=cursor).segments[:steps]:
         resumed += [row for part in parts for row in range(part.first, part.end)]
         cursor = parts[-1].end
     assert resumed == whole
@@ -108,7 +106,7 @@ def test_a_reader_that_stops_and_goes_on_at_its_cursor_serves_what_one_that_stay
 @settings(max_examples=100, deadline=None)
 @given(shards, st.integers(1, 6))
 def test_compaction_and_then_removal_of_what_is_covered_change_no_row(refs: list[ShardRef], k: int) -> None:
-    parts = live_shards(refs)[:k]
+    parts = cover_rows(refs).segments[:k]
     run = [part for i, part in enumerate(parts) if i == 0 or parts[i - 1].end == part.first]
     if not run or run != parts:
         return
@@ -122,10 +120,10 @@ def test_compaction_and_then_removal_of_what_is_covered_change_no_row(refs: list
 
 def test_holes_are_ranges_of_missing_rows() -> None:
     refs = [shard(10, 5), shard(20, 5), shard(30, 5)]
-    assert find_holes(refs) == [range(10), range(15, 20), range(25, 30)]
-    assert find_holes(refs, trim=10) == [range(15, 20), range(25, 30)]
-    assert find_holes(refs, trim=22) == [range(25, 30)]
-    assert find_holes(refs, trim=50) == []
+    assert cover_rows(refs).holes == [range(10), range(15, 20), range(25, 30)]
+    assert cover_rows(refs, trim=10).holes == [range(15, 20), range(25, 30)]
+    assert cover_rows(refs, trim=22).holes == [range(25, 30)]
+    assert cover_rows(refs, trim=50).holes == []
     assert cover_rows(refs, trim=30, sealed=40).holes == [range(35, 40)]
     assert cover_rows([]) == Coverage([], [])
     assert cover_rows([], sealed=3).holes == [range(3)]
@@ -133,12 +131,12 @@ def test_holes_are_ranges_of_missing_rows() -> None:
 
 def test_of_equal_ranges_the_smallest_name_serves() -> None:
     twins = [shard(0, 5, crc32=2), shard(0, 5, crc32=1), shard(0, 5, crc32=3)]
-    assert live_shards(twins) == [Segment(twins[1], 0, 5)]
+    assert cover_rows(twins).segments == [Segment(twins[1], 0, 5)]
 
 
 def test_rows_far_out_are_counted_exactly() -> None:
     refs = [shard(10**18, 2**48), shard(10**18 + 2**48, 1)]
-    assert [part.rows for part in live_shards(refs, trim=10**18 + 1)] == [2**48 - 1, 1]
+    assert [part.rows for part in cover_rows(refs, trim=10**18 + 1).segments] == [2**48 - 1, 1]
 
 
 # ---- listings ----

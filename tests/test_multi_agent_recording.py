@@ -53,8 +53,7 @@ def test_what_is_read_is_what_was_sampled(tmp_path: Path, kind: str, mode: Any) 
     with open_writer(kind, root) as writer:
         for batch in batches:
             writer.write(batch)
-    reader = rlio.DatasetReader(root, epochs=1) if kind == "parquet" else rlio.JsonReader(root, epochs=1)
-    with reader:
+    with rlio.DatasetReader(root, epochs=1) as reader:
         found = ma(concat_samples([ma(batch) for batch in reader]))
     assert found.agent_steps() == sum(batch.agent_steps() for batch in batches)
     expected = ma(concat_samples(batches))
@@ -68,7 +67,10 @@ def test_what_is_read_is_what_was_sampled(tmp_path: Path, kind: str, mode: Any) 
     check_stream([found], whole=mode == "complete_episodes")
     # Batches that are cut anew count the steps that they can see: those in which somebody acted.
     acted = step_numbers(expected)[1]
-    assert found.env_steps() == (acted if kind == "parquet" else expected.env_steps())
+    if kind == "parquet":
+        assert found.env_steps() == acted
+    # A line that is served whole has the steps that were recorded with it.
+    assert acted <= found.env_steps() <= expected.env_steps()
     assert rlio.verify(root).ok
 
 

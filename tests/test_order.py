@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlio.errors import OptionError
-from rlio.replay.order import ORDER_VERSION, Permutation, WindowOrder, deal
+from rlio.replay.order import ORDER_VERSION, Permutation, WindowOrder
 
 # (n, seed, epoch, positions, values). These never change for a given ORDER_VERSION: a changed value means
 # that saved states continue with other rows.
@@ -285,36 +285,3 @@ def test_a_window_order_of_illegal_sizes_raises() -> None:
         WindowOrder([3], seed=0, window_rows=0)
     with pytest.raises(OptionError, match="window 1"):
         WindowOrder([3], seed=0).rows_in(0, 1)
-
-
-# ---- dealing ----
-
-
-@given(total=st.integers(0, 500), data=st.data())
-@settings(max_examples=200, deadline=None)
-def test_ranks_cover_each_position_once_even_if_their_number_changes(total: int, data: st.DataObject) -> None:
-    position = 0
-    served: list[int] = []
-    while position < total:
-        # Every step may be a restart with other numbers of ranks and rows.
-        world, batch_size = data.draw(st.integers(1, 7)), data.draw(st.integers(1, 60))
-        dealt = [deal(position, batch_size, rank, world, total) for rank in range(world)]
-        sizes = [stop - start for start, stop, _ in dealt]
-        assert max(sizes) - min(sizes) <= 1
-        assert max(sizes) <= batch_size
-        if total - position >= world * batch_size:
-            assert set(sizes) == {batch_size}
-        for start, stop, _ in dealt:
-            served += range(start, stop)
-        (position,) = {following for _, _, following in dealt}
-    assert served == list(range(total))
-
-
-def test_nothing_is_dealt_at_the_end_of_an_epoch() -> None:
-    assert deal(10, 4, 1, 2, 10) == (10, 10, 10)
-
-
-@pytest.mark.parametrize("bad", [(0, 0, 0, 1, 5), (0, 1, 1, 1, 5), (0, 1, -1, 1, 5), (6, 1, 0, 1, 5)])
-def test_dealing_with_illegal_numbers_raises(bad: tuple[int, int, int, int, int]) -> None:
-    with pytest.raises(OptionError):
-        deal(*bad)

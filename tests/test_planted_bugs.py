@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import threading
 import time
 import tracemalloc
 import types
@@ -187,17 +188,25 @@ def a_lost_response_doubles_no_row(folder: Path) -> None:
 
 def a_process_that_dies_in_a_publish_loses_no_row(folder: Path) -> None:
     def write() -> None:
-        PendingFile.commit = lambda self, path: os._exit(9)  # type: ignore[method-assign]  # In the child.
+        acknowledged = threading.Event()
+
+        def die(self: PendingFile, path: str) -> None:
+            acknowledged.wait(60)  # Else no batch may be taken yet.
+            os._exit(9)
+
+        PendingFile.commit = die  # type: ignore[method-assign]  # In the child.
         with rlio.ParquetWriter(folder, **small()) as writer:
             for number in range(5):
                 writer.write(steps(number * ROWS))
-                (folder / "taken").write_text(str((number + 1) * ROWS))
+                with (folder / "taken").open("ab") as taken:  # A byte a batch: it is there whole or not.
+                    taken.write(b"x")
+                acknowledged.set()
 
     die_in_a_child(write)
     recover(folder)
     found = rows_of(folder)
     assert found == numbered(len(found))
-    assert len(found) >= int((folder / "taken").read_text())
+    assert len(found) >= (folder / "taken").stat().st_size * ROWS
 
 
 def the_log_of_a_living_writer_is_not_recovered(folder: Path) -> None:

@@ -97,16 +97,10 @@ def test_the_state_of_a_recurrent_policy_goes_from_action_to_action() -> None:
 # ---- what runners tell it ----
 
 
-def test_an_override_that_takes_the_batch_alone_is_called_like_all_others() -> None:
-    """Row "postprocess_episode" (2.3): policies get the other agents' batches, and old ones go on working."""
+def test_an_override_gets_the_batches_of_other_agents_and_the_episode() -> None:
+    """Row "postprocess_episode" (2.3)."""
 
-    class Old(Plain):
-        def postprocess_trajectory(self, batch: SampleBatch) -> SampleBatch:  # type: ignore[override]
-            """Of the first form."""
-            batch["old"] = np.ones(len(batch))
-            return batch
-
-    class Below(Old):
+    class Below(Plain):
         def postprocess_trajectory(self, batch: SampleBatch, others: Any = None, episode: Any = None) -> Any:
             batch = super().postprocess_trajectory(batch)
             batch["others"] = np.full(len(batch), -1 if others is None else len(others))
@@ -118,20 +112,17 @@ def test_an_override_that_takes_the_batch_alone_is_called_like_all_others() -> N
             return args[0]  # type: ignore[no-any-return]
 
     others = {"agent": ("policy", SampleBatch(obs=[1]))}
-    made = Old().postprocess_trajectory(SampleBatch(obs=[1, 2]), others, object())
-    assert made["old"].tolist() == [1, 1]
-    assert Old.postprocess_trajectory.__doc__ == "Of the first form."
     made = Below().postprocess_trajectory(SampleBatch(obs=[1]), others, None)
-    assert (made["old"].tolist(), made["others"].tolist()) == ([1], [1])
+    assert made["others"].tolist() == [1]
     assert Below().postprocess_trajectory(SampleBatch(obs=[1]))["others"].tolist() == [-1]
     assert Plenty().postprocess_trajectory(SampleBatch(obs=[1]), others, None)["args"].tolist() == [3]
-    assert Old().postprocesses
+    assert Below().postprocesses
     assert not Plain().postprocesses
 
 
 def test_a_batch_of_trajectories_is_postprocessed_one_by_one_where_the_policy_knows_no_better() -> None:
     class Counts(Plain):
-        def postprocess_trajectory(self, batch: SampleBatch) -> SampleBatch:  # type: ignore[override]
+        def postprocess_trajectory(self, batch: SampleBatch, *_: Any) -> SampleBatch:
             batch = batch.copy(shallow=True)
             batch["length"] = np.full(len(batch), len(batch))
             return batch

@@ -137,7 +137,7 @@ def test_rows_of_somebody_else_are_judged_by_the_values_known_here() -> None:
 
 def test_a_policy_that_overrides_its_postprocessing_gets_each_trajectory() -> None:
     class Mine(ActorCritic):
-        def postprocess_trajectory(self, batch: SampleBatch) -> SampleBatch:  # type: ignore[override]
+        def postprocess_trajectory(self, batch: SampleBatch, *_: Any) -> SampleBatch:
             assert batch.is_single_trajectory()
             batch = super().postprocess_trajectory(batch)
             batch["mine"] = np.full(len(batch), len(batch))

@@ -72,6 +72,7 @@ def _fail_at_every_moment(base: Path, kind: str, sync: Sync, *, chances: int) ->
 
 @pytest.mark.parametrize("sync", ["always", "interval"])
 @pytest.mark.parametrize("kind", ["parquet", "json"])
+@pytest.mark.each_value_once
 def test_a_power_failure_at_any_moment_costs_only_what_was_not_synced(
     tmp_path: Path, kind: str, sync: Sync
 ) -> None:

@@ -143,7 +143,7 @@ class TestChange:
         capacity=st.sampled_from([1, 9, 3000, 20_000]),
         seed=st.integers(0, 2**32),
         steps=st.lists(
-            st.tuples(st.sampled_from(["set", "fill", "clear", "grow"]), st.integers(1, 5000)), max_size=8
+            st.tuples(st.sampled_from(["set", "fill", "clear"]), st.integers(1, 5000)), max_size=8
         ),
     )
     def test_sums_are_those_of_a_tree_that_was_built_at_once(
@@ -159,9 +159,6 @@ class TestChange:
                 tree.set(slots, values)
                 for slot, value in zip(slots, values, strict=True):  # the last one stays
                     model[slot] = value
-            elif what == "grow":
-                tree.grow(len(model) + size)
-                model = np.concatenate([model, np.zeros(size)])
             else:
                 value = 0.0 if what == "clear" else float(rng.random())
                 if what == "clear":
@@ -192,31 +189,6 @@ class TestChange:
         tree.set([5, 5], [1.0, 0.0])
         assert tree.get([17, 5]).tolist() == [size, 0.0]
         assert tree.total == size
-
-    @pytest.mark.parametrize(
-        ("before", "after"),
-        [(1, 2), (8, 2048), (2048, 2049), (2049, 2_000_000), (5000, 5000), (2047, 140_000)],
-    )
-    def test_growing_keeps_values_and_adds_zeros(self, before: int, after: int) -> None:
-        values = philox(before).random(before)
-        tree = tree_of(values, smallest=True)
-        assert tree.total == pytest.approx(values.sum())
-        tree.grow(after)
-        fresh = SumTree(after)
-        fresh.set(np.arange(before), values)
-        assert_same_sums(tree, fresh)
-        assert tree.smallest == values.min()
-        tree.set([after - 1], [1e-3 * values.min()])
-        assert tree.smallest == 1e-3 * values.min()
-        assert tree.find([math.nextafter(tree.total, 0.0)]).tolist() in ([after - 1], [before - 1])
-
-    def test_the_smallest_value_is_found_where_growth_made_the_stretches_longer(self) -> None:
-        tree = SumTree(5000, smallest=True)
-        tree.set([0, 1600], [1.0, 0.5])
-        tree.grow(3_000_000)
-        assert tree.smallest == 0.5
-        tree.set([1600, 2_999_999], [0.0, 0.75])
-        assert tree.smallest == 0.75
 
     def test_a_smallest_value_that_goes_up_or_away_is_missed_by_nobody(self) -> None:
         rng, capacity = philox(11), 20_000
@@ -271,8 +243,6 @@ class TestChange:
             with pytest.raises(OptionError, match="capacity"):
                 SumTree(capacity)  # type: ignore[arg-type]
         tree = tree_of([1.0, 2.0])
-        with pytest.raises(OptionError, match="never shrinks"):
-            tree.grow(1)
         with pytest.raises(OptionError, match=r"shape \(3,\) for 2 slots"):
             tree.set([0, 1], [1.0, 2.0, 3.0])
         with pytest.raises(OptionError, match="smallest=True"):
@@ -528,8 +498,6 @@ class TestUpdate:
             for priorities in (one, other):
                 priorities.update(mine[0], np.arange(64.0))
                 priorities.appended(range(15_000 + seed, 15_010 + seed))
-        one.grow(30_000)
-        other.grow(30_000)
         assert_same_sums(one.tree, other.tree)
 
     @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stored_batches import assert_identical, files, fresh_root, group_bytes, put, remove, store
+from further import further
+from stored_batches import assert_identical, files, fresh_root, put, remove, store
 from test_verify import (
     DAMAGE,
-    SOUND,
     WRITER,
     bad,
     cover,
@@ -26,7 +26,7 @@ from test_verify import (
 )
 
 import rlio
-from rlio import DatasetReader, JsonWriter, ParquetWriter, concat_samples
+from rlio import DatasetReader, JsonWriter, concat_samples
 from rlio.errors import DataNotFound, OptionError, PublishError
 from rlio.storage import Storage
 from rlio.storage.listing import Patience
@@ -50,6 +50,8 @@ def everything(root: str) -> Counter[bytes]:
 
 
 # What is planted -> kinds of what is done about it, and what is found afterwards.
+# (KEPT: nothing, since no other shard has the rows that are intact.)
+KEPT = ["what was found"]
 DONE: dict[str, tuple[list[str], list[str]]] = {
     "nothing": ([], []),
     "no header": (["header-written"], []),
@@ -59,10 +61,10 @@ DONE: dict[str, tuple[list[str], list[str]]] = {
     "a flipped schema file": (["quarantined", "schema-written"], []),
     "no schema file of JSON shards": ([], ["schema-file-missing"]),
     "a flipped footer": (["quarantined"], ["hole"]),
-    "a flipped row group": (["shard-rewritten", "shard-rewritten", "quarantined"], ["hole"]),
-    "a forged page": (["shard-rewritten", "shard-rewritten", "quarantined"], ["hole"]),
-    "forged streams": (["shard-rewritten", "quarantined"] * 3, []),
-    "another CRC in the name": (["shard-rewritten", "quarantined"], []),
+    "a flipped row group": ([], KEPT),
+    "a forged page": ([], KEPT),
+    "forged streams": ([], KEPT),
+    "another CRC in the name": ([], KEPT),
     "another number of rows in the name": ([], ["shard-rows"]),
     "a torn shard between others": ([], ["torn"]),
     "a torn last shard": ([], ["uploading"]),
@@ -70,11 +72,11 @@ DONE: dict[str, tuple[list[str], list[str]]] = {
     "a seal before the end": ([], ["past-the-seal"]),
     "an unlike shard of the same rows": ([], ["overlap-differs"]),
     "a stray file beside shards": ([], ["stray"]),
-    "a damaged line": (["shard-rewritten", "quarantined"], ["hole"]),
-    "a damaged frame": (["shard-rewritten", "shard-rewritten", "quarantined"], ["hole"]),
-    "a malformed line": (["shard-rewritten", "shard-rewritten", "quarantined"], ["hole"]),
-    "a damaged provenance": (["shard-rewritten", "quarantined"], []),
-    "a renamed JSON shard": (["shard-rewritten", "quarantined"], []),
+    "a damaged line": ([], KEPT),
+    "a damaged frame": ([], KEPT),
+    "a malformed line": ([], KEPT),
+    "a damaged provenance": ([], KEPT),
+    "a renamed JSON shard": ([], KEPT),
 }
 
 
@@ -87,7 +89,7 @@ def test_damage_of_each_kind_is_repaired_as_far_as_it_can_be_and_only_once(name:
     before = everything(root)
     report = rlio.repair(root)
     assert [action.kind for action in report.actions] == actions
-    assert bad(report.after) == left
+    assert bad(report.after) == (bad(report.before) if left is KEPT else left)
     assert report.after.total.live == live
     after = everything(root)
     assert all(after[data] >= count for data, count in before.items()), "bytes that were there are gone"
@@ -96,10 +98,8 @@ def test_damage_of_each_kind_is_repaired_as_far_as_it_can_be_and_only_once(name:
     assert everything(root) == after
 
 
-@pytest.mark.parametrize(
-    "name", ["a flipped footer", "a flipped row group", "a damaged line", "a damaged frame"]
-)
-def test_a_repaired_data_set_serves_the_rows_that_it_served_before_and_says_what_is_lost(name: str) -> None:
+def test_a_repaired_data_set_serves_the_rows_that_it_served_before_and_says_what_is_lost() -> None:
+    name = "a flipped footer"
     kind, plant, _, live = DAMAGE[name]
     root = recorded(kind)
     plant(root)
@@ -174,26 +174,24 @@ def test_a_second_object_of_the_same_name_goes_beside_the_first() -> None:
     assert sorted(files(root, "_quarantine/data").values()) == [b"again", b"torn"]
 
 
-@pytest.mark.parametrize(
-    "name", ["several agents", "frame stacks", "sequences", "objects, text and odd types"]
-)
-def test_rows_of_every_kind_survive_being_rewritten(name: str) -> None:
-    root, batch = fresh_root(), SOUND[name]()
-    with group_bytes(1500), ParquetWriter(root, writer_id=WRITER) as writer:
-        for _ in range(3):
-            writer.write(batch)
-    whole = rows_of(root)
-    (path,) = shards(root)
-    put(path.replace(path.split("-")[-2], "00000001"), files(root)[path])
-    remove(path)
-    report = rlio.repair(root)
-    assert {action.kind for action in report.actions} == {"shard-rewritten", "quarantined"}
-    assert bad(report.after) == [code for code in bad(report.before) if code != "file-crc"]
-    assert_identical(rows_of(root), whole)
+def test_a_damaged_shard_with_rows_of_its_own_stays_where_on_error_skip_reads_them() -> None:
+    for name in ("a flipped row group", "a damaged line", "a damaged frame"):
+        kind, plant, _, live = DAMAGE[name]
+        root = recorded(kind)
+        plant(root)
+        before, rows = everything(root), rows_of(root)
+        report = rlio.repair(root)
+        assert report.actions == ()
+        assert bad(report.after) == bad(report.before) != []
+        assert everything(root) == before
+        assert_identical(rows_of(root), rows)
+        assert len(rows) == live < 300
+        with pytest.raises(rlio.CorruptData):
+            list(DatasetReader(root, epochs=1))
 
 
 @pytest.mark.parametrize("kind", ["parquet", "json", "zstd"])
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", [*range(3), *further(*range(3, 10))])
 def test_random_damage_is_repaired_once_and_no_readable_row_is_lost(kind: str, seed: int) -> None:
     rng = np.random.default_rng([seed, len(kind)])
     root = recorded(kind, rows=200, step=40)
@@ -235,9 +233,7 @@ def _failing(call: Any, calls: Iterator[int]) -> Any:
     return operation
 
 
-@pytest.mark.parametrize(
-    "name", ["a flipped row group", "a damaged line", "a header of nonsense", "forged streams"]
-)
+@pytest.mark.parametrize("name", ["a flipped footer", "no schema file", "a header of nonsense"])
 def test_a_repair_that_is_interrupted_anywhere_is_finished_by_the_next(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,7 +259,7 @@ def test_a_repair_that_is_interrupted_anywhere_is_finished_by_the_next(
             except PublishError:
                 assert all(everything(root)[data] >= count for data, count in before.items())
             else:
-                assert at > 1
+                assert at > 0
                 return
         report = rlio.repair(root)
         assert report.after.total.live == live

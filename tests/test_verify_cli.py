@@ -112,9 +112,10 @@ def test_the_text_names_findings_what_was_repaired_and_the_ledger() -> None:
     assert WRITER in text
     assert "284" in text
     assert "damaged; 1 errors, 0 warnings" in text
+    DAMAGE["no header"][1](root)
     text = run(root, "--repair").output
     assert "repaired: " in text
-    assert "error: hole: " in text
+    assert "error: group-crc: " in text
     clean = run(recorded()).output
     assert "clean; 0 errors, 0 warnings, 0 notes; 300 rows verify (full)" in clean
 

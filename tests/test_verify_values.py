@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from stored_batches import fresh_root, group_bytes
@@ -15,8 +13,6 @@ import rlio.maintenance.time_check as time_check
 from rlio import JsonWriter, MultiAgentBatch, ParquetWriter, Roll, SampleBatch
 from rlio.interfaces import Batch
 from rlio.maintenance import Finding
-from rlio.maintenance.space_check import Misfit, rows_outside
-from rlio.schemas.provenance import Provenance
 from rlio.storage import Storage
 from rlio.storage.markers import seal
 
@@ -184,147 +180,3 @@ def test_terminated_and_truncated_at_once_is_a_note() -> None:
     batch = steps(range(5), done=[4], truncateds=np.arange(5) == 4)
     (found,) = findings(batch)
     assert (found.severity, found.code, found.rows) == ("note", "terminated-and-truncated", 1)
-
-
-BOX = gym.spaces.Box(-1, 1, (2,), np.float32)
-SPACES: dict[str, tuple[Any, Any, Any, list[bool]]] = {
-    # space, values inside, values of which some are outside, which of those are
-    "Box": (BOX, np.ones((2, 2)), np.array([[0, 0], [0, 1.5], [-2, 0]]), [False, True, True]),
-    "unbounded Box": (
-        gym.spaces.Box(-np.inf, np.inf, (1,)),
-        np.array([[1e30]]),
-        np.array([[np.nan]]),
-        [True],
-    ),
-    "Discrete": (gym.spaces.Discrete(3, start=1), np.array([1, 3]), np.array([0, 1, 4]), [True, False, True]),
-    "floats for Discrete": (
-        gym.spaces.Discrete(3),
-        np.array([0.0, 2.0]),
-        np.array([0.5, 1.0]),
-        [True, False],
-    ),
-    "MultiDiscrete": (
-        gym.spaces.MultiDiscrete([2, 3]),
-        np.array([[1, 2]]),
-        np.array([[1, 2], [2, 0]]),
-        [False, True],
-    ),
-    "MultiBinary": (gym.spaces.MultiBinary(2), np.array([[0, 1]]), np.array([[0, 2], [1, 1]]), [True, False]),
-    "Dict": (
-        gym.spaces.Dict(a=BOX, b=gym.spaces.Discrete(2)),
-        {"a": np.zeros((1, 2)), "b": np.array([1])},
-        {"a": np.array([[0, 0], [9, 0], [0, 0]]), "b": np.array([2, 1, 1])},
-        [True, True, False],
-    ),
-    "Tuple": (
-        gym.spaces.Tuple([BOX, gym.spaces.Discrete(2)]),
-        (np.zeros((1, 2)), np.array([0])),
-        (np.array([[0, 0], [9, 0]]), np.array([1, 1])),
-        [False, True],
-    ),
-    "Text": (
-        gym.spaces.Text(3, charset="ab"),
-        np.array(["a", "bab"]),
-        np.array(["a", "c", "aaaa"]),
-        [False, True, True],
-    ),
-}
-
-
-@pytest.mark.parametrize("name", SPACES)
-def test_rows_outside_of_a_space_are_told_for_all_rows_at_once(name: str) -> None:
-    space, inside, mixed, expected = SPACES[name]
-    assert not rows_outside(space, inside).rows.any()
-    assert rows_outside(space, mixed).rows.tolist() == expected
-
-
-@pytest.mark.parametrize(
-    "space",
-    [
-        gym.spaces.Sequence(gym.spaces.Box(0, 1, (2,))),
-        gym.spaces.OneOf([gym.spaces.Discrete(3), gym.spaces.Box(0, 1, (2,))]),
-        gym.spaces.Graph(gym.spaces.Box(0, 1, (2,)), gym.spaces.Discrete(3)),
-    ],
-    ids=lambda space: type(space).__name__,
-)
-@pytest.mark.parametrize("writer", WRITERS)
-def test_objects_of_a_space_are_inside_also_after_they_were_stored(space: Any, writer: Any) -> None:
-    space.seed(0)
-    objects = np.empty(12, object)
-    objects[:] = [space.sample() for _ in range(12)]
-    spaces = {"default_policy": (space, gym.spaces.Discrete(2))}
-    assert codes(steps(range(12), obs=objects), spaces=spaces, writer=writer) == []
-    objects[5] = "no such thing"
-    assert codes(steps(range(12), obs=objects), spaces=spaces, writer=writer) == [("outside-space", 1)]
-
-
-@pytest.mark.parametrize(
-    ("space", "value"),
-    [
-        (BOX, np.zeros((3, 4))),
-        (BOX, {"a": np.zeros((3, 2))}),
-        (BOX, np.array(["a", "b", "c"])),
-        (gym.spaces.Dict(a=BOX), np.zeros((3, 2))),
-        (gym.spaces.Dict(a=BOX), {"b": np.zeros((3, 2))}),
-        (gym.spaces.Tuple([BOX]), (np.zeros((3, 2)), np.zeros(3))),
-        (gym.spaces.Text(3), np.zeros(3)),
-    ],
-)
-def test_a_column_of_another_structure_is_no_part_of_a_space(space: Any, value: Any) -> None:
-    with pytest.raises(Misfit):
-        rows_outside(space, value)
-
-
-def spaced(**columns: Any) -> Callable[..., list[tuple[str, str | None, int]]]:
-    """Findings of a batch of a Box observation and a given action space."""
-
-    def found(action_space: Any, **provenance: Any) -> list[tuple[str, str | None, int]]:
-        count = len(next(iter(columns.values())))
-        options: dict[str, Any] = {"spaces": {"default_policy": (BOX, action_space)}}
-        if provenance:
-            options["provenance"] = Provenance(**provenance)
-        return [(f.code, f.column, f.rows) for f in findings(steps(range(count), **columns), **options)]
-
-    return found
-
-
-OBS = np.zeros((4, 2), np.float32)
-WIDE = np.array([[0, 0], [0, 3], [5, 0], [0, 0]], np.float32)
-
-
-def test_observations_outside_of_their_space_are_found() -> None:
-    assert spaced(obs=WIDE)(gym.spaces.Discrete(2)) == [("outside-space", "obs", 2)]
-    assert spaced(obs=OBS, new_obs=WIDE)(gym.spaces.Discrete(2)) == [("outside-space", "new_obs", 2)]
-
-
-def test_a_missing_final_observation_is_not_outside_of_a_space_without_zero() -> None:
-    space = gym.spaces.Box(1, 2, (2,), np.float32)
-    valid = np.array([True, True, True, False])
-    columns = {
-        "obs": OBS + 1,
-        "new_obs": (OBS + 1) * valid[:, None].astype(np.float32),
-        "new_obs_valid": valid,
-    }
-    spaces = {"default_policy": (space, gym.spaces.Discrete(2))}
-    assert codes(steps(range(4), **columns), spaces=spaces) == []
-
-
-def test_what_a_preprocessor_made_is_not_held_against_the_environments_space() -> None:
-    assert spaced(obs=np.full((4, 9), 9.0))(gym.spaces.Discrete(2), observations="preprocessed") == []
-
-
-def test_a_policys_own_actions_may_exceed_a_box_and_nothing_else() -> None:
-    actions = np.array([[0, 0], [0, 3], [0, 0], [0, 0]], np.float32)
-    assert spaced(actions=actions)(BOX) == [("raw-action-outside", "actions", 1)]
-    assert spaced(actions=actions)(BOX, actions="sent") == [("outside-space", "actions", 1)]
-    assert spaced(actions=np.array([0, 1, 2, 1]))(gym.spaces.Discrete(2)) == [("outside-space", "actions", 1)]
-
-
-def test_columns_that_cannot_be_in_their_space_are_told_once_and_not_row_by_row() -> None:
-    assert spaced(obs=np.zeros((4, 3)))(gym.spaces.Discrete(2)) == [("space-mismatch", "obs", 0)]
-
-
-def test_a_nan_is_found_as_one_and_not_as_outside_too() -> None:
-    odd = OBS.copy()
-    odd[1, 0] = np.nan
-    assert spaced(obs=odd)(gym.spaces.Discrete(2)) == [("nan", "obs", 1)]

@@ -239,7 +239,7 @@ class Pushes(gym.Env):
 
 
 class Marks(RandomPolicy):
-    def postprocess_trajectory(self, batch: SampleBatch) -> SampleBatch:
+    def postprocess_trajectory(self, batch: SampleBatch, *_: Any) -> SampleBatch:
         batch["first"] = np.full(len(batch), batch["t"][0])
         return batch
 

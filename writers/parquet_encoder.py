@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rlio.interfaces import Batch
-from rlio.schemas.group_arrays import ready_group
 from rlio.schemas.log_frames import LogFrames
 from rlio.schemas.parquet import Compression
 from rlio.schemas.row_groups import GroupBuffer, Piece, pieces_of, pooled
@@ -142,7 +141,7 @@ class ParquetEncoder(Encoder[list[Piece]]):
             self._wait()
         finally:
             # Also where the wait is interrupted: the rows have left their buffer, and are nowhere else.
-            self._jobs.submit(lambda: self._maker.encode(ready_group(group, buffer.schema), buffer.schema))
+            self._jobs.submit(lambda: self._maker.encode(group, buffer.schema))
         spare, self._spare = self._spare, buffer
         return spare if spare is not None and spare.schema is buffer.schema else GroupBuffer(buffer.schema)
 

@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.errors import LedgerError
-from rlio.schemas.group_arrays import ReadyGroup, ready_group
 from rlio.schemas.log_frames import LogFrames
 from rlio.schemas.parquet import Compression, ShardEncoder
-from rlio.schemas.row_groups import GroupBuffer, Piece
+from rlio.schemas.row_groups import GroupBuffer, Piece, RowGroup
 from rlio.schemas.schema import Schema
 from rlio.storage.local import PendingFile
 from rlio.storage.publisher import NewShard
@@ -71,19 +70,19 @@ class ShardMaker:
 
     def add(self, buffer: GroupBuffer) -> GroupBuffer:
         """Encode the rows of a buffer, and give it back, empty."""
-        self.encode(ready_group(buffer.take(), buffer.schema), buffer.schema)
+        self.encode(buffer.take(), buffer.schema)
         return buffer
 
-    def encode(self, ready: ReadyGroup, schema: Schema) -> None:
+    def encode(self, group: RowGroup, schema: Schema) -> None:
         """Encode a group, ending the open shard before and after as needed."""
         if self._encoder is not None and (
-            self._encoder.schema is not schema or not self._encoder.has_room(ready)
+            self._encoder.schema is not schema or not self._encoder.has_room(group)
         ):
             self.finish()
             self._on_end()
         if self._encoder is None:
-            self._encoder = self._new_encoder(ready, schema)
-        self._encoder.add(ready)
+            self._encoder = self._new_encoder(group, schema)
+        self._encoder.add(group)
         if self._encoder.encoded_bytes >= self._roll.max_bytes:
             self.finish()
             self._on_end()
@@ -121,7 +120,7 @@ class ShardMaker:
         if self._pending is not None:
             self._pending.discard()
 
-    def _new_encoder(self, ready: ReadyGroup, schema: Schema) -> ShardEncoder:
+    def _new_encoder(self, group: RowGroup, schema: Schema) -> ShardEncoder:
         """An encoder whose memory has room for the group."""
         self._pending = self._begin()
         size = self._roll.max_bytes + _SPARE_BYTES
@@ -137,7 +136,7 @@ class ShardMaker:
                 submit=self._checksum,
                 tee=None if self._pending is None else self._pending.write,
             )
-            if encoder.has_room(ready):
+            if encoder.has_room(group):
                 return encoder
             size *= 2
 

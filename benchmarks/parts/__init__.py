@@ -25,6 +25,7 @@ PARTS = {
     "recording": "recording",
     "evaluation": "evaluation",
     "growth": "growth",
+    "live": "live",
 }
 
 

@@ -59,12 +59,8 @@ CODES: Final[Mapping[str, Severity]] = MappingProxyType(
         "index-differs": "error",
         "index-damaged": "warning",
         "index-elsewhere": "note",
-        # Schemas.
+        # Schemas and values.
         "schema-conflict": "error",
-        "space-malformed": "warning",
-        "space-mismatch": "warning",
-        "outside-space": "warning",
-        "raw-action-outside": "note",
         "nan": "warning",
         "infinite": "warning",
         # Time.

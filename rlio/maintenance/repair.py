@@ -1,8 +1,9 @@
-"""`repair`: put right what can be put right, and lose nothing by it.
+"""`repair`: headers, schemas, logs of dead writers, and damaged shards of which nothing can be read.
 
-What is replaced is moved to ``_quarantine/`` first, where no reader looks, and never deleted. A shard with
-damage is replaced only where the loss stays visible: its intact rows come back under new names, and what is
-lost is a hole, which readers raise for and count. Every step can be interrupted and repeated.
+What is replaced or set aside is moved to ``_quarantine/``, where no reader looks, and never deleted. A
+damaged shard is set aside if other shards have its readable rows and its loss stays visible as a hole, which
+readers raise for and count. Otherwise it stays in place: readers with ``on_error="skip"`` serve its intact
+rows. Every step can be interrupted and repeated.
 
 Example:
     >>> import numpy as np, rlio
@@ -23,41 +24,31 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from itertools import accumulate
 from typing import Any, Literal, TypeAlias
 
-from rlio.errors import CorruptData, DataNotFound
+from rlio.errors import DataNotFound
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.maintenance.findings import Level, VerifyReport
 from rlio.maintenance.indexing import Changes, refresh_index
-from rlio.maintenance.merging import EncodedJson, JsonMerger, ParquetMerger
 from rlio.maintenance.progress import Progress, silent
 from rlio.maintenance.root_check import QUARANTINE_DIR
-from rlio.maintenance.row_ranges import common, joined, without
+from rlio.maintenance.row_ranges import joined, without
 from rlio.maintenance.verify import DamagedShard, Inspection, inspect
-from rlio.schemas.parquet import Compression, EncodedShard
-from rlio.schemas.schema import canonical_json
-from rlio.schemas.shard_file import ShardFile
 from rlio.storage.filesystem import Storage
-from rlio.storage.json_shard import JsonShard, schema_lookup
-from rlio.storage.listing import ShardRef
 from rlio.storage.names import DATA_DIR, HEADER, schema_path, writer_dir
-from rlio.storage.publish import HEADER_BYTES, publish_shard
+from rlio.storage.publish import HEADER_BYTES
 
 __all__ = ["Action", "RepairReport", "repair"]
 
 logger = logging.getLogger("rlio")
 
-ActionKind: TypeAlias = Literal[
-    "header-written", "schema-written", "shard-rewritten", "quarantined", "log-recovered"
-]
+ActionKind: TypeAlias = Literal["header-written", "schema-written", "quarantined", "log-recovered"]
 
 # Not the shard's fault, or not for us to judge: nothing is done about these.
 _LEFT_ALONE = frozenset({"vanished", "unreadable", "unsafe", "schema-file-missing"})
 # What one pass puts right may show more: a schema that is back lets lines be read.
 _PASSES = 4
 _MAX_OBJECT = 1 << 32
-_SHARD_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +56,7 @@ class Action:
     """One thing that was done.
 
     Attributes:
-        kind: "header-written", "schema-written", "shard-rewritten" (intact rows under a new name),
-            "quarantined" (moved aside), or "log-recovered".
+        kind: "header-written", "schema-written", "quarantined" (moved aside), or "log-recovered".
         uri: The object concerned, by its old name.
         message: What was done, and why.
         rows: Rows concerned.
@@ -109,9 +99,9 @@ def repair(
 ) -> RepairReport:
     """Put right what can be in the data set under ``uri``, and verify it again.
 
-    Safe while others read and write. Rows that no intact copy exists of are not invented: they become holes.
-    A damaged shard whose lost rows would not show as a hole (they are the last of a writer that has no seal)
-    stays where it is, so that nobody takes the data set for whole.
+    Safe while others read and write. A damaged shard that has readable rows of its own stays where it is:
+    restore it from a backup, or read with ``on_error="skip"``. So does one whose lost rows would not show as
+    a hole, because they are the last of a writer that has no seal.
 
     Args:
         uri: A path or any fsspec URL.
@@ -201,7 +191,7 @@ class _Repair:
         clean = self._clean_rows()
         for shard in self.found.damaged:
             if not shard.codes & _LEFT_ALONE:
-                self._replace(shard, clean.setdefault(shard.ref.writer, []))
+                self._set_aside(shard, clean.get(shard.ref.writer, []))
         self._move_torn(clean)
         self._write_header()
 
@@ -243,58 +233,42 @@ class _Repair:
             clean[writer] = joined([*clean.get(writer, []), *rows])
         return clean
 
-    def _replace(self, shard: DamagedShard, clean: list[range]) -> None:
-        """Rewrite the rows of a damaged shard that only it has, and move it aside.
+    def _set_aside(self, shard: DamagedShard, clean: list[range]) -> None:
+        """Move a damaged shard aside that has no readable row of its own.
 
         Args:
             shard: The shard.
-            clean: Rows of its writer that others have; those that are rewritten are added.
+            clean: Rows of its writer that intact shards have.
         """
         name = shard.ref.name
         own = range(name.first, name.end)
         intact = [range(name.first + part.start, name.first + part.stop) for part in shard.intact]
-        lost = without([own], [*intact, *clean, *self._intact_elsewhere(shard)])
-        if not self._shows(lost, clean, intact, shard.ref.writer):
+        lost = without([own], clean)
+        if kept := sum(map(len, without(intact, clean))):
+            logger.warning(
+                "%s stays where it is: on_error='skip' reads %d rows of it that no other shard has",
+                self.storage.uri_of(shard.ref.path),
+                kept,
+            )
+        elif not self._shows(lost, clean, shard.ref.writer):
             logger.warning(
                 "%s stays where it is: its last rows are lost, and without it nothing would show that",
                 self.storage.uri_of(shard.ref.path),
             )
-            return
-        self.changes.announce()
-        try:
-            for first, rows in self._rewrite(shard.ref, without(intact, clean)):
-                clean.append(range(first, first + rows))
-        except (CorruptData, DataNotFound) as error:
-            logger.warning("%s stays where it is: %s", self.storage.uri_of(shard.ref.path), error)
-            return
-        clean[:] = joined(clean)
-        count = sum(map(len, lost))
-        what = f"{count} of its {name.rows} rows are lost" if count else "all its rows are in other shards"
-        self._quarantine(shard.ref.path, f"damaged ({', '.join(sorted(shard.codes))}); {what}", rows=count)
+        else:
+            count = sum(map(len, lost))
+            what = (
+                f"{count} of its {name.rows} rows are lost" if count else "all its rows are in other shards"
+            )
+            self._quarantine(
+                shard.ref.path, f"damaged ({', '.join(sorted(shard.codes))}); {what}", rows=count
+            )
 
-    def _intact_elsewhere(self, shard: DamagedShard) -> list[range]:
-        """Rows that other damaged shards of the writer have, which are rewritten as well."""
-        return [
-            range(other.ref.name.first + part.start, other.ref.name.first + part.stop)
-            for other in self.found.damaged
-            if other.ref.writer == shard.ref.writer and other is not shard and not other.codes & _LEFT_ALONE
-            for part in other.intact
-        ]
-
-    def _shows(self, lost: list[range], clean: list[range], intact: list[range], writer: str) -> bool:
+    def _shows(self, lost: list[range], clean: list[range], writer: str) -> bool:
         """Whether rows that are lost would be a hole without the shard, for readers to find."""
         sealed = self.found.listing.sealed.get(writer, 0)
-        end = max([sealed, *(part.stop for part in [*clean, *intact])])
+        end = max([sealed, *(part.stop for part in clean)])
         return all(part.stop <= end for part in lost)
-
-    def _rewrite(self, ref: ShardRef, wanted: list[range]) -> list[tuple[int, int]]:
-        """Publish ``wanted`` rows of a shard, group by group; gives what was published as (first, rows)."""
-        if not wanted:
-            return []
-        uri = self.storage.uri_of(ref.path)
-        if ref.name.suffix == "parquet":
-            return _ParquetRewrite(self.storage, ref, wanted, self, uri).run()
-        return _JsonRewrite(self.storage, ref, wanted, self, uri).run()
 
     def _move_torn(self, clean: dict[str, list[range]]) -> None:
         """Move torn objects aside whose rows other shards have."""
@@ -322,118 +296,3 @@ class _Repair:
                 self.changes.announce()
             self.storage.remove(path)
         self._done("quarantined", self.storage.uri_of(path), f"moved to {aside}: {reason}", rows=rows)
-
-
-@dataclass
-class _Rewrite:
-    """Publishes runs of a shard's row groups or lines under the numbers that they have.
-
-    Args:
-        storage: The root.
-        ref: The shard.
-        wanted: Rows of the writer; a group that has one is taken as a whole.
-        repair: Takes what was done.
-        uri: Of the shard.
-    """
-
-    storage: Storage
-    ref: ShardRef
-    wanted: list[range]
-    repair: _Repair
-    uri: str
-    published: list[tuple[int, int]] = field(default_factory=list)
-    next_row: int = 0
-
-    def runs(self, rows: list[int], readable: list[range]) -> list[tuple[range, int]]:
-        """Runs of groups to take: (their numbers, first row)."""
-        starts = [self.ref.name.first + start for start in accumulate(rows, initial=0)]
-        found: list[tuple[range, int]] = []
-        for index, count in enumerate(rows):
-            span = range(starts[index], starts[index] + count)
-            if not common([span], readable):
-                continue
-            if found and found[-1][0].stop == index:
-                found[-1] = (range(found[-1][0].start, index + 1), found[-1][1])
-            else:
-                found.append((range(index, index + 1), starts[index]))
-        return found
-
-    def publish(
-        self, data: bytes | memoryview, rows: int, *, footer_crc32: int = 0, crc32: int | None = None
-    ) -> None:
-        """Store a shard of the next ``rows`` rows."""
-        self.repair.changes.announce()
-        made = publish_shard(
-            self.storage,
-            self.ref.writer,
-            data,
-            first=self.next_row,
-            rows=rows,
-            suffix=self.ref.name.suffix,
-            footer_crc32=footer_crc32,
-            crc32=crc32,
-        )
-        if made.path == self.ref.path:
-            raise CorruptData("its rows, encoded anew, are the same bytes: nothing is wrong with them")
-        self.published.append((self.next_row, rows))
-        self.next_row += rows
-        message = f"{rows} intact rows, from row {made.name.first} on, were stored as {made.path}"
-        self.repair._done("shard-rewritten", self.uri, message, rows=rows)
-
-
-class _ParquetRewrite(_Rewrite):
-    """Rows are encoded anew, since row groups carry offsets of their file."""
-
-    def run(self) -> list[tuple[int, int]]:
-        """Publish; gives (first, rows) of each new shard."""
-        name = self.ref.name
-        file = ShardFile(
-            lambda start, stop: self.storage.read_range(self.ref.path, start, stop),
-            size=name.size,
-            footer_crc32=name.footer_crc32,
-            uri=self.uri,
-            limits=self.storage.limits,
-        )
-        for groups, first in self.runs([info.rows for info in file.groups], self.wanted):
-            self.next_row = first
-            merger = ParquetMerger(
-                file.schema,
-                provenance=canonical_json(file.provenance),
-                compression=Compression(),
-                max_bytes=max(_SHARD_BYTES, name.size),
-                publish=self._publish_encoded,
-            )
-            merger.add(file, groups=groups)
-            merger.finish()
-        return self.published
-
-    def _publish_encoded(self, shard: EncodedShard) -> None:
-        self.publish(shard.data, shard.rows, footer_crc32=shard.footer_crc32, crc32=shard.crc32)
-
-
-class _JsonRewrite(_Rewrite):
-    """Lines stay the bytes that they are."""
-
-    def run(self) -> list[tuple[int, int]]:
-        """Publish; gives (first, rows) of each new shard."""
-        shard = JsonShard(self.storage, self.ref, schema_lookup(self.storage))
-        try:
-            provenance = canonical_json(shard.provenance)
-        except CorruptData:
-            provenance = "{}"  # Lost; the rows are not.
-        for lines, first in self.runs(shard.rows, self.wanted):
-            self.next_row = first
-            merger = JsonMerger(
-                shard.schema,
-                provenance=provenance,
-                suffix=self.ref.name.suffix,
-                max_bytes=max(_SHARD_BYTES, 2 * self.ref.name.size),
-                publish=self._publish_encoded,
-            )
-            for index in lines:
-                merger.add_line(shard.stored_line(index)[1], shard.rows[index])
-            merger.finish()
-        return self.published
-
-    def _publish_encoded(self, shard: EncodedJson) -> None:
-        self.publish(shard.data, shard.rows)

@@ -2,7 +2,7 @@
 
 What is checked, in order: the header and the schema files; names, sizes, holes, seals and trims; of each
 shard the CRCs of footer, row groups, pages and file, and that its tables agree with its rows; that shards
-with the same rows hold the same values; dtypes, shapes, spaces, NaN; the steps of episodes; logs.
+with the same rows hold the same values; dtypes, shapes, NaN; the steps of episodes; logs.
 
 Memory is bounded: a row group at a time, 8 bytes a row of shards that overlap, and the episodes of one
 writer (`rlio.maintenance.time_check`).
@@ -46,7 +46,7 @@ from rlio.maintenance.row_ranges import common, joined, without
 from rlio.maintenance.scanned import Rows
 from rlio.maintenance.shard_scan import ShardScan, UnknownSchema
 from rlio.maintenance.time_check import TimeCheck
-from rlio.maintenance.value_check import SchemaSpaces, ValueCheck
+from rlio.maintenance.value_check import ValueCheck
 from rlio.schemas.schema import Schema
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import Listing, Rejected, Segment, ShardRef, list_settled
@@ -163,7 +163,6 @@ class _Inspector:
     torn: list[tuple[str, Rejected, ShardName]] = field(default_factory=list)
     # Hash -> rows of the shards that need the schema and do not find it.
     lacking: dict[str, int] = field(default_factory=dict)
-    spaces: dict[str, SchemaSpaces] = field(default_factory=dict)
     quarantined: list[str] = field(default_factory=list)
     repeats: RepeatCheck = field(init=False)
 
@@ -178,8 +177,6 @@ class _Inspector:
         self.schemas = read_schema_files(self.storage, self.findings)
         self.quarantined = check_strays(self.storage, self.listing, self.findings)
         check_index(self.storage, index, self.listing, self.findings)
-        for name, schema in self.schemas.intact.items():
-            self._spaces_of(name, schema)
         for writer, torn in sorted(self.listing.torn().items()):
             self.torn += [(writer, rejected, name) for rejected, name in torn]
         with self.progress("verify", self._bytes()) as advance:
@@ -262,7 +259,7 @@ class _Inspector:
             stop = min(rows.first + rows.count, segment.skip + segment.rows)
             if start >= stop:
                 continue
-            values = values or ValueCheck(self._spaces_of(schema.hash, schema))
+            values = values or ValueCheck(schema)
             live = _live(rows, start, stop)
             values.add(rows, live)
             self.repeats.add(scan.ref.writer, schema, rows, uri=scan.uri)
@@ -299,12 +296,6 @@ class _Inspector:
         if schema is None:
             raise UnknownSchema(name)
         return schema
-
-    def _spaces_of(self, name: str, schema: Schema) -> SchemaSpaces:
-        if name not in self.spaces:
-            uri = self.storage.uri_of(schema_path(name))
-            self.spaces[name] = SchemaSpaces(schema, self.findings, uri=uri)
-        return self.spaces[name]
 
     # ---- the ledger ----
 

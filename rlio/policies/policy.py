@@ -16,14 +16,11 @@ Example:
 
 from __future__ import annotations
 
-import functools
-import inspect
 import logging
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
-from types import FunctionType
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -79,13 +76,6 @@ class Policy(ABC):
 
     # Class-level defaults, so that authors need not call super().__init__().
     _spaces: tuple[gym.Space[Any], gym.Space[Any]] | None = None
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        own = cls.__dict__.get("postprocess_trajectory")
-        if isinstance(own, FunctionType) and _takes_a_batch_only(own):
-            # Written against the first form of the contract: runners call all policies alike.
-            setattr(cls, "postprocess_trajectory", _without_context(own))  # noqa: B010 - mypy: a method
 
     # ---- spaces ----
 
@@ -517,25 +507,3 @@ def _one_row(space: gym.Space[Any], value: Any) -> Any:
         for leaf, part in ((leaf, leaf_of(value, leaf.path)) for leaf in specs)
     ]
     return rows[0] if specs[0].path == () else unflatten([leaf.path for leaf in specs], rows)
-
-
-def _takes_a_batch_only(method: FunctionType) -> bool:
-    """Whether ``method``, of self and more, can be called with one argument and not with three."""
-    try:
-        inspect.signature(method).bind(None, None, None, None)
-    except TypeError:
-        return True
-    return False
-
-
-def _without_context(method: FunctionType) -> Callable[..., SampleBatch]:
-    """``method``, called without what the contract has added to its arguments."""
-
-    @functools.wraps(method)
-    def postprocess_trajectory(
-        self: Policy, batch: SampleBatch, other_agent_batches: Any = None, episode: Any = None
-    ) -> SampleBatch:
-        made: SampleBatch = method(self, batch)
-        return made
-
-    return postprocess_trajectory

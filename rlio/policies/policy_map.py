@@ -19,10 +19,10 @@ import tempfile
 import threading
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, ItemsView, Iterator, Mapping, MutableMapping, ValuesView
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -34,12 +34,25 @@ from rlio.policies.policy_spec import PolicySpec
 __all__ = ["PolicyMap"]
 
 
+class _Stored(NamedTuple):
+    """A policy that is not in memory.
+
+    Attributes:
+        spec: How to make it again; None: only from another one, if states are swappable.
+        has_state: Whether its state is in the folder.
+        world_size: Its `Policy.distributed_world_size`, which is of this run and in no state.
+    """
+
+    spec: PolicySpec | None
+    has_state: bool
+    world_size: int
+
+
 class PolicyMap(MutableMapping[str, Policy]):
     """Policies by id. The ``capacity`` ones used last are in memory, the states of the others in a folder.
 
-    A policy is made from its spec again when it is next asked for, and goes on from its state. One that
-    somebody still holds is not made again: there is one object for each id. But what it learns after it was
-    put away is lost once nobody holds it any more: learn inside `held`.
+    A policy is made from its spec again when it is next asked for, and goes on from its state. What a policy
+    learns after it was put away is lost: learn inside `held`.
 
     Iteration is over all ids, in the order in which they came. Every method may be called from any thread.
 
@@ -76,11 +89,7 @@ class PolicyMap(MutableMapping[str, Policy]):
         self._numbers = itertools.count()
         #: In memory, least recently used first.
         self._cache: OrderedDict[str, Policy] = OrderedDict()
-        #: How to make what is not in memory, and what is of this run and in no state.
-        self._specs: dict[str, PolicySpec] = {}
-        self._world_sizes: dict[str, int] = {}
-        self._put_away: set[str] = set()
-        self._elsewhere: weakref.WeakValueDictionary[str, Policy] = weakref.WeakValueDictionary()
+        self._stored: dict[str, _Stored] = {}
         self._held: Counter[str] = Counter()
         self._spare: Policy | None = None
         self._parent = None if folder is None else Path(folder)
@@ -140,14 +149,6 @@ class PolicyMap(MutableMapping[str, Policy]):
 
     def __contains__(self, policy_id: object) -> bool:
         return policy_id in self._ids
-
-    def values(self) -> ValuesView[Policy]:
-        """All policies, brought to memory one after the other."""
-        return _Values(self)
-
-    def items(self) -> ItemsView[str, Policy]:
-        """All ids and policies, brought to memory one after the other; ids removed meanwhile are left out."""
-        return _Items(self)
 
     def __repr__(self) -> str:
         return f"PolicyMap({len(self)} policies, {len(self._cache)} of {self.capacity} in memory)"
@@ -219,13 +220,15 @@ class PolicyMap(MutableMapping[str, Policy]):
         return [policy_id for policy_id in self._ids if policy_id in policies]
 
     def _state_of(self, policy_id: str) -> dict[str, Any]:
-        policy = self._cache.get(policy_id, self._elsewhere.get(policy_id))
-        spec = self._specs.get(policy_id) if policy is None else _spec_of(policy)
+        policy = self._cache.get(policy_id)
         state: dict[str, Any] | None = None
         if policy is not None:
+            spec = _spec_of(policy)
             state = policy.get_state() if policy.is_bound else None
-        elif policy_id in self._put_away:
-            state = read_scratch(self._place(policy_id))
+        else:
+            spec = self._stored[policy_id].spec
+            if self._stored[policy_id].has_state:
+                state = read_scratch(self._place(policy_id))
         return {"spec": None if spec is None else spec.to_state(), "state": state}
 
     # ---- memory and folder ----
@@ -287,47 +290,36 @@ class PolicyMap(MutableMapping[str, Policy]):
         policy = self._cache[policy_id]
         if policy.is_bound:  # else there is nothing that its spec does not say
             write_scratch(self._place(policy_id), policy.get_state())
-            self._put_away.add(policy_id)
-        spec = _spec_of(policy)
-        if spec is not None:
-            self._specs[policy_id] = spec
-        self._world_sizes[policy_id] = policy.distributed_world_size
+        self._stored[policy_id] = _Stored(_spec_of(policy), policy.is_bound, policy.distributed_world_size)
         if self.policy_states_are_swappable:
             self._spare = policy
-        else:
-            self._elsewhere[policy_id] = policy
         del self._cache[policy_id]
 
     def _fetched(self, policy_id: str) -> Policy:
         """Bring a policy back to memory."""
         self._check_open()
         self._make_room()
-        policy = self._elsewhere.pop(policy_id, None)
-        if policy is None:
-            policy, self._spare = self._spare or self._made_again(policy_id), None
-            if policy_id in self._put_away:
-                policy.set_state(read_scratch(self._place(policy_id)))
-            policy.distributed_world_size = self._world_sizes[policy_id]
-        self._put_away.discard(policy_id)
+        stored = self._stored[policy_id]
+        policy, self._spare = self._spare or self._made_again(policy_id, stored.spec), None
+        if stored.has_state:
+            policy.set_state(read_scratch(self._place(policy_id)))
+        policy.distributed_world_size = stored.world_size
+        del self._stored[policy_id]
         self._cache[policy_id] = policy
         return policy
 
-    def _made_again(self, policy_id: str) -> Policy:
-        if policy_id not in self._specs:
+    def _made_again(self, policy_id: str, spec: PolicySpec | None) -> Policy:
+        if spec is None:
             raise OptionError(
                 f"policy {policy_id!r} has no place in memory: all {self.capacity} others are held, and it "
                 "was made without a PolicySpec; hold fewer at a time, or give a larger capacity"
             )
-        return self._specs[policy_id].make(seed=self._seed_of(policy_id))
+        return spec.make(seed=self._seed_of(policy_id))
 
     def _forget_stored(self, policy_id: str) -> None:
-        """Drop all that is known of an id that is not in memory."""
-        if policy_id in self._put_away:
+        stored = self._stored.pop(policy_id, None)
+        if stored is not None and stored.has_state:
             shutil.rmtree(self._place(policy_id))
-        self._put_away.discard(policy_id)
-        self._specs.pop(policy_id, None)
-        self._world_sizes.pop(policy_id, None)
-        self._elsewhere.pop(policy_id, None)
 
     def _place(self, policy_id: str) -> Path:
         """The folder of a policy's state. Named by number: an id may hold any letters."""
@@ -341,28 +333,6 @@ class PolicyMap(MutableMapping[str, Policy]):
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("the PolicyMap is closed: only the policies in memory can still be used")
-
-
-class _Values(ValuesView[Policy]):
-    def __init__(self, policies: PolicyMap) -> None:
-        super().__init__(policies)
-        self._policies = policies
-
-    def __iter__(self) -> Iterator[Policy]:
-        for _, policy in self._policies.items():
-            yield policy
-
-
-class _Items(ItemsView[str, Policy]):
-    def __init__(self, policies: PolicyMap) -> None:
-        super().__init__(policies)
-        self._policies = policies
-
-    def __iter__(self) -> Iterator[tuple[str, Policy]]:
-        for policy_id in self._policies:
-            policy = self._policies.get(policy_id)
-            if policy is not None:
-                yield policy_id, policy
 
 
 def _spec_of(policy: Policy) -> PolicySpec | None:

@@ -1,4 +1,4 @@
-"""`PolicySpec`: how to make a policy, and `infer_spaces`: the spaces that an environment gives to each.
+"""`PolicySpec`: how to make a policy.
 
 Example:
     >>> from gymnasium.spaces import Box, Discrete
@@ -24,7 +24,7 @@ from rlio.policies.policy import Policy
 if TYPE_CHECKING:
     import gymnasium as gym
 
-__all__ = ["MakePolicy", "PolicySpec", "Spaces", "as_specs", "infer_spaces"]
+__all__ = ["MakePolicy", "PolicySpec", "Spaces", "as_specs"]
 
 #: A class of policies, or a function that gives one; called with the config as keywords.
 MakePolicy: TypeAlias = "Callable[..., Policy]"
@@ -242,53 +242,3 @@ def _as_spec(policy_id: str, value: Any) -> Policy | PolicySpec:
     if value is None or isinstance(value, str) or callable(value):
         return PolicySpec(value)
     raise OptionError(f"the policy {policy_id!r} is {excerpt(value)}: expected a Policy or a PolicySpec")
-
-
-def infer_spaces(
-    env: Any,
-    policy_ids: Iterable[str],
-    policy_mapping_fn: Callable[..., str] | None = None,
-) -> dict[str, Spaces]:
-    """The spaces that ``env`` gives to each policy.
-
-    Args:
-        env: Has ``observation_spaces`` and ``action_spaces``, mappings from agents to spaces; or
-            ``observation_space`` and ``action_space``, which are then each policy's.
-        policy_ids: The policies.
-        policy_mapping_fn: Agent id and episode (None here) -> policy id; None: every policy may act for every
-            agent.
-
-    Returns:
-        Policy id -> spaces. A policy that acts for no agent that is known now is left out.
-
-    Raises:
-        OptionError: Agents of one policy have different spaces, or one is mapped to an unknown policy.
-    """
-    ids = list(policy_ids)
-    by_agent = _spaces_by_agent(env)
-    if by_agent is None:
-        return dict.fromkeys(ids, (env.observation_space, env.action_space))
-    found: dict[str, tuple[Any, Spaces]] = {}
-    for agent, spaces in by_agent.items():
-        mapped = ids if policy_mapping_fn is None else [policy_mapping_fn(agent, None)]
-        for policy_id in mapped:
-            if policy_id not in ids:
-                raise OptionError(
-                    f"policy_mapping_fn gives the policy {excerpt(policy_id)} to agent {excerpt(agent)}: "
-                    f"known are {excerpt(sorted(ids))}"
-                )
-            first, others = found.setdefault(policy_id, (agent, spaces))
-            if others != spaces:
-                raise OptionError(
-                    f"the agents {excerpt(first)} and {excerpt(agent)} of policy {policy_id!r} have "
-                    f"different spaces, {excerpt(str(others))} and {excerpt(str(spaces))}: give them "
-                    "policies of their own"
-                )
-    return {policy_id: spaces for policy_id, (_, spaces) in found.items()}
-
-
-def _spaces_by_agent(env: Any) -> dict[Any, Spaces] | None:
-    observations, actions = getattr(env, "observation_spaces", None), getattr(env, "action_spaces", None)
-    if not isinstance(observations, Mapping) or not isinstance(actions, Mapping):
-        return None
-    return {agent: (space, actions[agent]) for agent, space in observations.items() if agent in actions}

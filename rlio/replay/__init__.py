@@ -1,5 +1,5 @@
 """The replay engine: in which order stored rows are served."""
 
-from rlio.replay.order import ORDER_VERSION, Permutation, WindowOrder, WindowRef, deal
+from rlio.replay.order import ORDER_VERSION, Permutation, WindowOrder, WindowRef
 
-__all__ = ["ORDER_VERSION", "Permutation", "WindowOrder", "WindowRef", "deal"]
+__all__ = ["ORDER_VERSION", "Permutation", "WindowOrder", "WindowRef"]

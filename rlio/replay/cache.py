@@ -55,7 +55,7 @@ from rlio.replay.cache_room import (
     make_room,
     put_aside,
     remove_abandoned,
-    write_promise,
+    write_owner,
 )
 from rlio.replay.locks import Lock, try_lock, wait_for_lock
 from rlio.replay.manifests import MAX_BYTES, Manifest
@@ -88,9 +88,9 @@ class CacheFolder:
     Args:
         path: Of the folder, on a local disk; it is made if need be. None: the environment variable
             ``RLIO_CACHE``, or ``rlio/replay`` in the user's cache folder.
-        max_bytes: That all stores together may take: stores that nobody uses make way for new ones, the least
-            recently used first. None: ``RLIO_CACHE_BYTES``, or 64 GiB. A twentieth of the disk stays free in
-            any case.
+        max_bytes: That all stores together may take, approximately: stores that nobody uses make way for new
+            ones, the least recently used first; builders at the same time do not count each other's next
+            bytes. None: ``RLIO_CACHE_BYTES``, or 64 GiB. A twentieth of the disk stays free.
         check: Whether files are read and compared with their CRC-32 whenever a store is opened, at 1 to 3 GB
             a second. A store whose files were overwritten, or that was built without this, is built again.
             None: ``RLIO_CACHE_CHECK`` ("1" or "0"), or False: only lengths are compared.
@@ -352,10 +352,10 @@ class Build:
         self._arrays: FileArrays | None = None
         self._folder = ""
         self._dir = -1
-        self._promised = 0
+        self._room = 0
         try:
             with contextlib.suppress(OSError):  # For messages only; the disk may be full.
-                write_promise(lock, 0)
+                write_owner(lock)
             remove_abandoned(entry.folder.path, entry.key)
             self._look()
         except BaseException:
@@ -366,7 +366,7 @@ class Build:
     def arrays(self) -> FileArrays:
         """The arrays, writable: those of `manifest`, to be extended behind their ends, or all new ones.
 
-        Space that they reserve is promised first, as by `ensure_room`.
+        Room for what they reserve is made first, as by `ensure_room`.
 
         Raises:
             CacheError: The folder could not be made.
@@ -396,11 +396,10 @@ class Build:
             CacheError: There is no such room.
         """
         self._check_open()
-        assert self._lock is not None
         folder = self._entry.folder
         with _explained(folder.path):
-            make_room(folder.path, self._lock, self._entry.key, bytes, folder.max_bytes)
-        self._promised = bytes
+            make_room(folder.path, self._entry.key, bytes, folder.max_bytes)
+        self._room = bytes
 
     def start_over(self) -> None:
         """Build anew what is there and cannot be extended.
@@ -513,11 +512,11 @@ class Build:
         self._folder = self._entry.path
 
     def _take(self, bytes: int) -> None:
-        """Take bytes of what was promised, or have more promised."""
+        """Take bytes of the room that was found, or find more."""
         rounded = -(-bytes // _BLOCK) * _BLOCK
-        if rounded > self._promised:
+        if rounded > self._room:
             self.ensure_room(rounded)
-        self._promised -= rounded
+        self._room -= rounded
 
     def _write_manifest(self, data: bytes) -> None:
         temporary = f"manifest-{uuid.uuid4().hex[:8]}.tmp"

@@ -4,8 +4,7 @@
 
     rlio-cache            marks the folder as rlio's
     CACHEDIR.TAG          tells backup programs to leave it out
-    room.lock             locked by whoever counts, promises or makes room
-    <key>.lock            locked by whoever builds the store; says its process id and the bytes it may take
+    <key>.lock            locked by the process that builds the store, whose id it holds
     <key>.store/          a store: manifest.json, *.array, and `used`: locked by readers, touched at each use
     <key>.new-<random>/   a store that is being built
     <key>.old-<random>/   a store that is being removed
@@ -36,7 +35,6 @@ from rlio.storage.spool import on_network
 __all__ = [
     "EXTENDING",
     "MANIFEST",
-    "ROOM",
     "USED",
     "StoreFolder",
     "is_key",
@@ -55,7 +53,6 @@ logger = logging.getLogger("rlio")
 USED: Final = "used"
 MANIFEST: Final = "manifest.json"
 EXTENDING: Final = "extending"
-ROOM: Final = "room.lock"
 
 _MARKER: Final = "rlio-cache"
 _SAYS: Final = (

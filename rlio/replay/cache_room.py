@@ -1,8 +1,7 @@
-"""Room in the folder of built stores: what is counted, what is promised, and which stores make way.
+"""Room in the folder of built stores: what is counted, and which stores are evicted.
 
-Who builds promises itself bytes before it writes them; the promise stands in the locked file of its key, so
-that builders of several stores together keep the bound. Promises of the dead count for nothing: their locks
-are free.
+The bound is approximate: builders count the bytes on the disk, and not those that other builders are about to
+write. A builder counts again as it writes.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from rlio.errors import CacheError
-from rlio.replay.cache_files import ROOM, StoreFolder, lock_path, scan, store_path
-from rlio.replay.locks import Lock, try_lock, wait_for_lock
+from rlio.replay.cache_files import StoreFolder, lock_path, scan, store_path
+from rlio.replay.locks import Lock, try_lock
 
 __all__ = [
     "builder_of",
@@ -27,55 +26,41 @@ __all__ = [
     "remove_abandoned",
     "size_text",
     "sweep",
-    "write_promise",
+    "write_owner",
 ]
 
 logger = logging.getLogger("rlio")
 
 #: Part of the disk that is never asked for.
 _KEPT_FREE: Final = 0.05
-_PROMISE_BYTES: Final = 64
-_PATIENCE_SECONDS: Final = 600.0
+_OWNER_BYTES: Final = 64
 _ATTEMPTS: Final = 3
 _PAUSE_SECONDS: Final = 0.03
 
 
-def make_room(folder: str, lock: Lock, key: str, wanted: int, max_bytes: int) -> None:
-    """Promise the builder of a store ``wanted`` bytes beyond those that it has, for which others make way.
+def make_room(folder: str, key: str, wanted: int, max_bytes: int) -> None:
+    """Evict stores until there is room for ``wanted`` bytes more of a store.
 
     Args:
         folder: Of the stores.
-        lock: The builder's.
-        key: Of its store.
-        wanted: Bytes.
+        key: Of the store that is built; the caller has its lock.
+        wanted: Bytes beyond those that it has.
         max_bytes: That all stores together may take.
 
     Raises:
         CacheError: There is no such room, even without the stores that nobody reads; then none is removed.
     """
-    with _room_lock(folder):
-        sweep(folder)
-        for _ in range(_ATTEMPTS):
-            use = _Use.of(folder, key)
-            missing = use.missing(folder, wanted, max_bytes)
-            # Looked at before any is removed: what does not help is not done.
-            idle = 0 if missing <= 0 else sum(found.bytes for found in use.stores if is_idle(found))
-            if missing <= 0 or (idle >= missing and _evict(folder, use.stores, missing) >= missing):
-                write_promise(lock, use.own + wanted)
-                return
-            # A process that is just being forked has the locks of the one that forks it for a moment.
-            time.sleep(_PAUSE_SECONDS)
-        raise _no_room(folder, _Use.of(folder, key), wanted, max_bytes)
-
-
-def _room_lock(folder: str) -> Lock:
-    """Held by whoever counts and promises: two builders never get the same room."""
-    path = os.path.join(folder, ROOM)
-    return wait_for_lock(
-        lambda: try_lock(path, make=True),
-        what=f"another process that makes room in {folder}",
-        timeout=_PATIENCE_SECONDS,
-    )
+    sweep(folder)
+    for _ in range(_ATTEMPTS):
+        use = _Use.of(folder, key)
+        missing = use.missing(folder, wanted, max_bytes)
+        # Looked at before any is removed: what does not help is not done.
+        idle = 0 if missing <= 0 else sum(found.bytes for found in use.stores if is_idle(found))
+        if missing <= 0 or (idle >= missing and _evict(folder, use.stores, missing) >= missing):
+            return
+        # A process that is just being forked has the locks of the one that forks it for a moment.
+        time.sleep(_PAUSE_SECONDS)
+    raise _no_room(folder, _Use.of(folder, key), wanted, max_bytes)
 
 
 def sweep(folder: str) -> None:
@@ -122,39 +107,31 @@ def put_aside(found: StoreFolder) -> StoreFolder | None:
 
 @dataclass(frozen=True)
 class _Use:
-    """What the stores take.
+    """What the stores take on the disk.
 
     Attributes:
         own: Bytes of the builder that asks.
-        others: Bytes of all others, promised ones included.
-        promised: Those of them that are promised and not on the disk yet.
-        stores: Those of others, of which nobody builds them, the least recently used first.
+        others: Bytes of all others, half built ones included.
+        stores: The other stores, the least recently used first.
     """
 
     own: int
     others: int
-    promised: int
     stores: list[StoreFolder]
 
     @classmethod
     def of(cls, folder: str, key: str) -> _Use:
-        folders, locks = scan(folder)
-        taken: dict[str, int] = dict.fromkeys(locks, 0)
-        for found in folders:
-            taken[found.key] = taken.get(found.key, 0) + found.bytes
-        own = taken.pop(key, 0)
-        promised = {other: _read_promise(folder, other) for other in taken}
-        counted = {other: max(size, promised[other] or 0) for other, size in taken.items()}
-        stores = [found for found in folders if found.kind == "store" and promised.get(found.key, 0) is None]
-        stores.sort(key=lambda found: (found.used, found.key))
-        total = sum(counted.values())
-        return cls(own, total, total - sum(taken.values()), stores)
+        folders, _ = scan(folder)
+        own = sum(found.bytes for found in folders if found.key == key)
+        others = sum(found.bytes for found in folders if found.key != key)
+        stores = [found for found in folders if found.kind == "store" and found.key != key]
+        return cls(own, others, sorted(stores, key=lambda found: (found.used, found.key)))
 
     def missing(self, folder: str, wanted: int, max_bytes: int) -> int:
         """Bytes that have to be freed."""
         over = self.own + self.others + wanted - max_bytes
         free, kept = _disk(folder)
-        return max(over, wanted + self.promised - (free - kept))
+        return max(over, wanted - (free - kept))
 
 
 def _disk(folder: str) -> tuple[int, int]:
@@ -196,34 +173,18 @@ def _evict(folder: str, stores: list[StoreFolder], missing: int) -> int:
     return freed
 
 
-def _read_promise(folder: str, key: str) -> int | None:
-    """The bytes that the builder of a store has promised itself; None if nobody builds it."""
-    path = lock_path(folder, key)
-    try:
-        lock = try_lock(path)
-        if lock is not None:
-            lock.release()
-            return None
-        with open(path, "rb") as file:
-            return int(file.read(_PROMISE_BYTES).split()[1])
-    except FileNotFoundError:
-        return None
-    except (ValueError, IndexError):
-        return 0  # It has just been made.
-
-
 def builder_of(folder: str, key: str) -> int | None:
     """The id of the process that builds a store, as far as it is known."""
     try:
         with open(lock_path(folder, key), "rb") as file:
-            return int(file.read(_PROMISE_BYTES).split()[0])
+            return int(file.read(_OWNER_BYTES).split()[0])
     except (OSError, ValueError, IndexError):
         return None
 
 
-def write_promise(lock: Lock, promised: int) -> None:
-    """Note who builds a store, and how many bytes it may take in all."""
-    os.pwrite(lock.fd, f"{os.getpid()} {promised}".ljust(_PROMISE_BYTES).encode(), 0)
+def write_owner(lock: Lock) -> None:
+    """Note which process builds a store."""
+    os.pwrite(lock.fd, f"{os.getpid()}".ljust(_OWNER_BYTES).encode(), 0)
 
 
 def size_text(size: int) -> str:
@@ -244,7 +205,7 @@ def _no_room(folder: str, use: _Use, wanted: int, max_bytes: int) -> CacheError:
     free, kept = _disk(folder)
     return CacheError(
         f"a store needs {size_text(wanted)} beside the {size_text(use.own)} that it has; the cache may take "
-        f"{size_text(max_bytes)}, of which other stores have or expect {size_text(use.others)} "
+        f"{size_text(max_bytes)}, of which other stores have {size_text(use.others)} "
         f"({size_text(idle)} not in use), and its disk has {size_text(max(free, 0))} free, of which "
         f"{size_text(kept)} stay free: raise RLIO_CACHE_BYTES, let RLIO_CACHE be a folder of a larger disk, "
         "end processes that read or build other stores, or do without a cache (cache='none')",

@@ -6,7 +6,7 @@ A draw has units, numbered in recorded order; which units come when is the busin
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -20,11 +20,13 @@ from rlio.errors import MissingColumn, OptionError
 from rlio.interfaces import Batch, Unit
 from rlio.replay.filters import RowFilter
 from rlio.replay.n_step import NStep, Window, windows
-from rlio.replay.sequences import Sequences, SequenceStarts, episode_starts, sequence_starts
+from rlio.replay.numbers import Numbers
+from rlio.replay.sequences import Sequences, chain_rows, completed_sequences
+from rlio.replay.steps import Steps, ranges
 from rlio.replay.table import Plan, RowTable
 from rlio.schemas.schema import Leaf, PolicySchema, rebuild
 
-__all__ = ["BATCH_INDEXES", "Draw", "Held", "RowUnits", "Span", "Steps", "Units", "open_units"]
+__all__ = ["BATCH_INDEXES", "Draw", "Held", "RowUnits", "Span", "Units", "open_units"]
 
 Ids = NDArray[np.int64]
 
@@ -97,9 +99,9 @@ class Span(NamedTuple):
     """Which rows of a table are seen.
 
     Attributes:
-        first: Logical number of the first row; of a table in recorded order.
+        first: Number of the first row; see `Held.first`.
         rows: How many there are.
-        head: Rows from here on are not seen.
+        head: Rows from here on are not seen, by logical number.
     """
 
     first: int
@@ -127,7 +129,7 @@ class Held:
 
     @property
     def first(self) -> int:
-        """Logical number of the first row; of a table in recorded order."""
+        """Number of the first row. Rows are numbered in recorded order: logically, if that is the same."""
         return self.table.tail if self.span is None else self.span.first
 
     @property
@@ -137,23 +139,28 @@ class Held:
 
     @property
     def head(self) -> int:
-        """Rows from here on are not seen."""
+        """Rows from here on are not seen, by logical number."""
         return self.table.head if self.span is None else self.span.head
 
-    def numbered(self, places: Ids) -> Ids:
-        """Logical numbers of the rows at places in recorded order."""
-        if self.rows is not None:
-            found: Ids = self.rows[places]
-            return found
-        first = self.first
-        return places + first if first else places
+    @property
+    def numbers(self) -> tuple[int, int]:
+        """Number of the first row, and that behind the last."""
+        return self.first, self.first + self.count
 
-    def chunk(self, start: int, stop: int) -> Ids:
-        """Logical numbers of the rows from ``start`` to ``stop - 1`` in recorded order."""
-        if self.rows is not None:
-            found: Ids = self.rows[start:stop]
-            return found
-        return np.arange(self.first + start, self.first + stop)
+    def rows_of(self, numbers: Ids) -> Ids:
+        """Logical numbers of the rows of given numbers."""
+        return numbers if self.rows is None else self.rows[numbers]
+
+    def numbers_of(self, rows: Ids) -> Ids:
+        """Numbers of the rows of given logical numbers; below `first` where they are not seen."""
+        return rows if self.rows is None else self._numbers[rows]
+
+    @cached_property
+    def _numbers(self) -> Ids:
+        assert self.rows is not None
+        found = np.full(self.head, -1, np.int64)
+        found[self.rows] = np.arange(len(self.rows))
+        return found
 
     def wanted(self, draw: Draw) -> list[Leaf]:
         """The leaves of a draw's columns.
@@ -182,18 +189,65 @@ class Held:
         return found[0]
 
 
+class _Index:
+    """The units of a draw, by numbers that ascend in recorded order, as rows come and go.
+
+    Args:
+        span: Gives the number of the first row (or joint step) that is there, and that behind the last.
+        find: Gives, for the rows (or joint steps) from one number to another, the units that they complete:
+            whether there is a unit is a matter of the rows up to the one that completes it.
+        per_row: Units that may begin with one row: those of row r have numbers from ``r * per_row`` on.
+    """
+
+    def __init__(
+        self,
+        span: Callable[[], tuple[int, int]],
+        find: Callable[[int, int], Ids],
+        *,
+        per_row: int = 1,
+    ) -> None:
+        self._span = span
+        self._find = find
+        self._per_row = per_row
+        self._numbers = Numbers()
+        self._seen = 0
+        self.update()
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, units: Ids) -> Ids:
+        found: Ids = self._numbers.values[units]
+        return found
+
+    def update(self) -> None:
+        """Drop the units that begin before the first row, and add those that new rows complete."""
+        first, stop = self._span()
+        self._numbers.drop_below(first * self._per_row)
+        begin = max(self._seen, first)
+        found = [self._find(at, min(at + _CHUNK, stop)) for at in range(begin, stop, _CHUNK)]
+        if found:
+            self._numbers.insert(np.concatenate(found))
+        self._seen = stop
+
+
 class Units(ABC):
     """The units of a draw. A batch is made of the units of given numbers, in that order."""
 
-    #: Whether they are still the units of a live table after rows were added to it.
-    keeps_up = False
     #: Whether a batch is cut into smaller ones by slicing its rows.
     sliceable = False
+    #: Which of the rows, or joint steps, the units begin with; None: all, or nothing of the kind.
+    _index: _Index | None = None
 
     @property
     @abstractmethod
     def count(self) -> int:
         """How many there are."""
+
+    def update(self) -> None:
+        """Take note of the rows that came and went, in time for those."""
+        if self._index is not None:
+            self._index.update()
 
     @abstractmethod
     def batch(self, numbers: Ids, also: Mapping[str, NDArray[Any]] | None = None) -> Batch:
@@ -223,41 +277,6 @@ def open_units(held: Mapping[str, Held], draw: Draw, *, steps: Steps | None = No
     if draw.sequences is not None:
         return _SequenceUnits(maker, draw.sequences)
     return _EpisodeUnits(maker) if draw.episodes else RowUnits(maker)
-
-
-@dataclass(frozen=True)
-class Steps:
-    """The joint steps of several agents, in recorded order.
-
-    Attributes:
-        rows: Policy id -> logical numbers of its rows, step by step.
-        ends: Policy id -> for each step, where its rows end in ``rows``, shape (steps,).
-    """
-
-    rows: Mapping[str, Ids]
-    ends: Mapping[str, Ids]
-
-    @property
-    def count(self) -> int:
-        """Steps."""
-        return max((len(ends) for ends in self.ends.values()), default=0)
-
-    def of(self, policy: str, numbers: Ids) -> tuple[Ids, Ids]:
-        """Logical numbers of a policy's rows in the given steps, and how many each of those has."""
-        ends = self.ends[policy]
-        stop = ends[numbers]
-        start = np.where(numbers > 0, ends[numbers - 1], 0)
-        sizes = stop - start
-        found: Ids = self.rows[policy][_ranges(start, sizes)]
-        return found, sizes
-
-
-def _ranges(starts: Ids, sizes: Ids) -> Ids:
-    """``starts[0], starts[0] + 1, ...``: one range after the other."""
-    ends = np.cumsum(sizes)
-    total = int(ends[-1]) if len(ends) else 0
-    found: Ids = np.arange(total) + np.repeat(starts - (ends - sizes), sizes)
-    return found
 
 
 class _Maker:
@@ -332,18 +351,20 @@ class _Maker:
             ends = ends | ~np.asarray(table.values(self._valid, window.last), bool)
         return (~ends).astype(np.float32)
 
-    def selected(self) -> Ids | None:
-        """Logical numbers of the rows that the filter lets pass, in recorded order; None: of all."""
+    def passes(self, rows: Ids) -> NDArray[np.bool_]:
+        """Which rows the filter lets pass; all, if there is none."""
         chosen = self.draw.filter
-        if chosen is None:
-            return None
-        plan = self.held.table.plan(leaf for leaf in self.held.table.leaves if chosen.reads(leaf.column))
-        found = []
-        for start in range(0, self.held.count, _CHUNK):
-            rows = self.held.chunk(start, min(start + _CHUNK, self.held.count))
-            arrays = self.held.table.gather(rows, plan)
-            found.append(rows[chosen.mask(self._nested(arrays), rows=len(rows))])
-        return np.concatenate(found) if found else np.empty(0, np.int64)
+        if chosen is None or not len(rows):
+            return np.ones(len(rows), bool)
+        arrays = self.held.table.gather(rows, self._filter_plan)
+        return chosen.mask(self._nested(arrays), rows=len(rows))
+
+    @cached_property
+    def _filter_plan(self) -> Plan:
+        """How the columns that the filter reads are gathered."""
+        chosen, table = self.draw.filter, self.held.table
+        assert chosen is not None
+        return table.plan(leaf for leaf in table.leaves if chosen.reads(leaf.column))
 
     def _nested(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
         found: dict[str, list[Any]] = {}
@@ -352,16 +373,6 @@ class _Maker:
                 found.setdefault(leaf.column, []).append((leaf.path, arrays[leaf.physical]))
         return {column: rebuild(parts) for column, parts in found.items()}
 
-    def rows_and_places(self) -> tuple[Ids, Ids]:
-        """The rows that the filter lets pass, and their places in their chains."""
-        held = self.held
-        chosen = self.selected()
-        rows = held.chunk(0, held.count) if chosen is None else chosen
-        # By logical number: the table's own order.
-        lowest = int(rows.min(initial=held.table.head))
-        at = held.table.places(lowest, max(int(rows.max(initial=-1)) + 1, lowest))
-        return rows, at[rows - lowest]
-
 
 class RowUnits(Units):
     """One row each, or the n-step transition that begins with it."""
@@ -369,19 +380,24 @@ class RowUnits(Units):
     def __init__(self, maker: _Maker) -> None:
         self._maker = maker
         self.sliceable = True
-        self._rows = maker.selected()
-        self.keeps_up = self._rows is None
+        if maker.draw.filter is not None:
+            self._index = _Index(lambda: maker.held.numbers, self._find)
 
     @property
     def count(self) -> int:
-        return self._maker.held.count if self._rows is None else len(self._rows)
+        return self._maker.held.count if self._index is None else len(self._index)
+
+    def _find(self, start: int, stop: int) -> Ids:
+        numbers = np.arange(start, stop)
+        return numbers[self._maker.passes(self._maker.held.rows_of(numbers))]
 
     def rows(self, numbers: Ids) -> Ids:
         """Logical numbers of the rows that the units of the given numbers begin with."""
-        if self._rows is None:
-            return self._maker.held.numbered(numbers)
-        found: Ids = self._rows[numbers]
-        return found
+        held = self._maker.held
+        if self._index is not None:
+            return held.rows_of(self._index[numbers])
+        first = held.first
+        return held.rows_of(numbers + first if first else numbers)
 
     def batch(self, numbers: Ids, also: Mapping[str, NDArray[Any]] | None = None) -> Batch:
         columns = self._maker.columns(self.rows(numbers))
@@ -421,55 +437,72 @@ class RowUnits(Units):
         return {column: arrays[physical] for physical, column in self._maker.plain or ()}
 
 
-class _SequenceUnits(Units):
-    """Sequences, padded with zeros to equal length."""
+class _ChainUnits(Units):
+    """Units that begin somewhere in an episode, and go on with the rows that follow there."""
 
-    def __init__(self, maker: _Maker, cut: Sequences) -> None:
+    _index: _Index
+
+    def __init__(self, maker: _Maker, *, per_row: int = 1) -> None:
         self._maker = maker
-        self._cut = cut
-        held = maker.held
-        rows, at = maker.rows_and_places()
-        self._starts: SequenceStarts = sequence_starts(held.table, rows, at, cut, head=held.head)
-        self._states = _states(held)
+        self._states = _states(maker.held)
+        self._index = _Index(lambda: maker.held.numbers, self._find, per_row=per_row)
+
+    @abstractmethod
+    def _find(self, start: int, stop: int) -> Ids:
+        """See `_Index`."""
 
     @property
     def count(self) -> int:
-        return len(self._starts)
+        return len(self._index)
+
+
+class _SequenceUnits(_ChainUnits):
+    """Sequences, padded with zeros to equal length."""
+
+    def __init__(self, maker: _Maker, cut: Sequences) -> None:
+        self._cut = cut
+        super().__init__(maker, per_row=cut.burn_in + 1)
+
+    def _find(self, start: int, stop: int) -> Ids:
+        """The sequences that rows complete: ``burn_in + 1`` times their first row, and their burn-in."""
+        held = self._maker.held
+        rows, burn_in = completed_sequences(held.table, held.rows_of(np.arange(start, stop)), self._cut)
+        numbers = held.numbers_of(rows)
+        seen = numbers >= held.first
+        seen[seen] = self._maker.passes(rows[seen])
+        found: Ids = numbers[seen] * (self._cut.burn_in + 1) + burn_in[seen]
+        return found
 
     def batch(self, numbers: Ids, also: Mapping[str, NDArray[Any]] | None = None) -> Batch:
-        starts = self._starts.take(numbers)
-        length = self._cut.length + self._cut.burn_in
-        rows, sizes = _chain_rows(self._maker.held, starts.rows, self._cut.length + starts.burn_in)
+        held, length = self._maker.held, self._cut.length + self._cut.burn_in
+        firsts, burn_in = np.divmod(self._index[numbers], self._cut.burn_in + 1)
+        starts = held.rows_of(firsts)
+        rows, sizes = chain_rows(held.table, starts, self._cut.length + burn_in, head=held.head)
         columns = self._maker.columns(rows)
-        place = _ranges(np.arange(len(numbers)) * length, sizes)
+        place = ranges(np.arange(len(numbers)) * length, sizes)
         padded = {name: _padded(column, place, len(numbers) * length) for name, column in columns.items()}
         if self._cut.burn_in:
-            within = _ranges(np.zeros(len(numbers), np.int64), sizes)
-            padded["burn_in"] = _padded(
-                within < np.repeat(starts.burn_in, sizes), place, len(numbers) * length
-            )
-        padded |= _state_in(self._maker.held, self._states, starts.rows)
+            within = ranges(np.zeros(len(numbers), np.int64), sizes)
+            padded["burn_in"] = _padded(within < np.repeat(burn_in, sizes), place, len(numbers) * length)
+        padded |= _state_in(held, self._states, starts)
         padded |= {name: np.repeat(values, length) for name, values in (also or {}).items()}
         padded[Columns.SEQ_LENS] = sizes.astype(np.int32)
         return SampleBatch(padded, zero_padded=True, max_seq_len=length)
 
 
-class _EpisodeUnits(Units):
+class _EpisodeUnits(_ChainUnits):
     """Whole episodes, one after the other, with ``seq_lens``; what was recorded of each without a gap."""
 
-    def __init__(self, maker: _Maker) -> None:
-        self._maker = maker
-        self._starts = episode_starts(*maker.rows_and_places())
-        self._states = _states(maker.held)
-
-    @property
-    def count(self) -> int:
-        return len(self._starts)
+    def _find(self, start: int, stop: int) -> Ids:
+        """The numbers of the rows with which episodes begin."""
+        held, numbers = self._maker.held, np.arange(start, stop)
+        firsts: Ids = numbers[held.table.places(held.rows_of(numbers)) == 0]
+        return firsts[self._maker.passes(held.rows_of(firsts))]
 
     def batch(self, numbers: Ids, also: Mapping[str, NDArray[Any]] | None = None) -> Batch:
-        starts = self._starts[numbers]
         held = self._maker.held
-        rows, sizes = _chain_rows(held, starts, np.full(len(starts), held.head))
+        starts = held.rows_of(self._index[numbers])
+        rows, sizes = chain_rows(held.table, starts, np.full(len(starts), held.head), head=held.head)
         columns = self._maker.columns(rows) | _state_in(held, self._states, starts)
         columns |= {name: np.repeat(values, sizes) for name, values in (also or {}).items()}
         return SampleBatch(columns | {Columns.SEQ_LENS: sizes.astype(np.int32)})
@@ -485,67 +518,32 @@ class _JointSteps(Units):
             )
         self._makers = makers
         self._steps = steps
-        self._numbers = self._selected()
+        if draw.filter is not None:
+            self._index = _Index(lambda: (steps.first, steps.stop), self._find)
 
     @property
     def count(self) -> int:
-        return self._steps.count if self._numbers is None else len(self._numbers)
+        return self._steps.count if self._index is None else len(self._index)
 
-    def _selected(self) -> Ids | None:
-        """Steps of which some row passes the filter; None: all."""
-        if not any(maker.draw.filter for maker in self._makers.values()):
-            return None
-        kept = np.zeros(self._steps.count, bool)
+    def _find(self, start: int, stop: int) -> Ids:
+        """The numbers of the steps of which some row passes the filter."""
+        numbers = np.arange(start, stop)
+        found = np.zeros(len(numbers), bool)
         for pid, maker in self._makers.items():
-            passing = np.zeros(maker.held.table.head, bool)
-            chosen = maker.selected()
-            assert chosen is not None
-            passing[chosen] = True
-            ends = self._steps.ends[pid]
-            step = np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
-            kept[step[passing[self._steps.rows[pid]]]] = True
-        return np.flatnonzero(kept)
+            rows, sizes = self._steps.of(pid, numbers)
+            found[np.repeat(numbers - start, sizes)[maker.passes(rows)]] = True
+        return numbers[found]
 
     def batch(self, numbers: Ids, also: Mapping[str, NDArray[Any]] | None = None) -> Batch:
         if also:
             raise OptionError("draws by priority are of one policy: name it, policy=...")
-        wanted = numbers if self._numbers is None else self._numbers[numbers]
+        wanted = numbers + self._steps.first if self._index is None else self._index[numbers]
         parts = {}
         for pid, maker in self._makers.items():
             rows, _ = self._steps.of(pid, wanted)
             if len(rows):
                 parts[pid] = SampleBatch._trusted(maker.columns(rows))
         return MultiAgentBatch(parts, len(wanted))
-
-
-def _chain_rows(held: Held, starts: Ids, most: Ids) -> tuple[Ids, Ids]:
-    """The rows of chains from ``starts`` on, at most so many of each; and how many they are."""
-    table = held.table
-    if not table.ring:
-        sizes = [
-            table.run_length(start, most=count, head=held.head)
-            for start, count in zip(starts.tolist(), most.tolist(), strict=True)
-        ]
-        if None not in sizes:  # As one environment after the other recorded them: no link has to be followed.
-            lengths = np.array(sizes, np.int64)
-            return _ranges(starts, lengths), lengths
-    live = np.arange(len(starts))
-    steps, owners, front = [starts], [live], starts
-    taken = 1
-    while True:
-        going = np.flatnonzero(most[live] > taken)
-        live, front = live[going], front[going]
-        following = table.successors(front, head=held.head) if len(front) else front
-        goes_on = np.flatnonzero(following >= 0)
-        if not len(goes_on):
-            break
-        live, front = live[goes_on], following[goes_on]
-        steps.append(front)
-        owners.append(live)
-        taken += 1
-    rows, owner = np.concatenate(steps), np.concatenate(owners)
-    order = np.argsort(owner, kind="stable")
-    return rows[order], np.bincount(owner, minlength=len(starts)).astype(np.int64)
 
 
 def _padded(column: Any, place: Ids, rows: int) -> Any:

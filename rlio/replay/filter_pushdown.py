@@ -31,15 +31,14 @@ from rlio.columns import DEFAULT_POLICY_ID, Columns
 from rlio.dataset import Dataset
 from rlio.errors import OptionError, excerpt
 from rlio.interfaces import Batch, ReadOptions
-from rlio.replay.filter_syntax import Ref
-from rlio.replay.filters import RowFilter
+from rlio.replay.filters import Ref, RowFilter
 from rlio.replay.segment_reader import SegmentReader, Span, counting_of, group_options
 from rlio.schemas.parquet_statistics import Bounds
 from rlio.schemas.schema import Leaf, PolicySchema, Schema
 from rlio.storage.listing import Segment
 from rlio.storage.shards import OpenShard
 
-__all__ = ["Matches", "Resolved", "is_ruled_out", "matches", "matching_rows", "resolve"]
+__all__ = ["Matches", "Resolved", "is_ruled_out", "matches", "resolve"]
 
 logger = logging.getLogger("rlio")
 
@@ -102,36 +101,6 @@ def is_ruled_out(
             if leaf.path == ref.path and leaf.physical in known:
                 bounds[ref] = known[leaf.physical]
     return not row_filter.may_match(bounds)
-
-
-def matching_rows(
-    shard: OpenShard,
-    group: int,
-    row_filter: RowFilter,
-    *,
-    rows: range | None = None,
-    policy: str = DEFAULT_POLICY_ID,
-) -> Rows:
-    """The rows of a group that a filter lets pass.
-
-    Args:
-        shard: An open shard; not thread-safe.
-        group: Number of the group.
-        row_filter: The filter, which must fit the policy's columns: `RowFilter.check`.
-        rows: The rows of the group that are live, as for `OpenShard.read`; None: all.
-        policy: Whose rows are wanted.
-
-    Returns:
-        Their numbers among the policy's live rows of the group, from 0, ascending; shape (k,) int64, fresh.
-
-    Raises:
-        CorruptData: The group is damaged, and was not ruled out by its bounds.
-        MissingColumn: The shard lacks a column that the filter needs.
-    """
-    if is_ruled_out(shard, group, row_filter, policy=policy):
-        return np.empty(0, np.int64)
-    columns = _columns_to_read(row_filter, [shard.schema])
-    return _passing(shard.read(group, columns=columns, rows=rows), row_filter, policy)[0]
 
 
 def matches(

@@ -1,17 +1,17 @@
 """Row filters: which rows may be drawn, as a text or a function of columns.
 
-A filter's text is parsed into a few kinds of nodes and calculated on arrays; none of it is run as code, so
-that a text from a file or a command line is safe. What its operations mean:
+A filter's text is a Python expression, of which a few forms are allowed. It is parsed by `ast`, checked
+node by node, and interpreted on NumPy arrays; it is never compiled or run, so that a text from a file or a
+command line is safe. What its operations mean:
 
-- Integers and bools are exact, whatever their size; nothing wraps around: ``t - 1 < 0`` holds for an unsigned
-  0. Where integers meet floats, and in divisions, they become float64.
+- Integers and bools are exact: ``t - 1 < 0`` holds for an unsigned 0. Arithmetic on integers that may leave
+  64 bits is an error. Where integers meet floats, and in divisions, they become float64.
 - Floats are NumPy's, in the precision of the columns: 0.1 beside a float32 column means float32's 0.1. A NaN
   makes every comparison false but ``!=``, so that ``not rewards > 0`` and ``rewards <= 0`` differ there.
 - Texts compare by code points.
 - ``dones`` stands for ``terminateds or truncateds``, and needs both.
 
-Not here: the grammar (`rlio.replay.filter_syntax`), and how row groups are passed over unread
-(`rlio.replay.filter_pushdown`).
+Not here: how row groups are skipped by their bounds (`rlio.replay.filter_pushdown`).
 
 Example:
     >>> import numpy as np
@@ -24,45 +24,40 @@ Example:
 
 from __future__ import annotations
 
+import ast
+import keyword
+import math
+import operator
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from functools import reduce
+from itertools import pairwise
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlio.arrays import is_tensor, to_numpy
 from rlio.batch import SampleBatch
-from rlio.columns import is_per_sequence
+from rlio.columns import Columns, is_per_sequence
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
-from rlio.replay.filter_bounds import outcomes
-from rlio.replay.filter_syntax import (
-    Absolute,
-    And,
-    Arithmetic,
-    Compare,
-    Condition,
-    Constant,
-    FloatTest,
-    Member,
-    Negative,
-    Not,
-    Or,
-    Ref,
-    Value,
-    parse,
-    references,
-    text_of,
-)
-from rlio.replay.filter_values import Kind, Values, literal_kind
+from rlio.nested import Path
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.parquet_statistics import Bounds
 from rlio.schemas.schema import PolicySchema, rebuild
 
-__all__ = ["RowFilter", "RowFunction"]
+__all__ = ["Ref", "RowFilter", "RowFunction"]
 
 #: Takes a batch of rows and gives a bool for each, shape (rows,).
 RowFunction: TypeAlias = Callable[[SampleBatch], Any]
+
+
+class Ref(NamedTuple):
+    """One value a row: a column, keys into it where it is nested, indexes into a row's array."""
+
+    column: str
+    path: Path = ()
 
 
 class RowFilter:
@@ -73,6 +68,7 @@ class RowFilter:
             differ only in white space, parentheses, or ``&`` for ``and``), or ``function module:name``.
         columns: Logical names of the columns that it reads, in the order of its text; None: a function that
             is given all of them.
+        references: The values of a row that a text names, each once; none for a function.
     """
 
     def __init__(
@@ -80,14 +76,14 @@ class RowFilter:
         *,
         text: str,
         columns: tuple[str, ...] | None,
-        condition: Condition | None = None,
+        condition: ast.expr | None = None,
         function: RowFunction | None = None,
     ) -> None:
         self.text = text
         self.columns = columns
+        self.references = () if condition is None else tuple(_references(condition))
         self._condition = condition
         self._function = function
-        self._references = () if condition is None else tuple(references(condition))
 
     @classmethod
     def parse(cls, text: str) -> RowFilter:
@@ -98,11 +94,15 @@ class RowFilter:
         (``obs[0, 2]``) and keys (``obs["position"][0]``, ``obs.position[0]``), and ``column("any name")``.
 
         Raises:
-            OptionError: It holds anything else, or too much; the message says at which character.
+            OptionError: It holds anything else, or too much.
         """
-        condition = parse(text)
-        names = dict.fromkeys(ref.column for ref in references(condition))
-        return cls(text=text_of(condition), columns=tuple(names), condition=condition)
+        condition = _canonical(_parsed(text))
+        if not isinstance(condition, ast.BoolOp | ast.Compare | ast.UnaryOp | ast.Call) and not _ref(
+            condition
+        ):
+            raise _refusal(condition, f"expected a condition, such as rewards > 0; {_ALLOWED}")
+        columns = dict.fromkeys(ref.column for ref in _references(condition))
+        return cls(text=_text(condition), columns=tuple(columns), condition=condition)
 
     @classmethod
     def of(
@@ -155,11 +155,6 @@ class RowFilter:
         """Whether the filter needs a logical column."""
         return self.columns is None or column in self.columns
 
-    @property
-    def references(self) -> tuple[Ref, ...]:
-        """The values of a row that a text names; none for a function."""
-        return self._references
-
     def check(self, policy: PolicySchema) -> None:
         """Refuse a filter that does not fit the columns of a policy, before any data is read.
 
@@ -177,12 +172,13 @@ class RowFilter:
                     column=name,
                 )
         if self._condition is not None:
-            specs = {
-                name: rebuild([(leaf.path, leaf.spec) for leaf in policy.columns[name]])
-                for name in self.columns or ()
-            }
-            kinds = {ref: _kind_of_spec(*_located(specs, ref), ref) for ref in self._references}
-            _check_condition(self._condition, kinds)
+            leaves = {name: policy.columns[name] for name in self.columns or ()}
+            self.mask(
+                {
+                    name: rebuild([(leaf.path, _example(leaf.spec)) for leaf in found])
+                    for name, found in leaves.items()
+                }
+            )
 
     def mask(self, columns: Mapping[str, Any], *, rows: int | None = None) -> NDArray[np.bool_]:
         """Which rows the filter lets pass.
@@ -197,28 +193,23 @@ class RowFilter:
 
         Raises:
             MissingColumn: A column, or key in it, is absent.
-            OptionError: A column has another shape or type than the filter needs; or a function gave
-                something else than a bool a row.
+            OptionError: A column has another shape or type than the filter needs; a function gave something
+                else than a bool a row; or integers are too large for the filter's arithmetic.
             SchemaError: The columns differ in their rows.
         """
         if self._function is not None:
             return self._called(self._function, columns, rows)
         assert self._condition is not None
         arrays: dict[Ref, NDArray[Any]] = {}
-        kinds: dict[Ref, Kind] = {}
-        for ref in self._references:
-            leaf, index = _located(columns, ref)
-            array = _array(leaf)
-            kinds[ref] = _kind_of_array(array, index, ref)
-            at: Any = (slice(None), *index)
-            arrays[ref] = array[at]
-            if rows is not None and len(array) != rows:
-                raise SchemaError(f"{len(array)} rows where others have {rows}", column=ref.column)
-            rows = len(array)
-        _check_condition(self._condition, kinds)
-        texts = frozenset(ref for ref, kind in kinds.items() if kind in ("text", "bytes"))
-        found = Values(arrays, texts).holds(self._condition)
-        return found.copy() if isinstance(self._condition, Ref) else found
+        for ref in self.references:
+            arrays[ref] = _values_of(columns, ref)
+            if rows is not None and len(arrays[ref]) != rows:
+                raise SchemaError(f"{len(arrays[ref])} rows where others have {rows}", column=ref.column)
+            rows = len(arrays[ref])
+        # NumPy would warn of 1 / 0: the result is an infinity or a NaN, as the module's docstring says.
+        with np.errstate(all="ignore"):
+            found = _holds(self._condition, arrays)
+        return found.copy() if _ref(self._condition) else found
 
     def _called(
         self, function: RowFunction, columns: Mapping[str, Any], rows: int | None
@@ -240,11 +231,17 @@ class RowFilter:
     def may_match(self, bounds: Mapping[Ref, Bounds]) -> bool:
         """Whether a row may pass, for all that is known of some rows; True where nothing is known.
 
+        Comparisons of a column with a constant, and columns of bools, are decided by bounds; everything else
+        may be true or false.
+
         Args:
             bounds: A value of a row -> its least and greatest among those rows but for NaNs, as NumPy scalars
                 of the column's dtype. Values that are left out may be anything.
         """
-        return self._condition is None or outcomes(self._condition, bounds).can_hold
+        if self._condition is None:
+            return True
+        with np.errstate(all="ignore"):
+            return _outcomes(self._condition, bounds).can_hold
 
 
 def _name_of(function: RowFunction) -> str:
@@ -262,8 +259,439 @@ def _name_of(function: RowFunction) -> str:
     return f"{module}:{name}"
 
 
+# ---- texts: Python's grammar, of which a few forms are allowed ----
+
+_COMPARISONS: Final[dict[type[ast.cmpop], Callable[..., Any]]] = {
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+    ast.Eq: operator.eq, ast.NotEq: operator.ne,
+}  # fmt: skip
+_OPERATIONS: Final[dict[type[ast.operator], Callable[..., Any]]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+}  # fmt: skip
+_FLOAT_TESTS: Final = {"isnan": np.isnan, "isinf": np.isinf, "isfinite": np.isfinite}
+_FUNCTIONS: Final = ("abs", "column", *_FLOAT_TESTS)
+_ALLOWED: Final = (
+    "a filter has comparisons (< <= > >= == != in), and, or, not, + - * /, abs(x), isnan(x), isinf(x), "
+    "isfinite(x), numbers, True, False, texts, and columns such as rewards, obs[3], obs['position'][0]"
+)
+
+# A list of thousands of episode ids fits. Python's parser recurses in C: names, operators and brackets, each
+# of which may nest one deeper, are bounded before it sees them. Constants and commas nest nothing.
+_MAX_CHARACTERS: Final = 1 << 16
+_MAX_TOKENS: Final = 1000
+_MAX_DEPTH: Final = 60
+_TOKEN: Final = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^\W\d]\w*|[^\s\w,]", re.DOTALL)
+
+
+def _parsed(text: str) -> ast.expr:
+    """Python's tree of a text, which is not checked yet but for its size."""
+    if not isinstance(text, str):
+        raise OptionError(f"filter={excerpt(text)}: expected a text such as 'rewards > 0'")
+    if len(text) > _MAX_CHARACTERS:
+        raise OptionError(
+            f"a filter of {len(text)} characters: at most {_MAX_CHARACTERS}; give a function instead"
+        )
+    tokens = [found for found in _TOKEN.findall(text) if found[0] not in "'\""]
+    if "#" in tokens:
+        raise OptionError(f"filter={excerpt(text)}: a filter has no comments; {_ALLOWED}")
+    if len(tokens) > _MAX_TOKENS:
+        raise OptionError(
+            f"filter={excerpt(text)}: more than {_MAX_TOKENS} names and operators; use x in (...), or a "
+            "function"
+        )
+    try:
+        tree = ast.parse(re.sub(r"[\r\n]", " ", text).strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise OptionError(
+            f"filter={excerpt(text)} cannot be read: {excerpt(str(error))}; {_ALLOWED}"
+        ) from error
+    level: list[ast.AST] = [tree]
+    for _ in range(_MAX_DEPTH):
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+    if level:
+        raise OptionError(
+            f"filter={excerpt(text)}: nested more than {_MAX_DEPTH} deep; use x in (...), or a function"
+        )
+    return tree
+
+
+def _refusal(node: ast.AST, why: str) -> OptionError:
+    return OptionError(f"filter: {excerpt(_text(node))}: {why}")
+
+
+def _text(node: ast.AST) -> str:
+    """The text of an expression, in ASCII. Saved states hold it, so that it is the same in every Python."""
+    match node:
+        # `ast.unparse` writes `a and (not b)`.
+        case ast.BoolOp(op=ast.Or(), values=values):
+            return " or ".join(map(_text, values))
+        case ast.BoolOp(values=values):
+            return " and ".join(
+                f"({_text(one)})" if isinstance(one, ast.BoolOp) else _text(one) for one in values
+            )
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return f"not ({_text(operand)})" if isinstance(operand, ast.BoolOp) else f"not {_text(operand)}"
+    return ast.unparse(node).encode("ascii", "backslashreplace").decode()
+
+
+def _canonical(node: ast.expr) -> ast.expr:
+    """The one form of all expressions that mean the same by their grammar; refuse what no filter may hold."""
+    match node:
+        case ast.Constant(value=bool() | int() | float() | str() | bytes() as constant):
+            return _constant(node, constant)
+        case ast.Name(id=Columns.DONES):
+            # As a batch has it: terminated or truncated. It is never stored.
+            return ast.BoolOp(ast.Or(), [ast.Name(Columns.TERMINATEDS), ast.Name(Columns.TRUNCATEDS)])
+        case ast.Name() | ast.Attribute() | ast.Subscript() | ast.Call(func=ast.Name(id="column")):
+            return _reference(node)
+        case ast.BoolOp(op=op, values=values):
+            return _joined(op, values)
+        case ast.BinOp(op=ast.BitAnd(), left=left, right=right):
+            return _joined(ast.And(), [left, right])
+        case ast.BinOp(op=ast.BitOr(), left=left, right=right):
+            return _joined(ast.Or(), [left, right])
+        case ast.UnaryOp(op=ast.Not() | ast.Invert(), operand=operand):
+            return _opposite(_canonical(operand))
+        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+            return _canonical(operand)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return _folded(ast.UnaryOp(ast.USub(), inner := _canonical(operand)), operator.neg, inner)
+        case ast.BinOp(op=op, left=left, right=right) if type(op) in _OPERATIONS:
+            a, b = _canonical(left), _canonical(right)
+            return _folded(ast.BinOp(a, op, b), _OPERATIONS[type(op)], a, b)
+        case ast.Compare():
+            return _comparison(node)
+        case ast.Call(func=ast.Name(id="abs"), args=[value], keywords=[]):
+            return _folded(ast.Call(ast.Name("abs"), [inner := _canonical(value)], []), abs, inner)
+        case ast.Call(func=ast.Name(id=name), args=[value], keywords=[]) if name in _FLOAT_TESTS:
+            return ast.Call(ast.Name(name), [_canonical(value)], [])
+    raise _refusal(node, _ALLOWED)
+
+
+def _joined(op: ast.boolop, parts: list[ast.expr]) -> ast.expr:
+    """Conditions joined, those that are such joins themselves taken apart."""
+    flat: list[ast.expr] = []
+    for part in map(_canonical, parts):
+        if isinstance(part, ast.Constant):
+            raise _refusal(
+                part, "a constant is no condition; & | bind closer than comparisons: (a > 0) & (b < 1)"
+            )
+        flat += part.values if isinstance(part, ast.BoolOp) and type(part.op) is type(op) else [part]
+    return ast.BoolOp(op, flat)
+
+
+def _opposite(node: ast.expr) -> ast.expr:
+    match node:
+        case ast.Compare(left=left, ops=[ast.In()], comparators=among):
+            return ast.Compare(left, [ast.NotIn()], among)
+        case ast.Compare(left=left, ops=[ast.NotIn()], comparators=among):
+            return ast.Compare(left, [ast.In()], among)
+    return ast.UnaryOp(ast.Not(), node)
+
+
+def _comparison(node: ast.Compare) -> ast.expr:
+    sides = [_canonical(node.left)]
+    for op, side in zip(node.ops, node.comparators, strict=True):
+        is_among = isinstance(op, ast.In | ast.NotIn)
+        if is_among and len(node.ops) > 1:
+            raise _refusal(node, "'in' cannot be chained with other comparisons; join them by 'and'")
+        if not is_among and type(op) not in _COMPARISONS:
+            raise _refusal(node, _ALLOWED)
+        sides.append(_among(side) if is_among else _canonical(side))
+    if any(
+        isinstance(a, ast.Constant) and isinstance(b, ast.Constant | ast.Tuple) for a, b in pairwise(sides)
+    ):
+        raise _refusal(node, "a comparison of constants: compare a column")
+    return ast.Compare(sides[0], node.ops, sides[1:])
+
+
+def _among(node: ast.expr) -> ast.Tuple:
+    """The constants behind ``in``; parentheses round one of them are no tuple, but meant as one."""
+    found = [_canonical(item) for item in (node.elts if isinstance(node, ast.Tuple | ast.List) else [node])]
+    kinds = {_kind(item.value) if isinstance(item, ast.Constant) else "" for item in found}
+    if len(kinds) != 1 or "" in kinds:
+        raise _refusal(node, "'in' looks among constants of one kind, numbers or texts: x in (1, 2, 3)")
+    return ast.Tuple(found)
+
+
+def _folded(node: ast.expr, operation: Callable[..., Any], *operands: ast.expr) -> ast.expr:
+    """A calculation, as its result where all operands are constants."""
+    values = [one.value for one in operands if isinstance(one, ast.Constant)]
+    if any(_kind(value) != "number" for value in values):
+        raise _refusal(node, "a text cannot be calculated with")
+    if len(values) < len(operands):
+        return node
+    try:
+        return _constant(node, operation(*values))
+    except ArithmeticError as error:
+        raise _refusal(node, str(error)) from error
+
+
+def _constant(node: ast.expr, value: Any) -> ast.Constant:
+    """A constant that every column of numbers can be compared with."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise _refusal(node, "beyond the numbers of float64; for infinities there is isinf(x)")
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+        raise _refusal(node, "beyond the integers of 64 bits; write it with a point, as a float")
+    return ast.Constant(value)
+
+
+def _reference(node: ast.expr) -> ast.expr:
+    """A column, and the keys and indexes behind it, each in brackets of its own."""
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name) if name.startswith("__") or name in _FUNCTIONS:
+            raise _refusal(node, "no column is named so; if one is: column('its name') or obs['its key']")
+        case ast.Name(id=name):
+            return _column(name)
+        case ast.Call(func=ast.Name(id="column"), args=[ast.Constant(value=str() as name)], keywords=[]):
+            return _column(name)
+        case ast.Attribute(value=value, attr=key):
+            return ast.Subscript(_reference(value), ast.Constant(key))
+        case ast.Subscript(value=value, slice=index):
+            steps = index.elts if isinstance(index, ast.Tuple) and index.elts else [index]
+            found = [_canonical(step) for step in steps]
+            if all(isinstance(step, ast.Constant) and type(step.value) in (str, int) for step in found):
+                return reduce(ast.Subscript, found, _reference(value))
+            raise _refusal(node, "an index is a whole number, or a key of a nested column")
+    raise _refusal(node, f"expected a column; {_ALLOWED}")
+
+
+def _column(name: str) -> ast.expr:
+    plain = name.isidentifier() and name.isascii() and not keyword.iskeyword(name)
+    if plain and not name.startswith("__") and name not in (*_FUNCTIONS, Columns.DONES):
+        return ast.Name(name)
+    return ast.Call(ast.Name("column"), [ast.Constant(name)], [])
+
+
+# ---- canonical expressions, interpreted on arrays ----
+
+_Arrays: TypeAlias = Mapping[Ref, NDArray[Any]]
+
+
+def _ref(node: ast.AST) -> Ref | None:
+    """The value of a row that an expression names; None: it is no reference."""
+    match node:
+        case ast.Name(id=name):
+            return Ref(name)
+        case ast.Call(func=ast.Name(id="column"), args=[ast.Constant(value=str() as name)]):
+            return Ref(name)
+        case ast.Subscript(value=value, slice=ast.Constant(value=str() | int() as step)):
+            inner = _ref(value)
+            return None if inner is None else Ref(inner.column, (*inner.path, step))
+    return None
+
+
+def _references(node: ast.AST) -> dict[Ref, None]:
+    """The values of columns that an expression reads, each once, in the order of the text."""
+    if ref := _ref(node):
+        return {ref: None}
+    inner = node.args if isinstance(node, ast.Call) else ast.iter_child_nodes(node)
+    return {ref: None for part in inner for ref in _references(part)}
+
+
+def _holds(node: ast.expr, arrays: _Arrays) -> NDArray[np.bool_]:
+    """Whether a condition holds, shape (rows,)."""
+    found = _calculated(node, arrays)
+    if not isinstance(found, np.ndarray) or found.dtype != np.bool_:
+        raise OptionError(
+            f"the filter takes {excerpt(_text(node))}, a {_kind(found)}, for a condition: compare it with "
+            "something; & and | bind closer than comparisons: (a > 0) & (b < 1)"
+        )
+    return found
+
+
+def _calculated(node: ast.expr, arrays: _Arrays) -> Any:
+    """What an expression comes to: an array of shape (rows,), or a constant."""
+    match node:
+        case ast.Constant(value=value):
+            return value
+        case ast.BoolOp(op=op, values=values):
+            join = np.logical_and if isinstance(op, ast.And) else np.logical_or
+            return reduce(join, [_holds(value, arrays) for value in values])
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return np.logical_not(_holds(operand, arrays))
+        case ast.Compare():
+            sides = _pairs(node)
+            return reduce(np.logical_and, [_compared(a, op, b, arrays) for a, op, b in sides])
+        case ast.UnaryOp(operand=operand):
+            (found,) = _numbers(node, arrays, operand)
+            return -found if _is_float(found) else _arithmetic(node, operator.sub, 0, found)
+        case ast.BinOp(left=left, op=op, right=right):
+            return _arithmetic(node, _OPERATIONS[type(op)], *_numbers(node, arrays, left, right))
+        case ast.Call(func=ast.Name(id="abs"), args=[operand]):
+            (found,) = _numbers(node, arrays, operand)
+            if found.dtype.kind == "i":
+                return np.maximum(found, _arithmetic(node, operator.sub, 0, found))
+            return np.abs(found)
+        case ast.Call(func=ast.Name(id=name), args=[operand]) if name in _FLOAT_TESTS:
+            return _FLOAT_TESTS[name](*_numbers(node, arrays, operand))
+    ref = _ref(node)
+    assert ref is not None
+    return arrays[ref]
+
+
+def _numbers(node: ast.expr, arrays: _Arrays, *operands: ast.expr) -> list[Any]:
+    found = [_calculated(operand, arrays) for operand in operands]
+    for value in found:
+        if _kind(value) != "number":
+            raise OptionError(f"the filter calculates with a {_kind(value)} in {excerpt(_text(node))}")
+    return found
+
+
+def _pairs(node: ast.Compare) -> list[tuple[ast.expr, ast.cmpop, ast.expr]]:
+    """Left, operator and right of each comparison of a chain."""
+    return list(zip((node.left, *node.comparators), node.ops, node.comparators, strict=False))
+
+
+def _compared(left: ast.expr, op: ast.cmpop, right: ast.expr, arrays: _Arrays) -> NDArray[np.bool_]:
+    a = _calculated(left, arrays)
+    among = (
+        [one.value for one in right.elts if isinstance(one, ast.Constant)]
+        if isinstance(right, ast.Tuple)
+        else []
+    )
+    b = among[0] if among else _calculated(right, arrays)
+    if _kind(a) != _kind(b):
+        where = excerpt(_text(ast.Compare(left, [op], [right])))
+        raise OptionError(f"the filter compares a {_kind(a)} with a {_kind(b)} in {where}")
+    if not among:
+        return _compare(op, a, b)
+    found = _is_among(a, among)
+    return ~found if isinstance(op, ast.NotIn) else found
+
+
+def _compare(op: ast.cmpop, a: Any, b: Any) -> NDArray[np.bool_]:
+    """NumPy compares integers exactly, also int64 with uint64 and with Python's of any size."""
+    a, b = _beside_floats(a, b) if _is_float(a) or _is_float(b) else (a, b)
+    return np.asarray(_COMPARISONS[type(op)](a, b), np.bool_)
+
+
+def _is_among(found: NDArray[Any], among: list[Any]) -> NDArray[np.bool_]:
+    """Whether each value is one of some constants of its kind."""
+    if found.dtype.kind == "O":
+        wanted = frozenset(among)
+        return np.fromiter((value in wanted for value in found.tolist()), np.bool_, len(found))
+    if found.dtype.kind in "USf":
+        return np.isin(found, np.array(among, found.dtype if found.dtype.kind == "f" else None))
+    # Integers are exact; beside a float they are float64.
+    found = found.view(np.uint8) if found.dtype == np.bool_ else found
+    info = np.iinfo(found.dtype)
+    whole = [int(one) for one in among if isinstance(one, int) and info.min <= one <= info.max]
+    floats = [one for one in among if isinstance(one, float)]
+    result = np.isin(found, np.array(whole, found.dtype))
+    return result | np.isin(found.astype(np.float64), floats) if floats else result
+
+
+def _kind(value: Any) -> str:
+    """``number``, ``text`` or ``bytes``: what can be compared with each other. A bool is a number."""
+    dtype_kind = value.dtype.kind if isinstance(value, np.ndarray) else ""
+    if isinstance(value, str) or dtype_kind in ("U", "O"):
+        return "text"
+    return "bytes" if isinstance(value, bytes) or dtype_kind == "S" else "number"
+
+
+def _is_float(value: Any) -> bool:
+    return value.dtype.kind == "f" if isinstance(value, np.ndarray) else isinstance(value, float)
+
+
+def _beside_floats(*values: Any) -> list[Any]:
+    """Arrays of integers as float64. A constant takes the dtype of the array that it meets."""
+    return [
+        value.astype(np.float64) if isinstance(value, np.ndarray) and value.dtype.kind in "biu" else value
+        for value in values
+    ]
+
+
+def _arithmetic(node: ast.expr, operation: Callable[..., Any], a: Any, b: Any) -> NDArray[Any]:
+    """Floats as NumPy has them; sums, differences and products of integers in 64 bits, or an error."""
+    floats = _beside_floats(a, b)
+    if operation is operator.truediv or _is_float(a) or _is_float(b):
+        return np.asarray(operation(*floats))
+    if any(np.any(np.abs(x) >= 2.0**63) for x in (*floats, operation(*floats))):
+        raise OptionError(
+            f"the filter's {excerpt(_text(node))} exceeds integers of 64 bits: multiply one of them by 1.0, "
+            "to calculate in float64, or give a function of a batch"
+        )
+    return np.asarray(operation(np.asarray(a, np.int64), np.asarray(b, np.int64)))
+
+
+# ---- what bounds of columns leave possible ----
+
+
+class _Outcomes(NamedTuple):
+    """Whether a condition may hold for some row, and whether it may fail for some."""
+
+    can_hold: bool
+    can_fail: bool
+
+
+_EITHER: Final = _Outcomes(True, True)
+_MIRRORED: Final = {ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: ast.LtE}
+
+
+def _outcomes(node: ast.expr, bounds: Mapping[Ref, Bounds]) -> _Outcomes:
+    """What a condition can come to; ``can_hold`` is never False where a row matches."""
+    match node:
+        case ast.BoolOp(op=ast.And(), values=values):
+            return _all([_outcomes(value, bounds) for value in values])
+        case ast.BoolOp(values=values):
+            return _any([_outcomes(value, bounds) for value in values])
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return _Outcomes(*_outcomes(operand, bounds)[::-1])
+        case ast.Compare(left=left, ops=[op], comparators=[ast.Tuple(elts=among)]):
+            found = _any([_bounded(left, ast.Eq(), one, bounds) for one in among])
+            return found if isinstance(op, ast.In) else _Outcomes(*found[::-1])
+        case ast.Compare():
+            return _all([_bounded(*pair, bounds) for pair in _pairs(node)])
+    return _bounded(node, ast.Gt(), ast.Constant(0), bounds)
+
+
+def _all(parts: list[_Outcomes]) -> _Outcomes:
+    return _Outcomes(all(part.can_hold for part in parts), any(part.can_fail for part in parts))
+
+
+def _any(parts: list[_Outcomes]) -> _Outcomes:
+    return _Outcomes(any(part.can_hold for part in parts), all(part.can_fail for part in parts))
+
+
+def _bounded(left: ast.expr, op: ast.cmpop, right: ast.expr, bounds: Mapping[Ref, Bounds]) -> _Outcomes:
+    """What a comparison of a column with a constant can come to; any other one may come to anything."""
+    if isinstance(left, ast.Constant):
+        left, op, right = right, _MIRRORED.get(type(op), type(op))(), left
+    ref = _ref(left)
+    if ref is None or ref not in bounds or not isinstance(right, ast.Constant):
+        return _EITHER
+    ends = np.array(bounds[ref])
+    # Bounds that hold a NaN, or are the wrong way round, say nothing.
+    if ends.dtype.kind not in "biuf" or not ends[0] <= ends[1]:
+        return _EITHER
+    # Compared in the dtype of the rows' own values, since rounding keeps the order.
+    if isinstance(op, ast.Eq | ast.NotEq):
+        least, most = _compare(ast.LtE(), ends, right.value)[0], _compare(ast.GtE(), ends, right.value)[1]
+        found = _Outcomes(bool(least and most), not _compare(ast.Eq(), ends, right.value).all())
+        found = found if isinstance(op, ast.Eq) else _Outcomes(*found[::-1])
+    else:
+        compared = _compare(op, ends, right.value)
+        found = _Outcomes(bool(compared.any()), not compared.all())
+    if ends.dtype.kind == "f":
+        # Any float may be a NaN, which bounds leave out: every comparison of it fails but "!=".
+        is_different = isinstance(op, ast.NotEq)
+        return _Outcomes(found.can_hold or is_different, found.can_fail or not is_different)
+    return found
+
+
+# ---- where a value lies ----
+
+
 def _array(value: Any) -> NDArray[Any]:
     return np.asarray(to_numpy(value) if is_tensor(value) else value)
+
+
+def _example(spec: ColumnSpec) -> NDArray[Any]:
+    """One row of a column."""
+    if spec.kind == "text":
+        return np.array([b"" if spec.dtype[1] == "S" else ""])
+    return np.array([{}], object) if spec.kind == "json" else np.zeros((1, *spec.shape), spec.numpy)
 
 
 def _no_column(name: str, known: Iterable[str]) -> MissingColumn:
@@ -272,7 +700,34 @@ def _no_column(name: str, known: Iterable[str]) -> MissingColumn:
     )
 
 
-# ---- where a value lies, and what it is ----
+def _values_of(columns: Mapping[str, Any], ref: Ref) -> NDArray[Any]:
+    """The values that a reference names, shape (rows,); a view."""
+    leaf, index = _located(columns, ref)
+    array = _array(leaf)
+    if not array.ndim:
+        raise SchemaError("a single value where there should be one a row", column=ref.column)
+    shape = array.shape[1:]
+    if len(index) != len(shape) or not all(-n <= at < n for at, n in zip(index, shape, strict=True)):
+        example = f"[{', '.join('0' * len(shape))}]" if shape else ""
+        raise OptionError(
+            f"the filter reads {_written(ref)} of a column with rows of shape {shape}: name one value, "
+            f"such as {ref.column}{example}",
+            column=ref.column,
+        )
+    objects = array.dtype.kind == "O" and not all(type(value) is str for value in array.tolist())
+    if objects or array.dtype.kind not in "biufSUO":
+        what = "objects" if objects else str(array.dtype)
+        raise OptionError(
+            f"the filter reads {_written(ref)}, which holds {what}: numbers, bools and texts can be compared",
+            column=ref.column,
+        )
+    at: Any = (slice(None), *index)
+    found: NDArray[Any] = array[at]
+    return found
+
+
+def _written(ref: Ref) -> str:
+    return ref.column + "".join(f"[{step!a}]" for step in ref.path)
 
 
 def _located(columns: Mapping[str, Any], ref: Ref) -> tuple[Any, tuple[int, ...]]:
@@ -284,109 +739,19 @@ def _located(columns: Mapping[str, Any], ref: Ref) -> tuple[Any, tuple[int, ...]
         parts = value if isinstance(value, dict) else dict(enumerate(value))
         if not path:
             raise OptionError(
-                f"the filter reads {text_of(ref)}, which is nested: name one of {excerpt(list(parts))} of it",
+                f"the filter reads {_written(ref)}, which is nested: name one of {excerpt(list(parts))}",
                 column=ref.column,
             )
         step = path.pop(0)
-        if step not in parts or isinstance(step, bool):
+        if step not in parts:
             raise MissingColumn(
-                f"the filter reads {text_of(ref)}; at {excerpt(step)} there are {excerpt(list(parts))}",
+                f"the filter reads {_written(ref)}; at {excerpt(step)} there are {excerpt(list(parts))}",
                 column=ref.column,
             )
         value = parts[step]
     indexes = tuple(step for step in path if isinstance(step, int))
     if len(indexes) < len(path):
         raise MissingColumn(
-            f"the filter reads {text_of(ref)}, where there is an array and no key", column=ref.column
+            f"the filter reads {_written(ref)}, where there is an array and no key", column=ref.column
         )
     return value, indexes
-
-
-def _check_indexes(shape: tuple[int, ...], indexes: tuple[int, ...], ref: Ref) -> None:
-    """Refuse what is not one value a row."""
-    if len(indexes) != len(shape):
-        dots = ", ".join("0" * len(shape))
-        hint = f"index one value, such as {ref.column}[{dots}]" if shape else "leave the index out"
-        raise OptionError(
-            f"the filter reads {text_of(ref)} of a column with rows of shape {shape}: {hint}",
-            column=ref.column,
-        )
-    for index, size in zip(indexes, shape, strict=True):
-        if not -size <= index < size:
-            raise OptionError(
-                f"the filter reads {text_of(ref)} of a column with rows of shape {shape}", column=ref.column
-            )
-
-
-def _kind_of_spec(spec: ColumnSpec, indexes: tuple[int, ...], ref: Ref) -> Kind:
-    _check_indexes(spec.shape, indexes, ref)
-    return _kind(spec.numpy, spec.kind == "text", ref)
-
-
-def _kind_of_array(array: NDArray[Any], indexes: tuple[int, ...], ref: Ref) -> Kind:
-    if not array.ndim:
-        raise SchemaError("a single value where there should be one a row", column=ref.column)
-    _check_indexes(array.shape[1:], indexes, ref)
-    texts = array.dtype.kind != "O" or all(type(value) is str for value in array.tolist())
-    return _kind(array.dtype, texts, ref)
-
-
-def _kind(dtype: np.dtype[Any], is_text: bool, ref: Ref) -> Kind:
-    """``bool``, ``number``, ``text`` or ``bytes``."""
-    if dtype.kind in "biuf":
-        return "bool" if dtype.kind == "b" else "number"
-    if dtype.kind == "S":
-        return "bytes"
-    if dtype.kind == "U" or (dtype.kind == "O" and is_text):
-        return "text"
-    what = "objects" if dtype.kind == "O" else str(dtype)
-    raise OptionError(
-        f"the filter reads {text_of(ref)}, which holds {what}: numbers, bools and texts can be compared",
-        column=ref.column,
-    )
-
-
-def _check_condition(node: Condition, kinds: Mapping[Ref, Kind]) -> None:
-    """Refuse comparisons of what cannot be compared."""
-    match node:
-        case Ref():
-            if kinds[node] != "bool":
-                raise OptionError(
-                    f"the filter takes {text_of(node)}, a {kinds[node]}, for a condition: compare it with "
-                    "something",
-                    column=node.column,
-                )
-        case Compare():
-            for _, left, right in node.pairs():
-                _check_alike(_value_kind(left, kinds), _value_kind(right, kinds), node)
-        case Member(value, among):
-            _check_alike(_value_kind(value, kinds), literal_kind(among[0]), node)
-        case FloatTest(value=value):
-            _check_alike(_value_kind(value, kinds), "number", node)
-        case Not(part):
-            _check_condition(part, kinds)
-        case And(parts) | Or(parts):
-            for part in parts:
-                _check_condition(part, kinds)
-
-
-def _check_alike(left: str, right: str, node: Condition) -> None:
-    if left != right:
-        raise OptionError(f"the filter compares a {left} with a {right} in {excerpt(text_of(node))}")
-
-
-def _value_kind(node: Value, kinds: Mapping[Ref, Kind]) -> Kind:
-    operands: tuple[Value, ...] = ()
-    match node:
-        case Ref():
-            return "number" if kinds[node] == "bool" else kinds[node]
-        case Constant(value):
-            return literal_kind(value)
-        case Negative(value) | Absolute(value):
-            operands = (value,)
-        case Arithmetic(left=left, right=right):
-            operands = (left, right)
-    for operand in operands:
-        if (kind := _value_kind(operand, kinds)) != "number":
-            raise OptionError(f"the filter calculates with a {kind} in {excerpt(text_of(node))}")
-    return "number"

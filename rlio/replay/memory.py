@@ -47,8 +47,6 @@ __all__ = ["Arrays", "FileArrays", "RamArrays", "copied", "file_name", "is_array
 
 #: Disk space is reserved in steps of as many bytes: a call each 16 MiB costs nothing beside writing them.
 STEP: Final = 16 << 20
-# Address space that an array in RAM takes for each row that was asked for, so that it grows in place.
-_HEADROOM: Final = 4
 # Arrays of fewer bytes gain nothing from huge pages, and would take a whole one.
 _HUGE: Final = 8 << 20
 _SUFFIX: Final = ".array"
@@ -62,10 +60,7 @@ _NO_FALLOCATE: Final = (errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EIN
 
 
 class Arrays(Protocol):
-    """Makes the arrays of one store: `RamArrays` and `FileArrays`. For one thread at a time.
-
-    An array that is to be extended by rows is asked for with all of them, or grows.
-    """
+    """Makes the arrays of one store: `RamArrays` and `FileArrays`. For one thread at a time."""
 
     def array(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> NDArray[Any]:
         """The array of a name: shape (rows, ...), all zeros where nothing was written yet.
@@ -88,14 +83,6 @@ class Arrays(Protocol):
         Raises:
             CacheError: The disk is full, or a quota or limit is reached.
             OptionError: The array has fewer rows.
-        """
-
-    def grow(self, name: str, rows: int) -> NDArray[Any]:
-        """An array of more rows over the same bytes; views of the shorter one stay valid.
-
-        Raises:
-            CacheError: As `reserve`.
-            OptionError: The array has more rows already.
         """
 
     def trim(self, name: str, rows: int) -> None:
@@ -141,18 +128,12 @@ class _Rows:
         return memory[: rows * self.bytes].view(self.dtype).reshape(shape)
 
 
-@dataclass
-class _InRam:
-    row: _Rows
-    rows: int
-    memory: NDArray[np.uint8]
-
-
 class RamArrays:
     """Arrays in anonymous memory, which is taken from the machine as it is touched: see `Arrays`."""
 
     def __init__(self) -> None:
-        self._arrays: dict[str, _InRam] = {}
+        #: Name -> its rows.
+        self._arrays: dict[str, int] = {}
         self._closed = False
 
     def array(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> NDArray[Any]:
@@ -166,29 +147,17 @@ class RamArrays:
         row, rows = _Rows.of(name, shape, dtype)
         if name in self._arrays:
             raise OptionError(f"there is an array {excerpt(name)} already")
-        self._arrays[name] = found = _InRam(row, rows, _anonymous(name, rows * row.bytes))
-        return row.over(found.memory, rows)
+        made = row.over(_anonymous(name, rows * row.bytes), rows)
+        self._arrays[name] = rows
+        return made
 
     def reserve(self, name: str, rows: int) -> None:
         """See `Arrays.reserve`; memory needs no reserving."""
-        _check_rows(name, rows, self._arrays[name].rows)
-
-    def grow(self, name: str, rows: int) -> NDArray[Any]:
-        """See `Arrays.grow`; up to four times the rows in place, else as a copy."""
-        found = self._arrays[name]
-        if rows < found.rows:
-            raise OptionError(f"the array {excerpt(name)} has {found.rows} rows: it cannot grow to {rows}")
-        size = rows * found.row.bytes
-        if size > len(found.memory):
-            fresh, used = _anonymous(name, size), found.rows * found.row.bytes
-            fresh[:used] = found.memory[:used]
-            found.memory = fresh
-        found.rows = rows
-        return found.row.over(found.memory, rows)
+        _check_rows(name, rows, self._arrays[name])
 
     def trim(self, name: str, rows: int) -> None:
         """See `Arrays.trim`; rows that were never touched take no memory anyway."""
-        _check_rows(name, rows, self._arrays[name].rows)
+        _check_rows(name, rows, self._arrays[name])
 
     def flush(self) -> None:
         """See `Arrays.flush`; memory is as durable as it gets."""
@@ -213,19 +182,19 @@ def copied(arrays: Arrays, name: str, rows: int, like: NDArray[Any]) -> NDArray[
 
 
 def _anonymous(name: str, size: int) -> NDArray[np.uint8]:
-    """Zeros, with room to grow where the address space has it."""
+    """Zeros."""
     flags = _lazy_flags()
     if not size or flags is None:
         return np.zeros(size, np.uint8)
-    for wanted in (size * _HEADROOM, size):
-        with contextlib.suppress(OSError, OverflowError):  # More than a limit, or the machine, lets us have.
-            memory = mmap.mmap(-1, wanted, flags=flags)
-            _in_huge_pages(memory, size)
-            return np.frombuffer(memory, np.uint8)
-    raise OptionError(
-        f"the array {excerpt(name)} of {size} bytes: there is no address space for as many; "
-        "lower the capacity, or raise the limit (ulimit -v, vm.overcommit_memory)"
-    )
+    try:
+        memory = mmap.mmap(-1, size, flags=flags)
+    except (OSError, OverflowError) as error:
+        raise OptionError(
+            f"the array {excerpt(name)} of {size} bytes: there is no address space for as many; "
+            "lower the capacity, or raise the limit (ulimit -v, vm.overcommit_memory)"
+        ) from error
+    _in_huge_pages(memory, size)
+    return np.frombuffer(memory, np.uint8)
 
 
 def _in_huge_pages(memory: mmap.mmap, size: int) -> None:
@@ -256,14 +225,14 @@ class _InFile:
         rows: How many fit the file.
         fd: Of the file, for whoever writes; -1 for readers.
         reserved: Bytes, from the start, that have their place on the disk.
-        maps: The bytes, and those of the shorter arrays that it was; none of an empty file.
+        mapped: The bytes; None of an empty file.
     """
 
     row: _Rows
     rows: int
     fd: int
     reserved: int
-    maps: list[mmap.mmap]
+    mapped: mmap.mmap | None
 
     @property
     def bytes(self) -> int:
@@ -351,18 +320,6 @@ class FileArrays:
             _fill(found.fd, found.reserved, end)
         found.reserved = end
 
-    def grow(self, name: str, rows: int) -> NDArray[Any]:
-        """See `Arrays.grow`."""
-        found = self._writable(name)
-        if rows < found.rows:
-            raise OptionError(f"the array {excerpt(name)} has {found.rows} rows: it cannot grow to {rows}")
-        with self._errors(name):
-            size = rows * found.row.bytes
-            os.ftruncate(found.fd, size)
-            found.maps += _map(found.fd, size, mmap.ACCESS_WRITE)
-        found.rows = rows
-        return _over(found)
-
     def trim(self, name: str, rows: int) -> None:
         """See `Arrays.trim`: touching what was cut off ends the process (SIGBUS)."""
         found = self._writable(name)
@@ -380,8 +337,8 @@ class FileArrays:
                 # The kernel reports a failed write once, and takes the pages for written afterwards.
                 raise CacheError(self._failed, uri=self._path(name))
             try:
-                for mapped in found.maps:
-                    mapped.flush()
+                if found.mapped is not None:
+                    found.mapped.flush()
                 sync_descriptor(found.fd)
             except OSError as error:
                 self._failed = f"the array {excerpt(name)} could not be made durable: {error}"
@@ -493,15 +450,15 @@ class FileArrays:
 
 def _check_rows(name: str, rows: int, most: int) -> None:
     if not 0 <= rows <= most:
-        raise OptionError(f"{rows} rows of the array {excerpt(name)}, which has {most}: let it grow first")
+        raise OptionError(f"{rows} rows of the array {excerpt(name)}, which has {most}: expected 0 to {most}")
 
 
-def _map(fd: int, size: int, access: int) -> list[mmap.mmap]:
-    return [mmap.mmap(fd, size, access=access)] if size else []
+def _map(fd: int, size: int, access: int) -> mmap.mmap | None:
+    return mmap.mmap(fd, size, access=access) if size else None
 
 
 def _over(found: _InFile) -> NDArray[Any]:
-    memory = np.frombuffer(found.maps[-1], np.uint8) if found.maps else None
+    memory = None if found.mapped is None else np.frombuffer(found.mapped, np.uint8)
     array = found.row.over(memory, found.rows)
     if found.fd < 0:
         array.flags.writeable = False

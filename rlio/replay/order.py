@@ -1,8 +1,8 @@
 """In which order stored rows are served: pure functions of (seed, epoch, position), nothing to save.
 
 `Permutation` shuffles ``range(n)`` and computes any stretch of the result on its own; `WindowOrder` is
-the named order ``windows`` over row groups; `deal` gives each rank its part of a global step. A reader's
-state is therefore one position, and the number of ranks may change in the middle of an epoch.
+the named order ``windows`` over row groups. A reader's state is therefore one position, and the number of
+ranks may change in the middle of an epoch.
 
 Orders are part of what a seed means: they change only together with `ORDER_VERSION`, and the tests hold
 golden vectors of every version.
@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from rlio.errors import OptionError
 
-__all__ = ["ORDER_VERSION", "Permutation", "UniformDraws", "WindowOrder", "WindowRef", "deal"]
+__all__ = ["ORDER_VERSION", "Permutation", "UniformDraws", "WindowOrder", "WindowRef"]
 
 #: Version of the orders in this file; readers keep it in their state.
 ORDER_VERSION = 1
@@ -389,34 +389,3 @@ def _gather(ends: IntArray, window_rows: int) -> IntArray:
     while first[-1] < last:
         first.append(hops[first[-1]])
     return np.asarray(first, np.int64)
-
-
-def deal(position: int, batch_size: int, rank: int, world: int, total: int) -> tuple[int, int, int]:
-    """Return the positions that ``rank`` serves in the global step that begins at ``position``.
-
-    A step covers ``world * batch_size`` positions and rank r takes slice r of them. What is left at the end
-    of an epoch is dealt evenly: parts differ by at most one position, and some may be empty.
-
-    Args:
-        position: Global position, the same on all ranks; at most ``total``.
-        batch_size: Positions of one rank in one step.
-        rank: This rank, from 0.
-        world: Number of ranks.
-        total: Positions in the epoch.
-
-    Returns:
-        (start, stop, next_position): serve ``start`` to ``stop - 1``, then go on at ``next_position``.
-
-    Raises:
-        OptionError: A number is out of range.
-    """
-    if batch_size < 1 or not 0 <= rank < world:
-        raise OptionError(
-            f"batch_size={batch_size}, rank={rank}, world={world}: at least 1, 0 <= rank < world"
-        )
-    if not 0 <= position <= total:
-        raise OptionError(f"position {position}: an epoch has positions 0 to {total}")
-    covered = min(world * batch_size, total - position)
-    start = position + covered * rank // world
-    stop = position + covered * (rank + 1) // world
-    return start, stop, position + covered

@@ -172,27 +172,6 @@ class SumTree:
             raise OptionError(f"find({wanted[outside][0]}): masses are at least 0 and below {self.total}")
         return self._locate(wanted)[0]
 
-    def grow(self, capacity: int) -> None:
-        """Add slots at the end, which hold 0. Sums are copied, not made anew.
-
-        Raises:
-            OptionError: ``capacity`` is below the present one.
-        """
-        if _size(capacity) < self._capacity:
-            raise OptionError(
-                f"grow({capacity}): there are {self._capacity} slots already; a tree never shrinks"
-            )
-        self._capacity = _size(capacity)
-        old, sizes = self._levels, _level_sizes(self._capacity)
-        self._levels = [_extended(level, size) for level, size in zip(old, sizes, strict=False)]
-        for size in sizes[len(old) :]:
-            self._levels.append(np.empty(size, np.float64))
-            _sum_stretch(self._levels[-2], self._levels[-1], 0, size)
-        if self._bounds is not None:
-            self._bounds = self._bounds.grown(sizes[0])
-        self._running = np.zeros(sizes[-1] + 1, np.float64)
-        self._stale = True
-
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return what `from_arrays` needs.
 
@@ -379,14 +358,6 @@ class _LowerBounds:
             exact[at] = True
         return float(low[at])
 
-    def grown(self, size: int) -> _LowerBounds:
-        """The bounds of more slots."""
-        out = _LowerBounds(size)
-        at = np.arange(len(self._low)) >> (out._shift - self._shift)
-        np.minimum.at(out._low, at, self._low)
-        out._exact[at] = False
-        return out
-
 
 @dataclass(frozen=True, kw_only=True)
 class Prioritised:
@@ -536,14 +507,6 @@ class Priorities:
         """
         self.tree.clear(slots)
 
-    def grow(self, capacity: int) -> None:
-        """Add empty slots at the end.
-
-        Raises:
-            OptionError: ``capacity`` is below the present one.
-        """
-        self.tree.grow(capacity)
-
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return what `from_arrays` needs; the options are not in it.
 
@@ -602,13 +565,6 @@ def _size(capacity: int) -> int:
     if size < 1:
         raise OptionError(f"capacity={excerpt(capacity)}: a number of slots, at least 1")
     return size
-
-
-def _extended(array: Values, size: int) -> Values:
-    """A copy with zeros behind it."""
-    out = np.zeros(size, np.float64)  # takes no memory before it is touched
-    out[: len(array)] = array
-    return out
 
 
 def _positive(values: Values) -> Values:

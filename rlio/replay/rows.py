@@ -13,10 +13,8 @@ Example:
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -28,10 +26,11 @@ from rlio.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
 from rlio.errors import OptionError, SchemaError, excerpt
 from rlio.interfaces import Batch
 from rlio.multi_agent import step_numbers
-from rlio.replay.draws import Draw, Held, Span, Steps, Units, open_units
+from rlio.replay.draws import Draw, Held, Span, Units, open_units
 from rlio.replay.ingest import Ingest, Part
 from rlio.replay.layout import RowLayout
-from rlio.replay.memory import Arrays, RamArrays, copied
+from rlio.replay.memory import Arrays, RamArrays
+from rlio.replay.steps import StepLog, bounds_of
 from rlio.replay.table import Extent, RowTable
 from rlio.replay.texts import TextExtent
 from rlio.schemas.schema import PolicySchema, Schema
@@ -174,7 +173,7 @@ class StoreRows:
         self._whole = set(schema.policies) if ring else set()
         #: How often that, or the policies, changed: units that were opened before do not know.
         self.changes = 0
-        self._steps = _StepLog(arrays, there.steps)
+        self._steps = StepLog(arrays, there.steps)
 
     @property
     def filled(self) -> Filled:
@@ -225,7 +224,7 @@ class StoreRows:
         for pid, own in parts.items():
             self._ingests[pid].reserve(own)
         rows: dict[str, tuple[int, int]] = {}
-        order, sizes = {}, {}
+        order, bounds = {}, {}
         for pid, table in self.tables.items():
             first = table.head
             if pid in parts:
@@ -234,9 +233,15 @@ class StoreRows:
             number = numbers.get(pid, np.empty(0, np.int64))
             rows[pid] = first, table.head - first
             order[pid] = np.argsort(number, kind="stable") + first
-            sizes[pid] = np.bincount(number, minlength=count)
-        start = self._steps.add(order, sizes, count)
+            bounds[pid] = bounds_of(np.bincount(number, minlength=count), first=first)
+        start = self._steps.stop
+        self._steps.added.add(order, bounds)
+        self._forget_steps()
         return Piece(rows, (start, count))
+
+    def _forget_steps(self) -> None:
+        """Drop the joint steps of rows that the tables of a ring have forgotten."""
+        self._steps.added.forget({pid: table.tail for pid, table in self.tables.items()})
 
     def _prepared(self, batch: MultiAgentBatch, writer: str) -> dict[str, list[Part]]:
         """Policy id -> its rows, checked; makes tables for policies of a live store that are new."""
@@ -298,7 +303,7 @@ class StoreRows:
             # As the tables have it: their physical names do not change when policies come.
             "schema": Schema(self._policies, self.joint).text,
             "policies": policies,
-            "steps": self._steps.dump(arrays, self.tables),
+            "steps": self._steps.added.dump(arrays),
         }
 
     @classmethod
@@ -324,7 +329,9 @@ class StoreRows:
             made.tables[pid].restore(_Prefixed(stored, f"{pid} "), own)
             made.ingests[pid].open_from_json(own["open"])
         made._whole = {pid for pid, own in state["policies"].items() if own["whole"]}
-        made._steps.restore(stored, state["steps"])
+        heads = {pid: table.head for pid, table in made.tables.items()}
+        made._steps.added.restore(stored, state["steps"], heads)
+        made._forget_steps()
         return made
 
     # ---- what a reader sees ----
@@ -347,8 +354,7 @@ class StoreRows:
         held = {pid: self._held(pid, pieces) for pid in chosen}
         steps = None
         if self.joint and policy is None:
-            tails = {pid: table.tail for pid, table in self.tables.items()}
-            steps = self._steps.view(tails, None if pieces is None else [piece.steps for piece in pieces])
+            steps = self._steps.view(None if pieces is None else [piece.steps for piece in pieces])
         return open_units(held, draw, steps=steps)
 
     def _held(self, pid: str, pieces: Sequence[Piece] | None) -> Held:
@@ -369,122 +375,6 @@ class StoreRows:
         return Held(pid, policy, table, rows, Span(0, count, head))
 
 
-class _StepLog:
-    """Which rows belong to each joint step, in the order in which they were added."""
-
-    def __init__(self, arrays: Arrays, saved: Sequence[tuple[Mapping[str, int], int]]) -> None:
-        self._arrays = arrays
-        self.saved = list(saved)
-        #: Policy id -> rows of each step; policy id -> how many; number of the first step.
-        self._chunks: deque[tuple[Mapping[str, Ids], Mapping[str, Ids], int]] = deque()
-        self._next = 0
-        self._unsaved = 0
-        for number, (rows, count) in enumerate(saved):
-            order = {pid: self._array(number, "rows", pid, size) for pid, size in rows.items()}
-            sizes = {pid: self._array(number, "sizes", pid, count) for pid in rows}
-            self._chunks.append((order, sizes, self._next))
-            self._next += count
-            self._unsaved += 1
-
-    def _array(self, number: int, what: str, pid: str, size: int) -> Ids:
-        return self._arrays.array(f"steps {number} {what} {pid}", (size,), np.dtype(np.int64))
-
-    def add(self, rows: Mapping[str, Ids], sizes: Mapping[str, Ids], count: int) -> int:
-        """Add steps; gives the number of the first."""
-        start = self._next
-        if count:
-            self._chunks.append((rows, sizes, start))
-            self._next += count
-        return start
-
-    def save(self) -> None:
-        """Write what was added since the last time into arrays."""
-        fresh = list(self._chunks)[self._unsaved :]
-        if not fresh:
-            return
-        number = len(self.saved)
-        totals: dict[str, int] = {}
-        for pid in fresh[0][0]:
-            for what, parts in (
-                ("rows", [rows[pid] for rows, _, _ in fresh]),
-                ("sizes", [sizes[pid] for _, sizes, _ in fresh]),
-            ):
-                joined = np.concatenate(parts)
-                target = self._array(number, what, pid, len(joined))
-                self._arrays.reserve(f"steps {number} {what} {pid}", len(joined))
-                target[:] = joined
-                totals.setdefault(pid, len(joined))
-        self.saved.append((totals, sum(len(next(iter(sizes.values()))) for _, sizes, _ in fresh)))
-        self._unsaved = len(self._chunks)
-
-    def view(self, tails: Mapping[str, int], spans: Sequence[tuple[int, int]] | None) -> Steps:
-        """The steps of the given spans; None: all of which every row is still there."""
-        while self._chunks and any(
-            len(rows) and int(rows.min()) < tails[pid] for pid, rows in self._chunks[0][0].items()
-        ):
-            self._chunks.popleft()
-        if not self._chunks:
-            return Steps({}, {})
-        rows, sizes = self._joined(tails)
-        base = self._chunks[0][2]
-        if spans is not None and spans != [(base, self._next - base)]:
-            number = np.concatenate([np.arange(start - base, start - base + count) for start, count in spans])
-            whole = Steps(rows, {pid: np.cumsum(size) for pid, size in sizes.items()})
-            picked = {pid: whole.of(pid, number) for pid in rows}
-            rows = {pid: found[0] for pid, found in picked.items()}
-            sizes = {pid: found[1] for pid, found in picked.items()}
-        return Steps(rows, {pid: np.cumsum(size) for pid, size in sizes.items()})
-
-    def _joined(self, policies: Iterable[str]) -> tuple[dict[str, Ids], dict[str, Ids]]:
-        """Policy id -> rows of all steps; policy id -> how many each step has. There are some steps."""
-        none = np.empty(0, np.int64)
-        rows = {pid: np.concatenate([own.get(pid, none) for own, _, _ in self._chunks]) for pid in policies}
-        sizes = {
-            pid: np.concatenate(
-                [
-                    own.get(pid, np.zeros(count, np.int64))
-                    for (_, own, _), count in zip(self._chunks, self._counts(), strict=True)
-                ]
-            )
-            for pid in policies
-        }
-        return rows, sizes
-
-    def _counts(self) -> list[int]:
-        """Steps of each chunk."""
-        return [len(next(iter(sizes.values()))) for _, sizes, _ in self._chunks]
-
-    def dump(self, arrays: Arrays, policies: Iterable[str]) -> dict[str, Any]:
-        """Copy the steps of a ring into arrays; give, as JSON, what `restore` needs besides."""
-        if not self._chunks:
-            return {"chunks": 0}
-        rows, sizes = self._joined(policies)
-        kept = {"chunks": np.array(self._counts(), np.int64)}
-        kept |= {f"rows {pid}": own for pid, own in rows.items()}
-        kept |= {f"sizes {pid}": own for pid, own in sizes.items()}
-        for name, values in kept.items():
-            copied(arrays, f"steps {name}", len(values), values)[:] = values
-        return {"chunks": len(self._chunks), "rows": {pid: len(own) for pid, own in rows.items()}}
-
-    def restore(self, arrays: Arrays, state: Mapping[str, Any]) -> None:
-        """Take what `dump` gave; into a log without steps."""
-        if not state["chunks"]:
-            return
-        counts = arrays.array("steps chunks", (state["chunks"],), np.int64).tolist()
-        ends = np.cumsum([0, *counts])
-        found = {}
-        for pid, size in state["rows"].items():
-            counted = arrays.array(f"steps sizes {pid}", (int(ends[-1]),), np.int64).copy()
-            numbers = arrays.array(f"steps rows {pid}", (size,), np.int64).copy()
-            found[pid] = counted, numbers, np.concatenate([[0], np.cumsum(counted)])[ends]
-        for number, (start, stop) in enumerate(pairwise(ends.tolist())):
-            own = {pid: rows[at[number] : at[number + 1]] for pid, (_, rows, at) in found.items()}
-            self._chunks.append(
-                (own, {pid: sizes[start:stop] for pid, (sizes, _, _) in found.items()}, start)
-            )
-        self._next = int(ends[-1])
-
-
 class _Prefixed:
     """Arrays of which each name has a prefix."""
 
@@ -497,9 +387,6 @@ class _Prefixed:
 
     def reserve(self, name: str, rows: int) -> None:
         self._arrays.reserve(self._prefix + name, rows)
-
-    def grow(self, name: str, rows: int) -> NDArray[Any]:
-        return self._arrays.grow(self._prefix + name, rows)
 
     def trim(self, name: str, rows: int) -> None:
         self._arrays.trim(self._prefix + name, rows)

@@ -114,9 +114,11 @@ class _Sampler(InputReader):
         """The units that there are now. Under the store's lock."""
         self.store.check_open()
         if self._units is None or self._version != self.store.version:
-            if self._units is None or not self._units.keeps_up or self._changes != self.store.changes:
+            if self._units is None or self._changes != self.store.changes:
                 self._units = self.store.units(self._draw)
                 self._changes = self.store.changes
+            else:
+                self._units.update()
             self._check_units(self._units)
             self._version = self.store.version
             self._changed()

@@ -11,6 +11,7 @@ for burn-in and overlap.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +19,13 @@ from numpy.typing import NDArray
 from rlio.errors import OptionError, excerpt
 from rlio.replay.table import RowTable
 
-__all__ = ["SequenceStarts", "Sequences", "episode_starts", "follow", "sequence_starts"]
+__all__ = ["Sequences", "chain_rows", "completed_sequences"]
 
 Ids = NDArray[np.int64]
+
+# Links of each episode that are looked at first, then twice as many, and so on; and of all, at most.
+_FIRST_LOOK: Final = 64
+_MOST_LOOKED_AT: Final = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -49,68 +54,78 @@ class Sequences:
             )
 
 
-@dataclass(frozen=True)
-class SequenceStarts:
-    """Sequences, by their first rows.
+def completed_sequences(table: RowTable, rows: Ids, cut: Sequences) -> tuple[Ids, Ids]:
+    """The sequences that there are as soon as the given rows are, and not before.
 
-    Attributes:
-        rows: Logical number of the first row, burn-in included, shape (n,).
-        burn_in: How many of the rows from there on are burn-in, shape (n,).
-    """
-
-    rows: Ids
-    burn_in: Ids
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def take(self, numbers: Ids) -> SequenceStarts:
-        """Those of the given numbers."""
-        return SequenceStarts(self.rows[numbers], self.burn_in[numbers])
-
-
-def sequence_starts(
-    table: RowTable, rows: Ids, at: Ids, cut: Sequences, *, head: int | None = None
-) -> SequenceStarts:
-    """The sequences whose first rows are among ``rows``, in their order.
+    Behind its burn-in, a sequence has a row of its own, and one that the sequence before has not.
 
     Args:
-        table: Holds them.
+        table: Holds the rows.
         rows: Logical numbers.
-        at: Their places in their chains.
         cut: How chains are cut.
-        head: Rows from here on are taken to be not there; None: all are.
+
+    Returns:
+        Logical numbers of their first rows, burn-in included, and how many rows are burn-in; in the order of
+        the rows, without those whose first rows are forgotten.
     """
-    step = cut.length - cut.overlap
-    # The first row of the chain begins every sequence whose burn-in would reach before it.
-    early = np.arange(0, cut.burn_in + 1, step)
-    late = np.flatnonzero((at > 0) & ((at + cut.burn_in) % step == 0))
-    first = np.flatnonzero(at == 0)
-    place = np.concatenate([np.repeat(first, len(early)), late])
-    burn_in = np.concatenate([np.tile(early, len(first)), np.full(len(late), cut.burn_in)])
-    order = np.lexsort((burn_in, place))
-    starts = SequenceStarts(rows[place[order]], burn_in[order])
-    # Behind its burn-in, a sequence has a row of its own, and one that the sequence before has not.
-    own = follow(table, starts.rows, starts.burn_in, head=head) >= 0
-    if cut.overlap:
-        begins = starts.burn_in + at[place[order]] > 0
-        fresh = follow(table, starts.rows, starts.burn_in + cut.overlap * begins, head=head) >= 0
-        own &= fresh
-    return starts.take(np.flatnonzero(own))
+    at = table.places(rows)
+    # Place of the row with which the sequence that a row completes begins behind its burn-in.
+    begin = np.maximum(at - cut.overlap, 0)
+    completes = (at == 0) | ((begin > 0) & (begin % (cut.length - cut.overlap) == 0))
+    rows, at, begin = rows[completes], at[completes], begin[completes]
+    burn_in = np.minimum(begin, cut.burn_in)
+    firsts = _preceding(table, rows, at - begin + burn_in)
+    known = firsts >= 0
+    return firsts[known], burn_in[known]
 
 
-def episode_starts(rows: Ids, at: Ids) -> Ids:
-    """The rows, of those given, with which chains begin."""
-    found: Ids = rows[at == 0]
-    return found
-
-
-def follow(table: RowTable, rows: Ids, steps: Ids, *, head: int | None = None) -> Ids:
-    """The row that comes ``steps`` after each row in its episode, or -1."""
+def _preceding(table: RowTable, rows: Ids, steps: Ids) -> Ids:
+    """The row that comes ``steps`` before each row in its episode, or -1."""
     found = rows.copy()
     for step in range(int(steps.max(initial=0))):
         going = np.flatnonzero((steps > step) & (found >= 0))
         if not len(going):
             break
-        found[going] = table.successors(found[going], head=head)
+        found[going] = table.predecessors(found[going])
     return found
+
+
+def chain_rows(table: RowTable, starts: Ids, most: Ids, *, head: int) -> tuple[Ids, Ids]:
+    """The rows of episodes from given rows on.
+
+    Rows of an episode mostly lie equally far apart: side by side, or as many rows as there are environments.
+    Such runs are found at once.
+
+    Args:
+        table: Holds them.
+        starts: Logical numbers of the first rows, shape (n,).
+        most: How many rows of each at most, shape (n,); at least 1.
+        head: Rows from here on are taken to be not there.
+
+    Returns:
+        The rows of one after the other, and how many each has, shape (n,).
+    """
+    live, front, left = np.arange(len(starts)), starts, most
+    found, owners, look = [starts[:0]], [live[:0]], _FIRST_LOOK
+    while len(live):
+        look = max(min(look, int(left.max()), _MOST_LOOKED_AT // len(live)), 1)
+        distance = table.distances(front)[:, None]
+        rows = front[:, None] + distance * np.arange(look)
+        goes_on = (table.distances(np.minimum(rows, head - 1)) == distance) & (distance > 0)
+        goes_on &= (rows + distance < head) & (np.arange(1, look + 1) < left[:, None])
+        taken = np.ones(rows.shape, bool)
+        np.logical_and.accumulate(goes_on[:, :-1], axis=1, out=taken[:, 1:])
+        sizes = taken.sum(axis=1)
+        found.append(rows[taken])
+        owners.append(np.repeat(live, sizes))
+        if (sizes == look).any():
+            look *= 2
+        last, left = rows[np.arange(len(live)), sizes - 1], left - sizes
+        following = table.successors(last, head=head)
+        going = np.flatnonzero((following >= 0) & (left > 0))
+        live, front, left = live[going], following[going], left[going]
+    owner = np.concatenate(owners)
+    rows = np.concatenate(found)
+    if len(found) > 2:
+        rows = rows[np.argsort(owner, kind="stable")]
+    return rows, np.bincount(owner, minlength=len(starts))

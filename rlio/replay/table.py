@@ -48,8 +48,6 @@ _FAR: Final = 2**31 - 1
 _CACHED_BYTES: Final = 512 << 10
 # Wide columns of more than this are gathered each in a thread: below, starting one costs more than it gains.
 _BESIDE_BYTES: Final = 1 << 20
-# Links that are looked at first to find the end of an episode; then twice as many, and so on.
-_FIRST_LOOK: Final = 64
 # Rows below which it costs more to look at vectors as single values than to copy them number by number.
 _FEW: Final = 512
 # Sizes of batches whose layout is remembered; few are used, but sequences come in any size.
@@ -521,6 +519,11 @@ class RowTable:
         """The packed rows, hidden fields included: a structured array in memory that is used again."""
         return self._block(self._slots(rows))
 
+    def distances(self, rows: Ids) -> Ids:
+        """How many rows behind each row its successor in its episode lies, 0 for none."""
+        found: Ids = self._next[self._slots(rows)].astype(np.int64)
+        return found
+
     def successors(self, rows: Ids, *, head: int | None = None) -> Ids:
         """The successor of each row in its episode, by logical number; -1 where none is kept.
 
@@ -528,31 +531,9 @@ class RowTable:
             rows: Logical numbers.
             head: Rows from here on are taken to be not there; None: all are.
         """
-        distance = self._next[self._slots(rows)].astype(np.int64)
+        distance = self.distances(rows)
         found = rows + distance
         return np.where((distance > 0) & (found < (self.head if head is None else head)), found, -1)
-
-    def run_length(self, start: int, *, most: int, head: int) -> int | None:
-        """How many rows an episode has from a row on, if they lie one right after the other; of no ring.
-
-        Args:
-            start: The row.
-            most: No more than so many.
-            head: Rows from here on are taken to be not there.
-
-        Returns:
-            None where the episode goes on in a row that lies elsewhere.
-        """
-        at, step, stop = start, _FIRST_LOOK, min(start + most, head)
-        while at < stop - 1:
-            links = self._next[at : min(at + step, stop - 1)]
-            breaks = np.flatnonzero(links != 1)
-            if len(breaks):
-                row, link = at + int(breaks[0]), int(links[breaks[0]])
-                return row - start + 1 if not link or row + link >= head else None
-            at += len(links)
-            step *= 2
-        return stop - start
 
     def predecessors(self, rows: Ids) -> Ids:
         """The predecessor of each row in its episode, by logical number; -1 where none is kept."""
@@ -560,9 +541,9 @@ class RowTable:
         found = rows - distance
         return np.where((distance > 0) & (found >= self.tail), found, -1)
 
-    def places(self, start: int, stop: int) -> Ids:
-        """The place of each of the rows ``start`` to ``stop - 1`` in its episode."""
-        found: Ids = self._at[self._slots(np.arange(start, stop))]
+    def places(self, rows: Ids) -> Ids:
+        """The place of each row in its episode."""
+        found: Ids = self._at[self._slots(rows)]
         return found
 
     def values(self, physical: str, rows: Ids) -> NDArray[Any]:

@@ -18,9 +18,7 @@ from rlio.storage.listing import (
     Segment,
     ShardRef,
     cover_rows,
-    find_holes,
     list_shards,
-    live_shards,
     load_shard,
 )
 from rlio.storage.names import ShardName, check_writer_id, make_writer_id
@@ -39,9 +37,7 @@ __all__ = [
     "check_writer_id",
     "cover_rows",
     "expand_inputs",
-    "find_holes",
     "list_shards",
-    "live_shards",
     "load_shard",
     "make_writer_id",
     "open_input",

@@ -9,9 +9,10 @@ Example:
     ...     name = ShardName(first=first, rows=rows, size=1, crc32=0, footer_crc32=0)
     ...     return ShardRef("w", name, f"data/w/{name.format()}")
     >>> shards = [shard(0, 10), shard(10, 5), shard(0, 12), shard(20, 5)]
-    >>> [(part.ref.name.first, part.skip, part.rows) for part in live_shards(shards)]
+    >>> segments, holes = cover_rows(shards)
+    >>> [(part.ref.name.first, part.skip, part.rows) for part in segments]
     [(0, 0, 12), (10, 2, 3), (20, 0, 5)]
-    >>> find_holes(shards)
+    >>> holes
     [range(15, 20)]
 """
 
@@ -45,12 +46,10 @@ __all__ = [
     "Segment",
     "ShardRef",
     "cover_rows",
-    "find_holes",
     "list_settled",
     "list_shards",
     "list_writer",
     "listing_of",
-    "live_shards",
     "load_shard",
 ]
 
@@ -463,16 +462,6 @@ def cover_rows(
     if promised is not None and promised > cursor:
         holes.append(range(cursor, promised))
     return Coverage(segments, holes)
-
-
-def live_shards(refs: Iterable[ShardRef], trim: int = 0) -> list[Segment]:
-    """The segments of `cover_rows`: what to read, in row order."""
-    return cover_rows(refs, trim=trim).segments
-
-
-def find_holes(refs: Iterable[ShardRef], trim: int = 0) -> list[range]:
-    """The holes of `cover_rows`: rows that are missing although later ones are stored."""
-    return cover_rows(refs, trim=trim).holes
 
 
 def load_shard(storage: Storage, ref: ShardRef) -> bytes:

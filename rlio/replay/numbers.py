@@ -1,0 +1,77 @@
+"""`Numbers`: whole numbers that are added at the end and dropped at the front of one array.
+
+Example:
+    >>> numbers = Numbers([3, 5])
+    >>> numbers.extend(np.array([9, 12]))
+    >>> numbers.drop(1)
+    >>> numbers.insert(np.array([13, 7]))
+    >>> numbers.values.tolist()
+    [5, 7, 9, 12, 13]
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from numpy.typing import NDArray
+
+__all__ = ["Numbers"]
+
+Ids: TypeAlias = NDArray[np.int64]
+
+# Numbers that an array has room for, at least.
+_LEAST = 64
+
+
+class Numbers:
+    """A queue of int64 numbers in one array, which has room for half as many again.
+
+    Adding and dropping take time for the numbers that come and go, on average, however many are kept.
+
+    Args:
+        values: The first ones.
+    """
+
+    def __init__(self, values: npt.ArrayLike = ()) -> None:
+        self._array: Ids = np.array(values, np.int64)
+        self._start, self._stop = 0, len(self._array)
+
+    def __len__(self) -> int:
+        return self._stop - self._start
+
+    @property
+    def values(self) -> Ids:
+        """The numbers: a view that is valid until the next change."""
+        return self._array[self._start : self._stop]
+
+    def extend(self, values: Ids) -> None:
+        """Add numbers at the end."""
+        stop = self._stop + len(values)
+        if stop > len(self._array):
+            kept = self.values
+            needed = len(kept) + len(values)
+            self._array = np.empty(max(needed + needed // 2, _LEAST), np.int64)
+            self._array[: len(kept)] = kept
+            self._start, self._stop, stop = 0, len(kept), needed
+        self._array[self._stop : stop] = values
+        self._stop = stop
+
+    def insert(self, values: Ids) -> None:
+        """Add numbers, in any order, to ascending ones: time for those, and for the kept ones above them."""
+        if not len(values):
+            return
+        kept = self.values
+        above = kept[kept.searchsorted(values.min()) :]
+        self._stop -= len(above)
+        # Timsort, to which the runs that these are cost next to nothing.
+        self.extend(np.sort(np.concatenate([above, values]), kind="stable"))
+
+    def drop(self, count: int) -> None:
+        """Drop the first ``count`` numbers."""
+        self._start += count
+
+    def drop_below(self, least: int) -> None:
+        """Drop the numbers below ``least``, of ascending ones."""
+        self._start += int(self.values.searchsorted(least))
