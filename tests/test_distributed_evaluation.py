@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from further import further
 from tabular_problems import PROBLEMS
 from typer.testing import CliRunner
 
@@ -40,7 +41,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-@pytest.mark.parametrize("tasks", [1, 5, 100])
+@pytest.mark.parametrize("tasks", [5, *further(1, 100)])
 def test_parts_that_cut_episodes_give_the_numbers_of_one_process_to_the_last_bit(
     root: Path, tasks: int
 ) -> None:
