@@ -27,7 +27,7 @@ from rlio.schemas.arrow import expanded_bytes, from_arrow, from_flat
 from rlio.schemas.beside import beside
 from rlio.schemas.column import TEXTS, ColumnSpec, Nullable
 from rlio.schemas.fixed_pages import decode_fixed
-from rlio.schemas.folded import Frames, fold
+from rlio.schemas.frame_pools import Frames, StackPool
 from rlio.schemas.group_arrays import (
     BATCH,
     NEXT,
@@ -480,12 +480,10 @@ def _read_stacks(
         stored = np.arange(len(following)) if valid is None else np.flatnonzero(valid)
         if following_split is not None and valid is not None:
             following_split = replace(following_split, full=following_split.full[stored])
-        frames[name], places, own = fold(
-            split, following_split, stack=stack, following=following, stored=stored
-        )
-        columns[name] = places, None
-        if own is not None:
-            columns[new_name], frames[new_name] = (own, valid), frames[name]
+        pool = StackPool.of_split(split, following_split, stack=stack, following=following, stored=stored)
+        columns[name], frames[name] = (pool.obs, None), pool.frames
+        if following_split is not None:
+            columns[new_name], frames[new_name] = (pool.new_obs, valid), pool.frames
     return columns, frames
 
 
