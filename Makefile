@@ -1,6 +1,7 @@
 # Two commands do everything, from nothing but Python >= 3.11, make and a network:
 #   make demo    sets up .venv and runs the main job: record, train offline, mix with live
-#   make test    sets up .venv, then lint and all tests
+#   make test    sets up .venv, then lint and the tests, in minutes
+#   make test-all   the further seeds, servers and permutations that `make test` leaves out
 #   make test-lowest   sets up .venv-lowest, the oldest versions that pyproject.toml allows, then the main tests
 
 # The Python that .venv is made from; once .venv exists, it stays as it is.
@@ -33,11 +34,12 @@ LOWEST := public_names readme batch_builder mapped_input cli cli_errors options 
   multi_agent_runner external sampler_input metrics policies torch_policy dqn behaviour_cloning policy_map \
   postprocessing worker_live weaving spool verify_cli compact distributed_data real_servers
 
-.PHONY: help setup demo test test-lowest soak lint format
+.PHONY: help setup demo test test-all test-lowest soak lint format
 
 help:
 	@echo "make demo     set up, then record CartPole, train from the record, mix it with live experience"
-	@echo "make test     set up, then lint and all tests"
+	@echo "make test     set up, then lint and the tests"
+	@echo "make test-all the further seeds, servers and permutations of these tests"
 	@echo "make test-lowest   the main tests, with the oldest versions that pyproject.toml allows, and RLlib"
 	@echo "make soak     the tests that run for minutes or hours"
 	@echo "make lint     ruff and mypy"
@@ -67,8 +69,14 @@ $(AZURITE):
 demo: $(STAMP)
 	$(BIN)/rlio demo $(ARGS)
 
-test: lint $(AZURITE)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+# Lint runs beside the tests; what it printed is shown last if it failed.
+test: $(STAMP) $(AZURITE)
+	@said=$$(mktemp); $(MAKE) --no-print-directory lint >"$$said" 2>&1 & lint=$$!; \
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS); tests=$$?; \
+	wait $$lint || { tests=$$?; cat "$$said"; }; rm -f "$$said"; exit $$tests
+
+test-all: $(STAMP) $(AZURITE)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m further $(ARGS)
 
 # Together with RLlib, which pins its gymnasium.
 .venv-lowest/.rlio-is-installed: pyproject.toml constraints-lowest.txt | $(BIN)/python

@@ -18,7 +18,7 @@ from benchmarks.parts import PARTS, part
 from benchmarks.results import Run
 from benchmarks.scales import FULL, QUICK, Scale, Setup
 
-__all__ = ["main", "measure"]
+__all__ = ["default_data", "main", "measure"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -97,7 +97,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--rows", type=_positive, help=f"rows of HalfCheetah (default {FULL.rows:,}; quick {QUICK.rows:,})"
     )
     parser.add_argument(
-        "--data", type=Path, default=_default_data(), help="folder of recordings (default %(default)s)"
+        "--data", type=Path, default=default_data(), help="folder of recordings (default %(default)s)"
     )
     parser.add_argument("--json", type=Path, help="write everything that was measured to this file")
     parser.add_argument(
@@ -117,7 +117,8 @@ def _positive(text: str) -> int:
     return value
 
 
-def _default_data() -> Path:
+def default_data() -> Path:
+    """The folder of recordings, if the user names none."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlio-benchmarks"
 
 

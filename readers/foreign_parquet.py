@@ -321,20 +321,18 @@ class _Groups:
         return pa.Table.from_batches(batches).select(names)
 
     def _batches(self, file: ForeignFile, group: int, names: list[str]) -> Iterator[Any]:
-        if (found := file.layout.groups[group].rows) > self._limits.group_rows:
+        if (found := file.arrow.metadata.row_group(group).num_rows) > self._limits.group_rows:
             raise UnsafeData(f"a row group of {found} rows, more than {self._limits.group_rows}")
-        # The footer says how large columns are, and pages may say otherwise: those are what counts.
         size = min(_BATCH_BYTES, self._limits.group_bytes)
-        rows = max(1, min(_BATCH_ROWS, size // file.widest(group, names)))
+        rows = max(1, min(_BATCH_ROWS, size // file.widest(group, names, limits=self._limits)))
         batches: Iterator[Any] = file.arrow.iter_batches(rows, row_groups=[group], columns=names)
         return batches
 
     def allowance(self, group: int, columns: frozenset[str] | None) -> Allowance:
         """What packed columns of the group may take together."""
         number, index, _ = self.places[group]
-        chunks = self._guarded(number, None, lambda: self._file(number).layout.groups[index].chunks)
-        wanted = [chunk for chunk in chunks if columns is None or chunk.leaf.path[0] in columns]
-        return Allowance(self._limits, stored=sum(chunk.stop - chunk.start for chunk in wanted))
+        found = self._guarded(number, None, lambda: self._file(number).columns(index, columns))
+        return Allowance(self._limits, stored=sum(chunk.total_compressed_size for _, chunk in found))
 
     def extensions(self, group: int) -> Mapping[str, Extension]:
         """Extension types of the group's file."""

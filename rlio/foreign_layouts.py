@@ -31,7 +31,7 @@ from typing import IO, Any, Final
 from rlio.columns import Columns
 from rlio.errors import RlioError, UnknownLayout, excerpt
 from rlio.limits import DEFAULT_LIMITS
-from rlio.schemas.parquet_metadata import parse_metadata, read_footer
+from rlio.schemas.parquet_metadata import read_metadata
 from rlio.storage.filesystem import InputFile, Storage, StrPath, open_input
 from rlio.storage.names import HEADER
 from rlio.storage.paths import is_uri, locate
@@ -383,9 +383,7 @@ def _look_of(path: str) -> Callable[[IO[bytes]], Layout | None] | None:
 
 
 def _look_at_parquet(stream: IO[bytes]) -> Layout | None:
-    footer, start = read_footer(stream, DEFAULT_LIMITS)
-    layout = parse_metadata(footer, end=start, limits=DEFAULT_LIMITS)
-    return layout_of_columns({leaf.path[0] for leaf in layout.leaves})
+    return layout_of_columns(read_metadata(stream, limits=DEFAULT_LIMITS).schema.to_arrow_schema().names)
 
 
 def _look_at_hdf5(stream: IO[bytes]) -> Layout | None:

@@ -4,8 +4,9 @@
 batches in the one order that a `rlio.DatasetReader` has, whatever the number of workers, with a state that
 counts what was delivered. `prefetch` reads and copies ahead for any reader, in a thread.
 
-A batch is a dict of tensors, by policy where there are several. What only reads and never transforms is
-mostly quicker with `prefetch`: each worker decodes for itself, and its batches have to change process.
+A batch is a dict of tensors, by policy where there are several. It is the caller's: no later batch uses its
+memory. Reading without a transform is mostly faster with `prefetch`: each worker decodes for itself, and its
+batches are copied to this process.
 
 Example:
     >>> import numpy as np, rlio, rlio.torch
@@ -35,28 +36,43 @@ import json
 import logging
 import operator
 import os
+import pickle
 import traceback
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from io import BytesIO
+from itertools import accumulate, pairwise
 from multiprocessing.reduction import ForkingPickler
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 import torch
 import torch.distributed
+from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from rlio.batch import SampleBatch
 from rlio.dataset import Dataset, Snapshot
 from rlio.errors import ClosedError, DataNotFound, EndOfData, OptionError, StateError, excerpt
 from rlio.interfaces import Batch, InputReader, JsonState, Restorable
+from rlio.joining import joined_plainly
 from rlio.options import refuse_unknown
 from rlio.prefetching import Prefetch
 from rlio.readers.dataset_reader import DatasetReader
+from rlio.tensors import to_tensors
 
 __all__ = ["Prefetch", "ReplayDataset", "ReplayLoader", "prefetch"]
 
 logger = logging.getLogger("rlio")
 
 T = TypeVar("T")
+
+# A worker sends several small batches in one message: each message wakes up threads of both processes, which
+# takes as long as reading some batches. All batches of a message together have about as many bytes at most.
+_MESSAGE_BATCHES = 16
+_MESSAGE_BYTES = 1 << 20
+# Tensors and batches above travel in shared memory, a file descriptor each; others inside the message.
+_SHARED_BYTES = 2 << 20
 
 #: What users have made of a batch: a dict of tensors, or whatever their ``transform`` gives.
 Item = Any
@@ -127,7 +143,7 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
         self._position = self._start
 
     def _begin(self) -> tuple[Snapshot, JsonState]:
-        """What all who read must agree on."""
+        """What all ranks and workers must agree on."""
         reader = self._open()
         self._idle = (os.getpid(), reader)
         if reader.seed is not None:
@@ -194,13 +210,26 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
     def _made(self, batch: Batch) -> Item:
         return batch.to_torch() if self._transform is None else self._transform(batch)
 
+    def _batches_per_message(self) -> int:
+        """How many batches a worker sends together; the same number in all workers."""
+        reader = self._reader()
+        self._idle = (os.getpid(), reader)
+        length = self._options.get("sequence_length")
+        if reader.unit == "episodes" or (reader.unit == "sequences" and length is None):
+            return 1  # The number of rows of a batch is not known before it is read.
+        row_bytes = max((schema.row_bytes for schema in reader.dataset.schemas.values()), default=1)
+        batch_bytes: int = self._options["batch_size"] * (length or 1) * max(row_bytes, 1)
+        return max(1, min(_MESSAGE_BATCHES, _MESSAGE_BYTES // batch_bytes))
+
     def loader(self, *, num_workers: int = 0, **options: Any) -> ReplayLoader:
         """Begin to read where the dataset stands, in worker processes if there are any: see `ReplayLoader`.
 
         Args:
             num_workers: Processes; 0 reads in this one.
             options: Of `torch.utils.data.DataLoader`: ``pin_memory``, ``prefetch_factor``, ``timeout``,
-                ``worker_init_fn``, ``multiprocessing_context``.
+                ``worker_init_fn``, ``multiprocessing_context``. ``prefetch_factor`` bounds the batches that a
+                worker reads ahead. Without it, a worker reads up to 48 small batches ahead, and 2 large ones.
+                With a ``timeout``, each batch travels alone, since the timeout is that of one batch.
 
         Raises:
             OptionError: Another option, or an illegal one.
@@ -260,6 +289,7 @@ class ReplayLoader(Restorable, Iterator[Item]):
         self._num_workers = num_workers
         self._options = options
         self._state = _resumed(dataset.state_dict(), 0, 1)[0]
+        self._workers: Iterator[list[_Sent]] | None = None
         self._running: Iterator[_Sent] | None = None
         self._ended = self._closed = False
 
@@ -304,26 +334,41 @@ class ReplayLoader(Restorable, Iterator[Item]):
             raise
 
     def _start(self) -> Iterator[_Sent]:
+        options, together = dict(self._options), 1
         if self._num_workers:
+            options, together = self._grouped()
             self._dataset._rest()
         # A DataLoader seeds its workers from here; without it, it would draw from the user's generator.
         place = json.dumps(self._state, sort_keys=True).encode()
         seed = int.from_bytes(hashlib.blake2b(place, digest_size=7).digest(), "little")
-        loader: DataLoader[_Sent] = DataLoader(
-            _Sending(self._dataset, self._state),
+        loader: DataLoader[list[_Sent]] = DataLoader(
+            _Sending(self._dataset, self._state, together),
             batch_size=None,
             num_workers=self._num_workers,
             collate_fn=_as_it_is,
             generator=torch.Generator().manual_seed(seed),
-            **self._options,
+            **options,
         )
-        return iter(loader)
+        self._workers = iter(loader)
+        return _in_turns(self._workers, max(self._num_workers, 1))
+
+    def _grouped(self) -> tuple[dict[str, Any], int]:
+        """The options of the DataLoader, and how many batches a worker sends together."""
+        ahead = self._options.get("prefetch_factor")
+        if self._options.get("timeout") or (ahead is not None and ahead < 4):
+            return self._options, 1
+        together = self._dataset._batches_per_message()
+        if ahead is None:
+            return self._options, together
+        together = min(together, ahead // 2)
+        # One message is being delivered.
+        return {**self._options, "prefetch_factor": ahead // together - (together > 1)}, together
 
     def _stop(self) -> None:
         """End the workers; what they have ready is read again, should anybody want it."""
-        running, self._running = self._running, None
+        workers, self._workers, self._running = self._workers, None, None
         # Its own destructor does the same, but waits until the last traceback that holds it is gone.
-        shutdown = getattr(running, "_shutdown_workers", None)
+        shutdown = getattr(workers, "_shutdown_workers", None)
         if shutdown is not None:
             shutdown()
 
@@ -380,27 +425,42 @@ _LOADER_OPTIONS = (
 
 
 class _Sent(NamedTuple):
-    """What a worker sends: a batch and the state after it, the state at the end, or an error."""
+    """What a worker sends: a batch and the state after it, the state at the end, or an error.
 
-    what: Literal["batch", "end", "error"]
+    The value of "rows" is a batch that is to become tensors; on the way, its number of rows.
+    """
+
+    what: Literal["batch", "rows", "end", "error"]
     state: JsonState
     value: Item
 
 
-class _Sending(IterableDataset[_Sent]):
-    """What the workers of a `ReplayLoader` read: batches with their states."""
+class _Sending(IterableDataset[list[_Sent]]):
+    """What the workers of a `ReplayLoader` read: batches with their states, several in one message."""
 
-    def __init__(self, dataset: ReplayDataset, start: JsonState) -> None:
+    def __init__(self, dataset: ReplayDataset, start: JsonState, together: int) -> None:
         super().__init__()
         self._dataset = dataset
         self._start = start
+        self._together = together
 
-    def __iter__(self) -> Iterator[_Sent]:
+    def __iter__(self) -> Iterator[Any]:  # A `_Message` is a list where it arrives.
+        here = get_worker_info() is None
+        sent: list[_Sent] = []
+        for each in self._sent():
+            sent.append(each)
+            if len(sent) == self._together or each.what in ("end", "error"):
+                yield sent if here else _Message(sent)
+                sent = []
+
+    def _sent(self) -> Iterator[_Sent]:
         worker, workers = _worker()
         try:
             for batch, state in self._dataset._turns(self._start, worker, workers):
                 if batch is None:
                     yield _Sent("end", state, None)
+                elif get_worker_info() is not None and self._dataset._transform is None:
+                    yield _Sent("rows", state, batch)
                 else:
                     yield _Sent("batch", state, self._dataset._made(batch))
         except Exception as error:
@@ -408,6 +468,90 @@ class _Sending(IterableDataset[_Sent]):
                 raise
             # A DataLoader would make another error of it, with the traceback for a message.
             yield _Sent("error", {}, _portable(error, worker))
+
+
+class _Message:
+    """Sent batches as bytes; unpickled, the list of them, with tensors of the receiver's own.
+
+    torch sends each tensor in shared memory with a file descriptor of its own, in several system calls. Most
+    columns of a batch have a few KB, which are copied in less time. Batches whose columns are alike are
+    joined, and cut again where they arrive. Large tensors go torch's way.
+    """
+
+    def __init__(self, sent: list[_Sent]) -> None:
+        joined = _joined([each.value for each in sent if each.what == "rows"])
+        file = BytesIO()
+        _Pickler(file).dump(
+            (joined, [_as_tensors(each) if joined is None else _as_count(each) for each in sent])
+        )
+        self._bytes = file.getvalue()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, (self._bytes,)
+
+
+def _joined(batches: Sequence[Batch]) -> dict[str, Any] | None:
+    """The columns of small batches, one after the other; None of others."""
+    if not batches or len(batches) * batches[0].size_bytes() > _SHARED_BYTES:
+        return None
+    plain = [batch for batch in batches if isinstance(batch, SampleBatch)]
+    return joined_plainly(plain) if len(plain) == len(batches) else None
+
+
+def _as_tensors(sent: _Sent) -> _Sent:
+    return _Sent("batch", sent.state, sent.value.to_torch()) if sent.what == "rows" else sent
+
+
+def _as_count(sent: _Sent) -> _Sent:
+    return sent._replace(value=sent.value.count) if sent.what == "rows" else sent
+
+
+def _received(data: bytes) -> list[_Sent]:
+    """The batches of a message; `pickle` calls it."""
+    joined, sent = pickle.loads(data)
+    if joined is None:
+        return sent  # type: ignore[no-any-return]  # pickle knows no types.
+    ends = [0, *accumulate(each.value for each in sent if each.what == "rows")]
+    columns = [_cut(column, ends) for column in to_tensors(joined).values()]
+    batches = (dict(zip(joined, parts, strict=True)) for parts in zip(*columns, strict=True))
+    return [_Sent("batch", s.state, next(batches)) if s.what == "rows" else s for s in sent]
+
+
+def _cut(column: Any, ends: list[int]) -> list[Any]:
+    """The part of each batch, in the same memory."""
+    if not isinstance(column, torch.Tensor):
+        return [column[start:stop] for start, stop in pairwise(ends)]
+    # Views of one tensor share its version and gradient: a change of one batch could fail in another.
+    rows = column.numpy()
+    return [torch.from_numpy(rows[start:stop]) for start, stop in pairwise(ends)]
+
+
+class _Pickler(ForkingPickler):
+    """Pickles small tensors by value, and others as torch does: in shared memory."""
+
+    def __init__(self, file: BytesIO) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self.dispatch_table = {**self.dispatch_table, torch.Tensor: _reduce_tensor}
+
+
+def _reduce_tensor(tensor: torch.Tensor) -> Any:
+    try:
+        if tensor.nbytes <= _SHARED_BYTES:
+            return torch.from_numpy, (tensor.numpy(),)
+    except (RuntimeError, TypeError) as error:
+        # Sparse, on a device, with a gradient, or of a dtype that NumPy lacks.
+        logger.debug("a tensor is sent in shared memory: %s", error)
+    return reduce_tensor(tensor)  # type: ignore[no-untyped-call]  # torch does not annotate it.
+
+
+def _in_turns(messages: Iterable[list[_Sent]], workers: int) -> Iterator[_Sent]:
+    """One batch of each worker in turn; a message has the next batches of one worker."""
+    queues: deque[deque[_Sent]] = deque(deque() for _ in range(workers))
+    for message in messages:
+        queues[0].extend(message)
+        while queues[0]:
+            yield queues[0].popleft()
+            queues.rotate(-1)
 
 
 def _portable(error: Exception, worker: int) -> Exception:

@@ -17,7 +17,7 @@ from rlio.errors import CorruptData
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.json_values import load_value
 
-__all__ = ["arrow_type", "empty_array", "expanded_bytes", "from_arrow", "from_flat", "page_rows", "to_arrow"]
+__all__ = ["arrow_type", "empty_array", "expanded_bytes", "from_arrow", "page_rows", "to_arrow"]
 
 
 def arrow_type(spec: ColumnSpec, *, nullable: bool) -> pa.DataType:
@@ -95,22 +95,6 @@ def from_arrow(array: pa.Array, spec: ColumnSpec) -> tuple[NDArray[Any], NDArray
     if flat.size != count * spec.size:
         raise CorruptData(f"{flat.size} values in {count} rows of shape {spec.shape}")
     return _in_dtype(flat.reshape(count, *spec.shape), spec), valid
-
-
-def from_flat(flat: NDArray[Any], spec: ColumnSpec) -> tuple[NDArray[Any], None]:
-    """The values of a column that every row has, from all of them in a row; see `from_arrow`.
-
-    Args:
-        flat: Numbers one after the other, or as many bytes as a row has.
-        spec: The column's type.
-
-    Raises:
-        CorruptData: There are more or fewer than rows of the spec's shape take.
-    """
-    values = flat.view(spec.native) if spec.kind == "bytes" else flat
-    if values.dtype != spec.native or values.size % max(spec.size, 1):
-        raise CorruptData(f"{values.size} values of {values.dtype} in rows of shape {spec.shape}")
-    return _in_dtype(values.reshape(-1, *spec.shape), spec), None
 
 
 def empty_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""One piece of work beside another: half of the columns of a row group, while the other half is decoded here.
+"""One piece of work beside another: half of the columns of a batch, while the other half is gathered here.
 
 A thread for each piece, and no pool: the threads of a pool are gone in a forked child, which then waits for
 ever, and somebody has to end them. A thread costs a tenth of a millisecond.

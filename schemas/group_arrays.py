@@ -1,12 +1,10 @@
-"""A row group's rows as the Arrow arrays of a shard: linked, split and typed, but not encoded yet.
+"""A row group's rows as the Arrow table of a shard: linked, split and typed, but not encoded yet.
 
-All of it depends on the group alone, so that it can be made beside the encoding of the group before.
 Not here: Parquet (`rlio.schemas.parquet`) and how rows collect (`rlio.schemas.row_groups`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,34 +26,16 @@ __all__ = [
     "NEXT",
     "OLDER",
     "STREAM",
-    "ReadyGroup",
     "check_stacks",
     "file_fields",
+    "group_table",
     "linked_columns",
-    "ready_group",
     "stack_specs",
 ]
 
 #: Suffix of the column that holds the older frames of stacks.
 OLDER = "#older"
-NEXT, STREAM, BATCH = STRUCTURE = ("_next", "_stream", "_batch")
-
-
-@dataclass(frozen=True)
-class ReadyGroup:
-    """A row group in Arrow.
-
-    Attributes:
-        group: Whose memory the arrays view.
-        arrays: Field name -> array, for every field of the file but ``_stream``.
-        stream: The stream of each row, numbered in `table`.
-        table: The streams of this group alone.
-    """
-
-    group: RowGroup
-    arrays: dict[str, pa.Array]
-    stream: NDArray[np.int32]
-    table: StreamTable
+NEXT, STREAM, BATCH = "_next", "_stream", "_batch"
 
 
 def _streams(group: RowGroup, schema: Schema, table: StreamTable) -> NDArray[np.int32]:
@@ -74,10 +54,15 @@ def _streams(group: RowGroup, schema: Schema, table: StreamTable) -> NDArray[np.
     return stream
 
 
-def ready_group(group: RowGroup, schema: Schema) -> ReadyGroup:
-    """Make a group's Arrow arrays: views of its memory where the layout allows, so keep it unchanged."""
-    table = StreamTable()
-    stream = _streams(group, schema, table)
+def group_table(group: RowGroup, schema: Schema, streams: StreamTable) -> pa.Table:
+    """The rows of a group in the columns of `file_fields`.
+
+    Args:
+        group: The table views its memory where the layout allows: keep it unchanged.
+        schema: Of the rows.
+        streams: The shard's streams so far; those of the group are added.
+    """
+    stream = _streams(group, schema, streams)
     following = successors(stream)
     columns = dict(group.columns)
     distance = _link(group, schema, stream, following)
@@ -89,16 +74,18 @@ def ready_group(group: RowGroup, schema: Schema) -> ReadyGroup:
         stored = _stored(group, schema, name, distance)
         columns[name] = (values[stored], stored) if valid is None else (values[stored[valid]], valid & stored)
     stacked = _split_stacks(group, schema, following, distance)
-    arrays: dict[str, pa.Array] = {}
-    for field in file_fields(schema)[: -len(STRUCTURE)]:
-        if field.name in stacked:
-            values, valid, spec = stacked[field.name]
+    arrays = {
+        NEXT: pa.array(distance),
+        STREAM: pa.array(stream),
+        BATCH: pa.array(group.batches, pa.string()),
+    }
+    fields = file_fields(schema)
+    for name in (field.name for field in fields if field.name not in arrays):
+        if name in stacked:
+            arrays[name] = to_arrow(*stacked[name])
         else:
-            (values, valid), spec = columns[field.name], schema.columns[field.name]
-        arrays[field.name] = to_arrow(values, valid, spec)
-    arrays[NEXT] = pa.array(distance)
-    arrays[BATCH] = pa.array(group.batches, pa.string())
-    return ReadyGroup(group, arrays, stream, table)
+            arrays[name] = to_arrow(*columns[name], schema.columns[name])
+    return pa.Table.from_arrays([arrays[field.name] for field in fields], schema=pa.schema(fields))
 
 
 def _stored(group: RowGroup, schema: Schema, name: str, distance: NDArray[np.int32]) -> NDArray[np.bool_]:

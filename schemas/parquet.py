@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import re
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
@@ -25,20 +25,13 @@ from numpy.typing import NDArray
 from rlio.errors import OptionError, excerpt
 from rlio.schemas.arrow import page_rows
 from rlio.schemas.crc32 import joined_crc32
-from rlio.schemas.group_arrays import BATCH, STREAM, ReadyGroup, file_fields
-from rlio.schemas.list_chunks import (
-    PlacedChunks,
-    encode_lists,
-    has_pages_of_ours,
-    list_compressor,
-    with_chunks,
-)
+from rlio.schemas.group_arrays import BATCH, file_fields, group_table
+from rlio.schemas.row_groups import RowGroup
 from rlio.schemas.schema import FORMAT_VERSION, Schema, canonical_json
 from rlio.schemas.streams import StreamTable
 
 __all__ = ["Compression", "EncodedShard", "GroupInfo", "ShardEncoder"]
 
-MAGIC = b"PAR1"
 # One page a column and row group: pages of 1 MiB cost a tenth more to write, for their levels and CRCs, and
 # each is a header that readers check.
 _PAGE_BYTES = 8 << 20
@@ -171,65 +164,50 @@ class ShardEncoder:
         self._crc32 = 0
         self._checksums: list[Future[int]] = []
         self._sink = pa.FixedSizeBufferWriter(pa.py_buffer(memory))
-        self._all_fields = file_fields(schema)
-        self._table = StreamTable()
-        self._compression = compression
-        self._lists = _lists_of(schema, self._all_fields) if compression.codec == "zstd" else {}
-        self._fields = [field for field in self._all_fields if field.name not in self._lists]
-        self._compressor = list_compressor(compression.level if self._lists else None)
-        self._chunks: list[PlacedChunks] = []
-        self._writer = _parquet_writer(self._sink, self._fields, schema, compression)
+        self._fields = pa.schema(file_fields(schema))
+        self._streams = StreamTable()
+        self._writer = pq.ParquetWriter(
+            self._sink,
+            self._fields,
+            compression=compression.codec,
+            compression_level=compression.level,
+            use_dictionary=_dictionary_columns(schema),
+            use_byte_stream_split=_split_columns(self._fields),
+            write_statistics=[name for name, spec in schema.columns.items() if spec.kind == "scalar"],
+            store_schema=False,
+            write_page_checksum=True,
+            data_page_size=_PAGE_BYTES,
+            **page_rows(_PAGE_ROWS),
+        )
 
     @property
     def encoded_bytes(self) -> int:
         """Bytes encoded so far; the footer is not among them."""
         return int(self._sink.tell())
 
-    def has_room(self, ready: ReadyGroup) -> bool:
+    def has_room(self, group: RowGroup) -> bool:
         """Whether the memory is large enough for this group, and the footer after it, in any case."""
-        return self.encoded_bytes + self._bound(ready) <= len(self._memory)
+        return self.encoded_bytes + self._bound(group) <= len(self._memory)
 
-    def add(self, ready: ReadyGroup) -> None:
+    def add(self, group: RowGroup) -> None:
         """Encode a group; its memory may be reused afterwards."""
-        group = ready.group
-        stream = pa.array(self._table.merge(ready.table)[ready.stream])
-        arrays = [stream if field.name == STREAM else ready.arrays[field.name] for field in self._fields]
+        table = group_table(group, self.schema, self._streams)
         # The magic bytes before the first group count to it, so that every byte before the footer is covered.
         start = self.encoded_bytes if self._groups else 0
-        self._writer.write_table(
-            pa.Table.from_arrays(arrays, schema=pa.schema(self._fields)), row_group_size=group.rows
-        )
-        pages = self._add_lists(ready)
+        self._writer.write_table(table, row_group_size=group.rows)
         stop = self.encoded_bytes
-        self._checksums.append(self._submit(lambda: self._checksum(start, stop, pages)))
+        self._checksums.append(self._submit(lambda: self._checksum(start, stop)))
         self._groups.append(GroupInfo(start, stop, 0, group.rows, group.units, group.env_steps))
         self.rows += group.rows
 
-    def _add_lists(self, ready: ReadyGroup) -> list[tuple[int, int, int]]:
-        """Write the columns that pyarrow does not; gives their pages: first and last byte, CRC-32."""
-        placed, pages = {}, []
-        for name, length in self._lists.items():
-            values = ready.arrays[name].values.to_numpy()
-            chunk, parts = encode_lists(values, length, self._compressor)
-            placed[name] = self.encoded_bytes, chunk
-            for part in parts:
-                self._sink.write(part)
-            stop = self.encoded_bytes
-            pages.append((stop - len(parts[-1]), stop, chunk.crc32))
-        self._chunks.append(placed)
-        return pages
-
-    def _checksum(self, start: int, stop: int, pages: Sequence[tuple[int, int, int]] = ()) -> int:
+    def _checksum(self, start: int, stop: int) -> int:
         """CRC-32 of a byte range, which also goes into the file's; runs in the order of the file."""
-        # Each byte is looked at once: of pages that is done, and the file's CRC follows from its parts'.
-        crc32, at = 0, start
-        for first, last, page_crc32 in pages:
-            crc32 = joined_crc32(zlib.crc32(self._memory[at:first], crc32), page_crc32, last - first)
-            at = last
-        crc32 = zlib.crc32(self._memory[at:stop], crc32)
+        data = self._memory[start:stop]
+        crc32 = zlib.crc32(data)
+        # Each byte is looked at once: the file's CRC follows from its parts'.
         self._crc32 = joined_crc32(self._crc32, crc32, stop - start)
         if self._tee is not None:
-            self._tee(self._memory[start:stop])
+            self._tee(data)
         return crc32
 
     def finish(self) -> EncodedShard:
@@ -239,7 +217,7 @@ class ShardEncoder:
             for info, crc32 in zip(self._groups, self._checksums, strict=True)
         ]
         packed = zstandard.ZstdCompressor(level=3).compress(
-            canonical_json(self._table.streams.to_json()).encode()
+            canonical_json(self._streams.streams.to_json()).encode()
         )
         metadata = {
             "rlio.format": str(FORMAT_VERSION),
@@ -253,28 +231,12 @@ class ShardEncoder:
         self._writer.close()
         stop = self.encoded_bytes
         self._sink.close()
-        if self._lists:
-            stop = self._complete_footer(start, stop)
         footer_crc32 = self._checksum(start, stop)
         return EncodedShard(self._memory[:stop], self.rows, self._crc32, footer_crc32)
 
-    def _complete_footer(self, start: int, stop: int) -> int:
-        """Put the columns of which pyarrow knows nothing into its footer; where that ends now."""
-        sink = pa.BufferOutputStream()
-        _parquet_writer(sink, self._all_fields, self.schema, self._compression).close()
-        footer = with_chunks(
-            _metadata_of(self._memory[start:stop]),
-            _metadata_of(sink.getvalue()),
-            [field.name for field in self._all_fields],
-            self._chunks,
-        )
-        whole = footer + len(footer).to_bytes(4, "little") + MAGIC
-        self._memory[start : start + len(whole)] = whole
-        return start + len(whole)
-
-    def _bound(self, ready: ReadyGroup) -> int:
+    def _bound(self, group: RowGroup) -> int:
         """More bytes than a group and the footer after it can take."""
-        group, encoded = ready.group, 0
+        encoded = 0
         for name, (values, _) in group.columns.items():
             spec = self.schema.columns[name]
             if spec.kind in ("text", "json"):
@@ -287,9 +249,10 @@ class ShardEncoder:
         encoded += sum(2 * group.rows * self.schema.columns[name].row_bytes for name in group.stacks)
         # A quarter more for levels and pages that do not compress; headers and a dictionary a column.
         encoded += encoded // 4 + 64 * group.rows + (16 << 10) * (len(self._fields) + 1)
-        keys = [key for key in self._table.streams.eps_id if isinstance(key, str)]
+        table = self._streams.streams
+        keys = [key for key in table.eps_id if isinstance(key, str)]
         longest = max(map(len, keys), default=64)
-        streams = 200 * len(self._table.streams) + 6 * sum(map(len, keys)) + group.rows * (200 + 6 * longest)
+        streams = 200 * len(table) + 6 * sum(map(len, keys)) + group.rows * (200 + 6 * longest)
         texts = 8 * (len(self.schema.text) + len(self._provenance))
         return (
             encoded
@@ -298,37 +261,6 @@ class ShardEncoder:
             + (len(self._groups) + 1) * 512 * (len(self._fields) + 1)
             + (1 << 20)
         )
-
-
-def _parquet_writer(
-    sink: pa.NativeFile, fields: Sequence[pa.Field], schema: Schema, compression: Compression
-) -> pq.ParquetWriter:
-    """A writer of some of a shard's columns."""
-    return pq.ParquetWriter(
-        sink,
-        pa.schema(fields),
-        compression=compression.codec,
-        compression_level=compression.level,
-        use_dictionary=_dictionary_columns(schema),
-        use_byte_stream_split=_split_columns(fields),
-        write_statistics=[name for name, spec in schema.columns.items() if spec.kind == "scalar"],
-        store_schema=False,
-        write_page_checksum=True,
-        data_page_size=_PAGE_BYTES,
-        **page_rows(_PAGE_ROWS),
-    )
-
-
-def _metadata_of(file: memoryview | pa.Buffer) -> bytes:
-    """The metadata in the footer with which ``file`` ends."""
-    view = memoryview(file)
-    return bytes(view[len(view) - 8 - int.from_bytes(view[-8:-4], "little") : -8])
-
-
-def _lists_of(schema: Schema, fields: Sequence[pa.Field]) -> dict[str, int]:
-    """Columns that are written without pyarrow, and the length of their lists."""
-    every_row = [field.name for field in fields if not field.nullable and field.name in schema.columns]
-    return {name: schema.columns[name].size for name in every_row if has_pages_of_ours(schema.columns[name])}
 
 
 def _dictionary_columns(schema: Schema) -> list[str]:

@@ -1,8 +1,8 @@
 """A stored Parquet shard, opened: nothing reaches pyarrow before a CRC that covers it has matched.
 
 The footer is checked against the CRC in the shard's name, each row group against the footer's list, when it
-is read. What a stranger's footer claims is checked against limits and against the schema before a byte is
-decoded.
+is read. The schema, and the sizes that the footer declares, are checked against limits before a page is
+decoded. The rest is pyarrow's: a file that somebody forged under right CRCs is as safe as pyarrow makes it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,10 +23,8 @@ from numpy.typing import NDArray
 from rlio.columns import Columns
 from rlio.errors import CorruptData, MissingColumn, UnsafeData, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.schemas.arrow import expanded_bytes, from_arrow, from_flat
-from rlio.schemas.beside import beside
-from rlio.schemas.column import TEXTS, ColumnSpec, Nullable
-from rlio.schemas.fixed_pages import decode_fixed
+from rlio.schemas.arrow import expanded_bytes, from_arrow
+from rlio.schemas.column import TEXTS, Nullable
 from rlio.schemas.frame_pools import Frames, StackPool
 from rlio.schemas.group_arrays import (
     BATCH,
@@ -39,27 +37,19 @@ from rlio.schemas.group_arrays import (
     stack_specs,
 )
 from rlio.schemas.observations import MISSING, STORED, SplitStack, resolve_links, successors
-from rlio.schemas.parquet import MAGIC, GroupInfo
-from rlio.schemas.parquet_metadata import parse_metadata
+from rlio.schemas.parquet import GroupInfo
 from rlio.schemas.parquet_statistics import Bounds, read_bounds
 from rlio.schemas.schema import Leaf, Schema
-from rlio.schemas.shard_layout import GroupCost, check_layout, check_pages, entries_of
 from rlio.schemas.streams import Streams
 from rlio.schemas.text_columns import check_texts
 from rlio.schemas.zstd_frames import inflate
 
 __all__ = ["DecodedGroup", "ShardFile"]
 
-#: The values of a column, one after the other, or Arrow's array of it.
-Decoded: TypeAlias = "NDArray[Any] | pa.Array"
-
+_MAGIC = b"PAR1"
 _TAIL = 64 << 10
 # Below this, handing columns to pyarrow's threads costs more than it gains.
 _THREADED_ROWS = 4096
-# And where columns are few: most are decoded without pyarrow.
-_THREADED_COLUMNS = 2
-# A column of fewer bytes takes less time than starting a thread for it.
-_BESIDE_BYTES = 512 << 10
 # What a stranger's bytes under right CRCs can make pyarrow, json and NumPy raise.
 _MALFORMED = (
     pa.ArrowException,
@@ -179,24 +169,21 @@ class ShardFile:
             ) from error
 
     def _read_metadata(self, footer: bytes) -> None:
-        """Take up what a checked footer says; our own parser comes first, and pyarrow's last."""
+        """Take up what a checked footer says."""
         limits = self._limits
-        self._footer = footer[:-8]
-        self._layout = parse_metadata(self._footer, end=self._footer_start, limits=limits)
-        written = entries_of(self._layout)
+        self._metadata = pq.read_metadata(pa.BufferReader(_MAGIC + footer))
+        written = self._metadata.metadata or {}
         limits.check_json(written[b"rlio.schema"], "a schema")
         self.schema = Schema.from_text(written[b"rlio.schema"], limits=limits)
         check_stacks(self.schema)
-        self._fields = file_fields(self.schema)
-        self.groups = _group_infos(written[b"rlio.groups"], len(self._layout.groups))
+        self._fields = pa.schema(file_fields(self.schema))
+        self.groups = _group_infos(written[b"rlio.groups"], self._metadata.num_row_groups)
         limits.check_json(written[b"rlio.provenance"], "a provenance")
         self.provenance: dict[str, Any] = json.loads(written[b"rlio.provenance"])
         self._packed_streams = written[b"rlio.streams"]
         self._check_groups()
-        check_layout(self._layout, self.schema, self.groups)
-        self._metadata = pq.read_metadata(pa.BufferReader(MAGIC + footer))
         found = self._metadata.schema.to_arrow_schema()
-        if not _same_fields(found, pa.schema(self._fields)):
+        if not found.equals(self._fields):
             raise CorruptData(f"its columns are not those of its schema: {excerpt(str(found))}")
 
     @property
@@ -207,7 +194,7 @@ class ShardFile:
     @cached_property
     def bounds(self) -> list[Mapping[str, Bounds]]:
         """The least and greatest values of each row group; see `rlio.schemas.parquet_statistics`."""
-        return read_bounds(self._footer, self._layout, self.schema, limits=self._limits)
+        return read_bounds(self._metadata, self.schema)
 
     @cached_property
     def streams(self) -> Streams:
@@ -268,7 +255,7 @@ class ShardFile:
     def _read_footer(self, footer_crc32: int) -> bytes:
         """The footer's bytes, checked: metadata, its length, and the closing magic."""
         tail = self._fetch(max(0, self._size - _TAIL), self._size)
-        if len(tail) < 12 or tail[-4:] != MAGIC:
+        if len(tail) < 12 or tail[-4:] != _MAGIC:
             raise CorruptData("the shard is truncated: it does not end like a Parquet file", uri=self.uri)
         length = int.from_bytes(tail[-8:-4], "little") + 8
         if length > self._limits.footer_bytes:
@@ -291,8 +278,9 @@ class ShardFile:
         # Each row has the columns of one policy, and three of the structure.
         policies = self.schema.policies.values()
         row_bytes = 12 + max((sum(x.spec.row_bytes for x in p.leaves) for p in policies), default=0)
-        for index, (info, group) in enumerate(zip(self.groups, self._layout.groups, strict=True)):
-            if info.start != position or info.stop <= info.start or group.rows != info.rows:
+        for index, info in enumerate(self.groups):
+            rows = self._metadata.row_group(index).num_rows
+            if info.start != position or info.stop <= info.start or rows != info.rows:
                 raise CorruptData(f"the list of row groups does not fit the file, from group {index} on")
             if not 0 < info.units <= info.rows or info.env_steps < 0:
                 raise CorruptData(f"{info.units} units and {info.env_steps} env steps in {info.rows} rows")
@@ -320,68 +308,71 @@ class ShardFile:
 
     def _decode(
         self, index: int, info: GroupInfo, data: bytes, wanted: list[Leaf], batches: bool
-    ) -> dict[str, Decoded]:
-        """The checked bytes of one group, decoded: by pyarrow, but for values of fixed size in every row."""
+    ) -> dict[str, pa.Array]:
+        """The checked bytes of one group, decoded."""
         names = {leaf.physical for leaf in wanted}
         links = {new.physical: obs.physical for p in self.schema.policies.values() for obs, new in p.linked}
         names |= {links[name] for name in names if name in links}
         names |= {name + OLDER for name in names}
         names |= {NEXT, STREAM} | ({BATCH} if batches else set())
-        chosen = [field for field in self._fields if field.name in names]
-        cost = check_pages(data, self._layout, index, info.start, names, self._limits)
-        # pyarrow is who checks pages' own CRCs.
-        decoded: dict[str, Decoded] = {} if self._check_pages else _fixed_columns(chosen, data, info, cost)
-        others = [field.name for field in chosen if field.name not in decoded]
-        if others:
-            table = self._decode_table(index, info, data, others, cost)
-            decoded |= {name: _one_chunk(table.column(name)) for name in others}
-        return {field.name: decoded[field.name] for field in chosen}
-
-    def _decode_table(
-        self, index: int, info: GroupInfo, data: bytes, names: list[str], cost: GroupCost
-    ) -> pa.Table:
-        """Let pyarrow decode some columns."""
+        chosen = [name for name in self._fields.names if name in names]
+        chunks = self._checked_chunks(index, chosen)
         file = pq.ParquetFile(
             pa.PythonFile(_GroupBytes(data, info.start, self._size), mode="r"),
             metadata=self._metadata,
-            # Each distinct text once: a kilobyte of a stranger's dictionary could stand for gigabytes.
-            read_dictionary=list(cost.dictionaries),
+            # Each distinct text once: what they take spread over the rows is measured before they are.
+            read_dictionary=[
+                name for name in chosen if self._is_text(name) and chunks[name].has_dictionary_page
+            ],
             pre_buffer=False,
             page_checksum_verification=self._check_pages,
         )
         table = file.read_row_group(
             index,
-            columns=None if len(names) == len(self._fields) else names,
-            use_threads=info.rows > _THREADED_ROWS and len(names) > _THREADED_COLUMNS,
+            columns=None if len(chosen) == len(self._fields) else chosen,
+            use_threads=info.rows > _THREADED_ROWS,
         )
         if table.num_rows != info.rows:
             raise CorruptData(f"{table.num_rows} rows where {info.rows} are listed")
         # What pyarrow made of a stranger's pages may break Arrow's own rules, on which all else relies.
         table.validate(full=True)
-        return table.select(names)
+        return {name: _one_chunk(table.column(name)) for name in chosen}
 
-    def _checked_texts(self, name: str, array: pa.DictionaryArray) -> pa.Array:
-        """A column of variable length, measured before each value is spread over the rows that have it."""
+    def _checked_chunks(self, index: int, names: Sequence[str]) -> dict[str, Any]:
+        """What the footer says of some columns of a group, refused if they exceed the limits."""
+        group, limits = self._metadata.row_group(index), self._limits
+        # Every field is one column of Parquet.
+        chunks = {name: group.column(self._fields.get_field_index(name)) for name in names}
+        unpacked = sum(chunk.total_uncompressed_size for chunk in chunks.values())
+        if unpacked > limits.group_bytes:
+            raise UnsafeData(
+                f"columns of {unpacked} bytes in one row group, more than {limits.group_bytes}; raise "
+                "Limits.group_bytes if the data are yours"
+            )
+        stored = sum(chunk.total_compressed_size for chunk in chunks.values())
+        limits.check_inflation(stored, unpacked, "a row group")
+        return chunks
+
+    def _is_text(self, name: str) -> bool:
         spec = self.schema.columns.get(name)
-        if spec is not None and spec.kind in TEXTS:
-            check_texts(array, spec, name, self._limits)
-            return array
-        size = expanded_bytes(array)
-        if size > self._limits.group_bytes:
-            raise UnsafeData(f"a column of {size} bytes of text", uri=self.uri, column=name)
-        return array if name == BATCH else array.dictionary_decode()
+        return name == BATCH if spec is None else spec.kind in TEXTS
 
-    def _assemble(self, info: GroupInfo, decoded: dict[str, Decoded], wanted: list[Leaf]) -> DecodedGroup:
+    def _measured_text(self, name: str, array: pa.Array) -> pa.DictionaryArray:
+        """A column of texts, measured before each value is spread over the rows that have it."""
+        if not pa.types.is_dictionary(array.type):
+            array = array.dictionary_encode()
+        spec = self.schema.columns.get(name)
+        if spec is not None:
+            check_texts(array, spec, name, self._limits)
+        elif (size := expanded_bytes(array)) > self._limits.group_bytes:
+            raise UnsafeData(f"a column of {size} bytes of text", uri=self.uri, column=name)
+        return array
+
+    def _assemble(self, info: GroupInfo, decoded: dict[str, pa.Array], wanted: list[Leaf]) -> DecodedGroup:
         """Columns from what was decoded, with observations rebuilt."""
-        for name, array in decoded.items():
-            if isinstance(array, np.ndarray):
-                continue
-            spec = self.schema.columns.get(name)
-            if spec is not None and spec.kind in TEXTS and not pa.types.is_dictionary(array.type):
-                array = array.dictionary_encode()
-            if pa.types.is_dictionary(array.type):
-                decoded[name] = self._checked_texts(name, array)
-        stream, distance = _numbers(decoded[STREAM]), _numbers(decoded[NEXT])
+        texts = {name: self._measured_text(name, decoded[name]) for name in decoded if self._is_text(name)}
+        decoded = {**decoded, **texts}
+        stream, distance = decoded[STREAM].to_numpy(), decoded[NEXT].to_numpy()
         if len(stream) and not 0 <= int(stream.min()) <= int(stream.max()) < len(self.streams):
             raise CorruptData("a row belongs to no stream")
         columns: dict[str, Nullable] = {}
@@ -390,7 +381,7 @@ class ShardFile:
             columns, frames = _read_stacks(decoded, self.schema, successors(stream))
         for name, spec in self.schema.columns.items():
             if name in decoded and name not in columns:
-                columns[name] = _column(decoded[name], spec)
+                columns[name] = from_arrow(decoded[name], spec)
         group = DecodedGroup(
             self.schema,
             info,
@@ -418,56 +409,8 @@ def _group_infos(written: bytes, count: int) -> list[GroupInfo]:
     return infos
 
 
-def _fixed_columns(
-    fields: list[pa.Field], data: bytes, info: GroupInfo, cost: GroupCost
-) -> dict[str, Decoded]:
-    """The columns that need no pyarrow; that with the most bytes is decoded beside the others."""
-
-    def decode(field: pa.Field) -> NDArray[Any] | None:
-        return _fixed(field, data, info, cost)
-
-    def size(field: pa.Field) -> int:
-        return cost.pages[field.name][1].unpacked
-
-    largest = max(fields, key=size)
-    is_large = size(largest) > _BESIDE_BYTES
-    result = beside(lambda: decode(largest)) if is_large else lambda: decode(largest)
-    found = {field.name: decode(field) for field in fields if field is not largest}
-    found[largest.name] = result()
-    return {name: values for name, values in found.items() if values is not None}
-
-
-def _fixed(field: pa.Field, data: bytes, info: GroupInfo, cost: GroupCost) -> NDArray[Any] | None:
-    """The values of a column that has one of fixed size in every row; None where pyarrow has to decode it."""
-    chunk, totals = cost.pages[field.name]
-    kind, per_row = field.type, 1
-    if pa.types.is_list(kind):
-        kind, per_row = kind.value_type, chunk.values // max(info.rows, 1)
-    if field.nullable or not (pa.types.is_primitive(kind) or pa.types.is_fixed_size_binary(kind)):
-        return None
-    size = kind.byte_width if pa.types.is_fixed_size_binary(kind) else 0
-    return decode_fixed(
-        memoryview(data)[chunk.start - info.start : chunk.stop - info.start],
-        chunk,
-        totals,
-        dtype=np.dtype((np.void, size)) if size else np.dtype(kind.to_pandas_dtype()),
-        per_row=per_row,
-        rows=info.rows,
-    )
-
-
-def _column(decoded: Decoded, spec: ColumnSpec) -> Nullable:
-    """The values of a column as the schema has them, and the rows that have one."""
-    return from_flat(decoded, spec) if isinstance(decoded, np.ndarray) else from_arrow(decoded, spec)
-
-
-def _numbers(decoded: Decoded) -> NDArray[np.int32]:
-    """A column of the structure, of which every row has a number."""
-    return decoded if isinstance(decoded, np.ndarray) else np.asarray(decoded.to_numpy())
-
-
 def _read_stacks(
-    decoded: dict[str, Decoded], schema: Schema, following: NDArray[np.int64]
+    decoded: dict[str, pa.Array], schema: Schema, following: NDArray[np.int64]
 ) -> tuple[dict[str, Nullable], dict[str, Frames]]:
     """The places of stacks, of every row (obs) and of those that store one (new_obs), and their frames."""
     columns: dict[str, Nullable] = {}
@@ -488,12 +431,12 @@ def _read_stacks(
 
 
 def _split(
-    decoded: dict[str, Decoded], schema: Schema, name: str
+    decoded: dict[str, pa.Array], schema: Schema, name: str
 ) -> tuple[SplitStack, NDArray[np.bool_] | None]:
     """A stacked column as it is stored, ``full`` of all rows; and the rows that have a value, or None."""
     newest_spec, older_spec = stack_specs(schema.columns[name])
-    newest, valid = _column(decoded[name], newest_spec)
-    older, full = _column(decoded[name + OLDER], older_spec)
+    newest, valid = from_arrow(decoded[name], newest_spec)
+    older, full = from_arrow(decoded[name + OLDER], older_spec)
     rows = len(newest) if valid is None else len(valid)
     return SplitStack(newest, older, np.ones(rows, bool) if full is None else full), valid
 
@@ -553,13 +496,13 @@ class _GroupBytes:
     """A read-only file that holds one row group's bytes at their place."""
 
     def __init__(self, data: bytes, start: int, size: int) -> None:
-        self._data = data
+        self._data = memoryview(data)
         self._start = start
         self._size = size
         self._position = 0
         self.closed = False
 
-    def read(self, size: int = -1) -> bytes:
+    def read(self, size: int = -1) -> memoryview:
         first = self._position - self._start
         last = len(self._data) if size < 0 else first + size
         if first < 0 or last > len(self._data):
@@ -602,14 +545,3 @@ def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
     if pa.types.is_dictionary(column.type):
         column = column.unify_dictionaries()
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
-
-
-def _same_fields(found: pa.Schema, expected: pa.Schema) -> bool:
-    """Whether names, order and physical types agree (list fields are named by the Parquet layer)."""
-    return found.names == expected.names and all(
-        _plain_type(a.type) == _plain_type(b.type) for a, b in zip(found, expected, strict=True)
-    )
-
-
-def _plain_type(kind: pa.DataType) -> Any:
-    return ("list", kind.value_type) if pa.types.is_list(kind) else kind

@@ -174,41 +174,6 @@ class StreamTable:
         self._tally(columns, numbers, first, last)
         return stream
 
-    def merge(self, other: StreamTable) -> NDArray[np.int32]:
-        """Add the streams of the rows that follow, and give their numbers here.
-
-        Args:
-            other: The table of those rows alone.
-
-        Returns:
-            Number here of each stream of ``other``, shape (number of them,).
-        """
-        numbers = np.empty(len(other.streams), np.int32)
-        # Without eps_id, the first episode there goes on with the last one here.
-        begun = dict(self._episodes)
-        for key, theirs in other._numbers.items():
-            full = key
-            if key[1] is None:
-                *rest, episode = key
-                full = (*rest, begun.get(tuple(rest), 0) + int(str(episode)))
-            ours = self._numbers.get(full)
-            if ours is None:
-                ours = self._new(full)
-            self._add(ours, other.streams, theirs)
-            numbers[theirs] = ours
-        for key, closed in other._episodes.items():
-            self._episodes[key] = begun.get(key, 0) + closed
-        return numbers
-
-    def _add(self, ours: int, other: Streams, theirs: int) -> None:
-        """Add the rows of a stream of another table to one of this."""
-        table = self.streams
-        if table.rows[ours] == 0:
-            table.t0[ours] = other.t0[theirs]
-        table.rows[ours] += other.rows[theirs]
-        table.reward[ours] += other.reward[theirs]
-        table.end[ours] = other.end[theirs]
-
     def _number(self, key: _Key, *, closes: bool) -> int:
         """The number of the stream named ``key``, a new one where needed."""
         full = key

@@ -10,6 +10,7 @@ import pytest
 import ray_cluster as local_ray
 import servers
 from fsspec.implementations.memory import MemoryFileSystem
+from further import leave_permutations
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -18,8 +19,10 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=gc.freeze)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Groups begin first, Ray's before all: what one process must do alone is not left for the end."""
+    leave_permutations(items)
     if hasattr(config, "workerinput"):
         items.sort(key=_turn)
 

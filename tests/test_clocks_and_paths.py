@@ -74,6 +74,7 @@ CLOCKS: dict[str, Callable[[], Callable[[], float]]] = {
 
 @kinds
 @pytest.mark.parametrize("clock", CLOCKS)
+@pytest.mark.each_value_once
 def test_what_is_written_and_recovered_does_not_depend_on_the_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, clock: str
 ) -> None:
@@ -120,6 +121,7 @@ NAMES = {
 
 @kinds
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.each_value_once
 def test_a_root_may_have_any_name(
     tmp_path: Path, kind: str, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:

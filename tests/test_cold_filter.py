@@ -198,13 +198,14 @@ def test_columns_of_some_writers_only_follow_the_rule_for_missing_ones() -> None
 
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.each_value_once
 def test_a_restored_reader_gives_the_remainder(root: str, shuffle: bool, drop_last: bool) -> None:
     assert_resumes(lambda: cold(root, shuffle=shuffle, drop_last=drop_last, epochs=2, batch_size=5))
     if not drop_last:
         assert_resumes(lambda: cold(root, shuffle=shuffle, epochs=2, batch_size=5), 3)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     shuffle=st.booleans(),
     worlds=st.lists(st.integers(1, 4), min_size=1, max_size=4),
@@ -234,7 +235,7 @@ def test_ranks_share_the_rows_that_pass_also_where_their_number_changes(
     assert sorted(served) == PASSING
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     shuffle=st.booleans(),
     epochs=st.integers(1, 3) | st.none(),
@@ -289,6 +290,7 @@ def broken_on_the_way(reader: DatasetReader, root: str, group: int) -> list[int]
 
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.each_value_once
 def test_damage_that_comes_later_loses_the_rows_that_would_have_been_served(
     shuffle: bool, world: int
 ) -> None:
@@ -313,6 +315,7 @@ def test_damage_that_comes_later_loses_the_rows_that_would_have_been_served(
 
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.each_value_once
 def test_damage_that_is_there_before_may_have_held_such_rows_and_is_counted_in_full(
     shuffle: bool, world: int
 ) -> None:

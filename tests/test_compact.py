@@ -154,6 +154,7 @@ def shards(root: str) -> list[Any]:
 @pytest.mark.parametrize("kind", WRITERS)
 @pytest.mark.parametrize("make_batch", [cartpole_like, frames, sequences])
 @pytest.mark.parametrize("limit", [1 << 23, 900], ids=["one group", "small groups"])
+@pytest.mark.each_value_once
 def test_compacted_shards_serve_what_the_small_ones_did(kind: str, make_batch: Any, limit: int) -> None:
     batch = make_batch()
     has_sequences = "seq_lens" in batch
@@ -202,7 +203,7 @@ LATE_FIRST = [
 
 
 @example(LATE_FIRST)
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(st.lists(st.fixed_dictionaries({"a": STEPS, "b": STEPS}), min_size=2, max_size=8))
 def test_joint_steps_keep_their_number_and_order_whatever_shares_them(
     written: list[dict[str, list[tuple[int, int]]]],
@@ -223,7 +224,7 @@ def test_a_joint_step_that_two_shards_share_is_served_twice_as_it_was() -> None:
     assert [info.units for info in open_whole(Storage.open(root), shards(root)[0]).groups] == [2, 2]
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(
     specs=columns(),
     sizes=st.lists(st.integers(1, 15), min_size=2, max_size=4),
@@ -250,7 +251,7 @@ def test_columns_of_every_kind_survive_to_the_bit(
         assert_identical(load(root), concat_samples(batches))
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(
     dtype=st.sampled_from(DTYPES),
     lengths=st.lists(st.integers(1, 6), min_size=2, max_size=8),
@@ -503,7 +504,7 @@ def test_racing_compactors_and_a_writer_and_a_reader_do_no_harm(tmp_path: Path) 
         return threading.Thread(target=run)
 
     def write() -> None:
-        for first in range(0, 200, 2):
+        for first in range(0, 100, 2):
             writer.write(numbered(2, first))
             writer.flush()
         done.set()
@@ -526,7 +527,7 @@ def test_racing_compactors_and_a_writer_and_a_reader_do_no_harm(tmp_path: Path) 
             thread.join()
     assert not failures
     compact_function(root)
-    assert load(root)["t"].tolist() == [*range(200), *range(4)]
+    assert load(root)["t"].tolist() == [*range(100), *range(4)]
     assert len(rlio.open_dataset(root).segments) == 2
 
 
@@ -595,6 +596,7 @@ def test_duckdb_counts_each_row_once_while_covered_shards_wait_for_gc(tmp_path: 
 
 @pytest.mark.parametrize("kind", WRITERS)
 @pytest.mark.parametrize("make_batch", [cartpole_like, frames, sequences, two_policies])
+@pytest.mark.each_value_once
 def test_a_copy_of_many_writers_has_all_rows_in_their_order_under_one(kind: str, make_batch: Any) -> None:
     root, batch = fresh_root(), make_batch()
     for number in range(5):

@@ -161,6 +161,7 @@ def test_options_of_a_store_are_refused_without_one(root: str, tmp_path: Path) -
 @pytest.mark.parametrize("epochs", [1, 2, None])
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize(("batch_size", "n"), [(9, None), (100, None), (13, 5)])
+@pytest.mark.each_value_once
 def test_a_restored_reader_gives_the_remainder(
     root: str, epochs: int | None, shuffle: bool, batch_size: int, n: int | None
 ) -> None:
@@ -292,6 +293,7 @@ def test_positions_outside_of_the_data_are_refused(root: str, change: dict[str, 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5, 70])
 @pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.each_value_once
 def test_ranks_read_each_row_once_an_epoch_together(root: str, world: int, shuffle: bool) -> None:
     per_rank, states = [], []
     for rank in range(world):
@@ -307,7 +309,7 @@ def test_ranks_read_each_row_once_an_epoch_together(root: str, world: int, shuff
     assert all(state == states[0] for state in states)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     worlds=st.lists(st.integers(1, 5), min_size=1, max_size=5),
     calls=st.lists(st.integers(0, 4), min_size=5, max_size=5),
@@ -364,7 +366,7 @@ def damaged_groups(rows: int, groups: list[int], **more: Any) -> str:
     return root
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     damage=st.lists(st.integers(0, 30), min_size=1, max_size=8),
     world=st.integers(2, 4),
@@ -670,6 +672,7 @@ def broken(root: str, number: int, change: str) -> str:
     [(0, "gone", 20), (1, "gone", 20), (0, "torn", 20), (1, "torn", 20), (2, "torn", 20)],
 )
 @pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.each_value_once
 def test_shards_that_are_missing_or_torn_are_an_error_or_counted(
     root: str, number: int, change: str, lost: int, shuffle: bool
 ) -> None:

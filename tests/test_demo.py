@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 from typer.testing import CliRunner
 
 import rlio
@@ -43,6 +44,7 @@ def test_a_seed_gives_the_same_files_and_returns_again(tmp_path: Path) -> None:
         np.testing.assert_array_equal(returns, second.returns[name])
 
 
+@pytest.mark.further
 def test_another_seed_gives_other_data(tmp_path: Path) -> None:
     shorter = {**SMALL, "train_steps": 1_024, "offline_updates": 5, "tuning_updates": 2}
     first, second = (run_demo(DemoOptions(out=str(tmp_path), seed=s, **shorter)) for s in (1, 2))

@@ -39,9 +39,10 @@ def paced(root: str, context: Any) -> rlio.OutputWriter:
 
 def waits(worker: RolloutWorker) -> tuple[int, int]:
     assert isinstance(worker.writer, rlio.PacedWriter)
-    return worker.writer.pacing.waits, worker.writer.pacing.unheeded
+    return worker.writer.waits, worker.writer.unheeded
 
 
+@pytest.mark.further
 def test_a_learner_follows_what_a_group_writes_within_limits_and_across_a_kill(tmp_path: Path) -> None:
     root, failed = str(tmp_path / "rows"), []
     replay = rlio.FollowingReplay(

@@ -43,6 +43,7 @@ def recorded(envs: Any, *, rows: int, truncates: bool, **config: Any) -> None:
 
 @pytest.mark.parametrize("truncates", [False, True], ids=["terminated", "truncated"])
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@pytest.mark.each_value_once
 def test_sync_environments(mode: AutoresetMode, truncates: bool) -> None:
     makers = [partial(CountingEnv, i, truncates=truncates) for i in range(24)]
     envs = SyncVectorEnv(makers, copy=False, autoreset_mode=mode)
@@ -51,6 +52,7 @@ def test_sync_environments(mode: AutoresetMode, truncates: bool) -> None:
 
 @pytest.mark.parametrize("truncates", [False, True], ids=["terminated", "truncated"])
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@pytest.mark.each_value_once
 def test_environments_that_are_vectors_by_themselves(mode: AutoresetMode, truncates: bool) -> None:
     envs = CountingVectorEnv(64, mode, truncates=truncates)
     recorded(envs, rows=136_000, truncates=truncates)
@@ -58,6 +60,7 @@ def test_environments_that_are_vectors_by_themselves(mode: AutoresetMode, trunca
 
 @pytest.mark.parametrize("truncates", [False, True], ids=["terminated", "truncated"])
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@pytest.mark.each_value_once
 def test_environments_in_processes(mode: AutoresetMode, truncates: bool) -> None:
     makers = [partial(CountingEnv, i, truncates=truncates) for i in range(2)]
     envs = AsyncVectorEnv(makers, copy=False, autoreset_mode=mode)
@@ -66,6 +69,7 @@ def test_environments_in_processes(mode: AutoresetMode, truncates: bool) -> None
 
 @pytest.mark.parametrize("restarts", [False, True], ids=["", "restarting"])
 @pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.each_value_once
 def test_environments_that_the_runner_makes(kind: Any, restarts: bool) -> None:
     """Row 2.3, loop: the runner's own stepping of single environments, here and in processes."""
     config = {"num_envs": 2, "vectorize_mode": kind, "restart_failed_sub_environments": restarts}

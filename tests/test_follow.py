@@ -360,6 +360,7 @@ def test_a_shard_that_disappears_while_it_is_read_is_gone_on_with_in_its_cover(s
 
 @pytest.mark.parametrize("stop", range(1, 30, 4))
 @pytest.mark.parametrize("limits", [(150, 4000), (4000, 150)])
+@pytest.mark.each_value_once
 def test_joint_steps_resume_across_compaction(stop: int, limits: tuple[int, int]) -> None:
     """Their rows do not lie step by step, and other row groups hold other steps."""
     parts = [joint(6, first) for first in range(0, 30, 6)]
@@ -787,7 +788,7 @@ class Following(RuleBasedStateMachine):
 
 
 TestAgainstAModel = Following.TestCase
-TestAgainstAModel.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+TestAgainstAModel.settings = settings(max_examples=12, stateful_step_count=25, deadline=None)
 
 
 # ---- processes ----

@@ -538,6 +538,17 @@ def test_a_row_group_over_the_limit_is_refused(tmp_path: Path) -> None:
         read(tmp_path, limits=Limits(group_rows=99))
 
 
+@pytest.mark.parametrize("kind", [pa.list_(pa.float64()), pa.list_(pa.string())])
+def test_columns_that_declare_more_bytes_than_the_limits_are_refused_before_a_page_is_decoded(
+    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = [[str(i) if kind.value_type == pa.string() else i for i in range(1000)]] * 100
+    save(tmp_path / "a.parquet", {"obs": pa.array(values, kind)}, use_dictionary=False)
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *args, **kwargs: pytest.fail("it was decoded"))
+    with pytest.raises(UnsafeData):
+        read(tmp_path, limits=Limits(group_bytes=200_000))
+
+
 def test_two_columns_of_one_name_are_an_error(tmp_path: Path) -> None:
     table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])
     pq.write_table(table, tmp_path / "a.parquet")

@@ -261,7 +261,7 @@ WRITERS: dict[str, Callable[[str], OutputWriter]] = {
     "json": lambda root: JsonWriter(root),
     "json, no log": lambda root: JsonWriter(root, spool=None),
     "tee": lambda root: TeeWriter(ParquetWriter(root), JsonWriter(f"{root}-json")),
-    "paced": lambda root: PacedWriter(ParquetWriter(root)),
+    "paced": lambda root: PacedWriter(ParquetWriter(root), pace=rlio.Pace(stale_seconds=0)),
 }
 
 

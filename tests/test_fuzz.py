@@ -11,40 +11,28 @@ import random
 import struct
 import time
 import zlib
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from hostile_corpus import (
     GOOD,
-    LIST,
-    STRUCT,
-    TEXT,
     WRITER,
     _json_lines,
     _sealed,
     footer_of,
     json_files,
     parquet_files,
-    put,
-    reforged,
     shard_of,
-    thrift,
-    thrift_bytes,
-    with_pages,
 )
 from stored_batches import files, fresh_root, store
 from stored_batches import put as put_file
 
 import rlio
-from rlio.errors import CorruptData, MissingColumn, RlioError, StateError
-from rlio.limits import Limits
+from rlio.errors import CorruptData, RlioError, StateError
 from rlio.readers.rllib_json import RllibDecoder
-from rlio.schemas.batches import to_batch
 from rlio.schemas.json_lines import decode_line
-from rlio.schemas.parquet_metadata import parse_metadata
 from rlio.schemas.schema import Schema
 from rlio.schemas.shard_file import ShardFile
 from rlio.schemas.zstd_frames import inflate
@@ -180,99 +168,11 @@ def test_frames(count: int) -> None:
     )
 
 
-# ---- Parquet: the CRCs made right after the mutation ----
-
-
-def read_shard(data: bytes) -> list[Any]:
-    """Everything that a shard of those bytes holds, under a name that is right for them."""
-    file = ShardFile(
-        lambda start, stop: data[start:stop],
-        size=len(data),
-        footer_crc32=zlib.crc32(footer_of(data)),
-        uri="test://shard",
-        limits=Limits(group_bytes=64 << 20),
-    )
-    assert len(file.streams) <= file.rows
-    return [to_batch(file.read_group(index, batches=True)) for index in range(len(file.groups))]
-
-
-def pieces(found: Any) -> Iterator[Any]:
-    """Every field of a Thrift struct, and of those within it."""
-    for field in found:
-        yield field
-        if field[1] == STRUCT:
-            yield from pieces(field[2])
-        elif field[1] == LIST and field[2][0] == STRUCT:
-            for item in field[2][1]:
-                yield from pieces(item)
-
-
-def change_a_field(found: Any, rng: random.Random) -> None:
-    """Another value, another type, or none, for one field somewhere."""
-    field = rng.choice(list(pieces(found)))
-    kind = rng.randrange(4)
-    if kind == 0:
-        field[1:] = [6, rng.choice(INTERESTING)]
-    elif kind == 1 and field[1] in (4, 5, 6):
-        field[2] = rng.choice((field[2] + 1, field[2] - 1, -1, *INTERESTING))
-    elif kind == 2 and field[1] == TEXT:
-        field[2] = mutated(field[2], rng)
-    elif kind == 2 and field[1] == LIST and field[2][1]:
-        items = field[2][1]
-        field[2] = (field[2][0], rng.choice((items[:-1], items * 2, items[::-1], [])))
-    else:
-        field[0] = rng.randrange(1, 20)
+# ---- Parquet ----
 
 
 def small_and_whole() -> bytes:
     return shard_of(parquet_files())
-
-
-@cache
-def truth() -> bytes:
-    return rows_of(read_shard(small_and_whole()))
-
-
-def rows_of(batches: list[Any]) -> bytes:
-    """What the rows are, as bytes."""
-    joined = rlio.concat_samples(batches)
-    return b"".join(
-        np.ascontiguousarray(joined[name]).tobytes() for name in ("obs", "new_obs", "t", "rewards")
-    )
-
-
-@pytest.mark.parametrize("count", sizes(300, 200_000))
-def test_footers_whose_fields_were_changed_under_a_right_crc(count: int) -> None:
-    def make(rng: random.Random) -> bytes:
-        return reforged(small_and_whole(), lambda found: change_a_field(found, rng))
-
-    refused, _ = hammer(count, 7, make, read_shard)
-    assert refused > count / 4
-
-
-@pytest.mark.parametrize("count", sizes(300, 200_000))
-def test_footers_whose_bytes_were_changed_under_a_right_crc(count: int) -> None:
-    data = small_and_whole()
-    pages = data[: len(data) - len(footer_of(data))]
-    metadata = footer_of(data)[:-8]
-
-    def make(rng: random.Random) -> bytes:
-        written = mutated(metadata, rng)
-        return pages + written + struct.pack("<I", len(written)) + b"PAR1"
-
-    hammer(count, 8, make, read_shard)
-
-
-@pytest.mark.parametrize("count", sizes(300, 200_000))
-def test_pages_whose_bytes_were_changed_under_right_crcs(count: int) -> None:
-    def make(rng: random.Random) -> bytes:
-        def change(pages: bytearray) -> None:
-            for _ in range(rng.choice((1, 1, 3, 10))):
-                pages[rng.randrange(4, len(pages))] = rng.choice((0, 1, 127, 128, 255, rng.randrange(256)))
-
-        return with_pages(small_and_whole(), change)
-
-    hammer(count, 9, make, read_shard)
 
 
 @pytest.mark.parametrize("count", sizes(600, 8 * 10**6))
@@ -292,31 +192,6 @@ def test_no_flipped_bit_of_a_footer_changes_what_is_served(count: int) -> None:
                 footer_crc32=crc,
                 uri="test://shard",
             )
-        # Under the CRC that is right for it, it is refused by what it says, or says the same.
-        if bit % 4 == 0 and bit < 8 * (len(data) - 8):
-            written = bytes(damaged)
-            try:
-                found = rows_of(read_shard(written))
-            except CorruptData:
-                continue
-            except MissingColumn:  # It says that a column has another name: a forger may say so.
-                continue
-            assert len(found) == len(truth())
-
-
-def test_a_footer_put_together_again_is_the_same() -> None:
-    """What the mutations above take apart and put together is Thrift, and ours reads it like theirs."""
-    data = small_and_whole()
-    metadata = footer_of(data)[:-8]
-    found, size = thrift(metadata)
-    assert size == len(metadata)
-    assert thrift_bytes(found) == metadata
-    assert rows_of(read_shard(reforged(data, lambda fields: None))) == truth()
-    parsed = parse_metadata(metadata, end=len(data), limits=Limits())
-    put(found, 3, 6, 31)
-    with pytest.raises(CorruptData, match="30 rows in a file of 31"):
-        parse_metadata(thrift_bytes(found), end=len(data), limits=Limits())
-    assert sum(group.rows for group in parsed.groups) == 30
 
 
 # ---- saved states ----

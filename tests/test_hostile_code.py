@@ -18,7 +18,6 @@ from stored_batches import fresh_root, put
 import rlio
 from rlio.errors import CorruptData, RlioError, UnsafeData, excerpt
 from rlio.limits import Limits
-from rlio.schemas.thrift import I32, CompactReader, Field
 
 #: Functions that run what data says, and methods that do, or that unpack it to where it says.
 FORBIDDEN_METHODS = frozenset(("extractall", "unpack_archive", "system", "popen"))
@@ -183,36 +182,3 @@ def test_the_small_batch_is_what_the_corpus_is_made_from(tmp_path: Path) -> None
     save(tmp_path, parquet_files())
     found = rlio.concat_samples(list(rlio.DatasetReader(tmp_path, epochs=1)))
     assert np.array_equal(found["obs"], small_batch()["obs"])
-
-
-# ---- the bounds of Thrift, page by page ----
-
-
-@pytest.mark.parametrize(
-    ("data", "match"),
-    [
-        (b"\x15", "ends"),
-        (b"\x15\x02\x05\x02\x02\x00", "comes twice"),
-        (b"\x25\x02\x00", None),
-        (b"\x16\x02\x00", "has type 6, not 5"),
-        (b"\x15\x80\x80\x80\x80\x20\x00", "32 bits"),
-        (b"\x15" + b"\x80" * 11 + b"\x00", "ten bytes"),
-        (b"\x29\xfc\xff\xff\xff\xff\x07", "items in"),
-        (b"\x1e\x00", "unknown type|has type"),
-        (b"\x4c" * 40, "deep"),
-    ],
-)
-def test_thrift_is_read_strictly(data: bytes, match: str | None) -> None:
-    fields = {1: Field("number", I32)}
-    if match is None:
-        assert CompactReader(data, max_values=100).struct(fields) == {}
-        return
-    with pytest.raises(CorruptData, match=match):
-        CompactReader(data, max_values=100).struct(fields)
-
-
-def test_thrift_has_a_budget_of_values() -> None:
-    fields = {1: Field("numbers", 9, I32)}
-    assert CompactReader(b"\x19\x55" + bytes(6), max_values=10).struct(fields) == {"numbers": [0] * 5}
-    with pytest.raises(UnsafeData, match="more than 4 values"):
-        CompactReader(b"\x19\x55" + bytes(6), max_values=4).struct(fields)

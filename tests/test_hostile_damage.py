@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from further import further
 from hostile_corpus import _written, json_files, shard_of, small_batch
 from stored_batches import fresh_root, put
 
@@ -178,20 +179,21 @@ def test_a_json_shard_cut_at_any_byte_is_refused_and_under_a_name_of_its_size_gi
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])
-def test_none_of_4000_flipped_bits_of_a_json_shard_gives_a_wrong_row_and_what_is_lost_is_counted(
-    kind: str,
+@pytest.mark.parametrize("seed", [0, *further(1, 2, 3)])
+def test_no_flipped_bit_of_a_json_shard_gives_a_wrong_row_and_what_is_lost_is_counted(
+    kind: str, seed: int
 ) -> None:
     storage, ref, schemas = json_shard(kind)
     data = shard_of(data_set(kind))
     path = storage.uri_of(ref.path)
     served: Counter[int] = Counter()
-    for bit in random.Random(0).sample(range(8 * len(data)), 4000):
+    for bit in random.Random(seed).sample(range(8 * len(data)), 1000):
         damaged = bytearray(data)
         damaged[bit // 8] ^= 1 << bit % 8
         put(path, bytes(damaged))
         served[open_and_check(kind, storage, ref, schemas)] += 1
     # Damage costs its line: two lines, where it is the line feed between them.
-    assert served[20] > 3500, served
+    assert served[20] > 875, served
     assert set(served) <= {10, 20, 30}
 
 

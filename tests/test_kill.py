@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from crash_child import WRITERS, Tally, fork, logs_of, rows_of, wait_for
+from further import further
 
 from rlio import Roll
 from rlio.storage.wal import Sync
@@ -70,7 +71,7 @@ def _run(base: Path, seeds: range) -> None:
     assert acked > 20 * len(seeds)
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", [0, *further(1, 2, 3)])
 def test_a_hundred_kills_lose_and_repeat_no_acknowledged_row(tmp_path: Path, part: int) -> None:
     _run(tmp_path, range(25 * part, 25 * part + 25))
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from faulty_proxy import Proxy, Spoil, proxy
+from further import on_servers
 from servers import Server
 from stored_batches import numbered
 
@@ -24,6 +25,9 @@ STORES = [
     pytest.param("s3", marks=pytest.mark.xdist_group("s3")),
     pytest.param("azure", marks=pytest.mark.xdist_group("azure")),
 ]
+
+#: Azure's client is tried with the answers that are lost, too; the rest of it is in `make test-all`.
+S3_FIRST = pytest.mark.parametrize("server", on_servers("s3", "azure"), indirect=True)
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +80,7 @@ def write_through(
 
 @pytest.mark.parametrize("spoil", ["drop", "cut", "reset"])
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.each_value_once
 def test_a_lost_answer_to_a_writer_loses_and_doubles_nothing(
     server: Server, between: Proxy, spoil: Spoil, k: int
 ) -> None:
@@ -84,6 +89,7 @@ def test_a_lost_answer_to_a_writer_loses_and_doubles_nothing(
 
 @pytest.mark.parametrize("spoil", ["drop", "cut", "reset"])
 @pytest.mark.parametrize("k", [1, 2])
+@pytest.mark.each_value_once
 def test_a_lost_answer_to_a_writer_with_a_log_loses_and_doubles_nothing(
     server: Server, between: Proxy, spoil: Spoil, k: int, tmp_path: Path
 ) -> None:
@@ -91,6 +97,7 @@ def test_a_lost_answer_to_a_writer_with_a_log_loses_and_doubles_nothing(
     assert logged(tmp_path) == [], "a log goes once its rows are stored"
 
 
+@S3_FIRST
 def test_rows_whose_answers_were_all_lost_are_in_the_log_of_a_dead_writer_and_recovered_once(
     server: Server, between: Proxy, tmp_path: Path
 ) -> None:
@@ -159,6 +166,7 @@ def test_any_run_of_lost_answers_to_a_writer_loses_and_doubles_nothing(
 
 
 @pytest.mark.parametrize("spoil", ["drop", "cut", "reset"])
+@pytest.mark.each_value_once
 def test_lost_answers_to_a_reader_change_nothing_that_it_serves(
     server: Server, between: Proxy, spoil: Spoil
 ) -> None:
@@ -177,6 +185,7 @@ def test_lost_answers_to_a_reader_change_nothing_that_it_serves(
     assert k > 2, "what is tested"
 
 
+@S3_FIRST
 def test_a_store_whose_answers_never_come_is_an_error_in_time(server: Server) -> None:
     with proxy(server.port, seconds=30) as between:
         options, root = dict(server.options_at(between.port)), server.fresh_root()
@@ -199,6 +208,7 @@ def test_a_store_whose_answers_never_come_is_an_error_in_time(server: Server) ->
         assert patient.read("b.bin") == b"content"
 
 
+@S3_FIRST
 def test_a_store_that_hangs_once_is_asked_again(server: Server) -> None:
     with proxy(server.port, seconds=30) as between:
         options = dict(server.options_at(between.port))
@@ -213,6 +223,7 @@ def test_a_store_that_hangs_once_is_asked_again(server: Server) -> None:
         assert between.spoiled == 1
 
 
+@S3_FIRST
 def test_a_writer_on_a_store_that_answers_nothing_any_more_says_so_and_keeps_its_rows(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
+from further import on_servers
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -180,7 +181,14 @@ def _run_all(root: Path, *, processes: int, shards: int, threads: int, readers: 
 
 @needs_fork
 def test_every_reader_sees_each_row_once_while_all_others_work(tmp_path: Path) -> None:
-    """288 shards of 72 writers, beside 2 compactors, 4 readers that restart, a trimmer and gc."""
+    """Writers, beside 2 compactors, readers that restart, a trimmer and gc."""
+    _run_all(tmp_path, processes=4, shards=8, threads=4, readers=2)
+
+
+@needs_fork
+@pytest.mark.further
+def test_every_reader_sees_each_row_of_288_shards_once_while_all_others_work(tmp_path: Path) -> None:
+    """They are of 72 writers."""
     _run_all(tmp_path, processes=8, shards=20, threads=8, readers=4)
 
 
@@ -331,7 +339,7 @@ class Maintained(RuleBasedStateMachine):
             )
 
 
-Maintained.TestCase.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
+Maintained.TestCase.settings = settings(max_examples=10, stateful_step_count=20, deadline=None)
 TestMaintained = Maintained.TestCase
 
 
@@ -349,7 +357,7 @@ class TestMaintainedForLong(_Thorough.TestCase):  # type: ignore[name-defined,mi
 
 @pytest.mark.parametrize(
     "scheme",
-    [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("s3", "azure", "sftp", "ftp")],
+    on_servers("s3", "azure", "sftp", "ftp"),
 )
 def test_a_real_store_is_compacted_trimmed_and_collected_by_its_own_clock(
     scheme: str, serve: Callable[[str], Server]

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from further import on_servers
 from servers import Server
 
 from rlio import DatasetReader, JsonWriter, ParquetWriter, Roll, SampleBatch, concat_samples, open_dataset
@@ -74,7 +75,7 @@ def test_16_writers_of_one_worker_index_that_begin_together_lose_nothing_on_a_di
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("s3", "azure", "sftp", "ftp")],
+    on_servers("s3", "azure", "sftp", "ftp"),
 )
 def test_16_writers_of_one_worker_index_that_begin_together_lose_nothing_on_a_server(
     serve: Callable[[str], Server], name: str

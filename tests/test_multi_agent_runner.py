@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from counter_agents import AgentCounter, Chosen, by_agent, check_stream, map_agent, plan, reward
+from further import further
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
 
 from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
@@ -52,14 +53,15 @@ def counting(
 
 @pytest.mark.parametrize("mode", [TRUNCATE, COMPLETE])
 @pytest.mark.parametrize("repeats", [False, True], ids=["once", "repeated"])
-def test_every_row_is_a_true_transition_of_its_agent(mode: Any, repeats: bool) -> None:
+@pytest.mark.parametrize("least", [30_000, *further(250_000)])
+def test_every_row_is_a_true_transition_of_its_agent(mode: Any, repeats: bool, least: int) -> None:
     """A million rows in all; agents join late, leave early, act in turns, are born done, terminate, are cut
     off, and end unseen. (These environments have no autoreset: whoever steps resets, as with DISABLED.)
     """
     runner = counting(repeats=repeats, num_envs=48, rollout_fragment_length=200, batch_mode=mode)
     batches: list[MultiAgentBatch] = []
     rows = 0
-    while rows < 250_000:
+    while rows < least:
         batches.append(runner.run(200 if mode == TRUNCATE else 9600))
         rows += batches[-1].agent_steps()
     assert check_stream(batches, whole=mode == COMPLETE) == rows

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from further import further
 from gymnasium.spaces import Box, Discrete
 from tabular_problems import PROBLEMS
 from typer.testing import CliRunner
@@ -552,14 +553,19 @@ def test_a_command_judges_the_checkpoint_of_a_policy(recorded: TorchPolicy) -> N
     )
 
 
-def test_a_command_prints_a_table_of_all_estimators_and_draws_the_intervals(recorded: TorchPolicy) -> None:
+@pytest.mark.parametrize(
+    "names", [["is", "pdis", "wis", "wpdis", "dm"], *further(list(rlio.evaluation.ESTIMATORS))], ids=len
+)
+def test_a_command_prints_a_table_of_all_estimators_and_draws_the_intervals(
+    recorded: TorchPolicy, names: list[str]
+) -> None:
     """The numbers are those of `evaluate_offline`; models are fitted where they are asked for."""
-    every = [part for name in rlio.evaluation.ESTIMATORS for part in ("--estimator", name)]
+    every = [part for name in names for part in ("--estimator", name)]
     table = run_command(*COMMAND, "ope_judged:leans", *every, "--plot", "intervals.png")
     assert table.exit_code == 0, table.output
     module: Any = __import__("ope_judged")
     found = evaluate_offline("data", module.leans, gamma=1.0, incomplete="drop")
-    for name in rlio.evaluation.ESTIMATORS:
+    for name in names:
         assert f" {name} " in table.output
     for name in ("is", "pdis", "wis", "wpdis"):
         target, gain = found[name].v_target, found[name].v_gain

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from further import further
 from servers import Server
 from stored_batches import numbered
 
@@ -57,7 +58,7 @@ def test_a_writer_that_took_no_rows_leaves_no_trace(tmp_path: Path) -> None:
 
 
 @pytest.mark.xdist_group("s3")
-@pytest.mark.parametrize("spool", ["spool=None", "sync='never'"])
+@pytest.mark.parametrize("spool", ["spool=None", *further("sync='never'")])
 def test_a_writer_on_s3_that_is_left_open_stores_its_rows_when_the_interpreter_ends(
     tmp_path: Path, serve: Callable[[str], Server], spool: str
 ) -> None:

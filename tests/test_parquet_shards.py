@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from further import further
 from golden_data import DATA_SETS
 from stored_batches import assert_identical, files, fresh_root, group_bytes, load, numbered, put, store
 
@@ -22,6 +23,7 @@ import rlio.schemas.shard_file as shard_file
 from rlio import DatasetReader, MultiAgentBatch, Roll, SampleBatch, open_dataset
 from rlio.errors import CorruptData, EndOfData, MissingColumn, UnsafeData
 from rlio.interfaces import Batch
+from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.batches import to_batch
 from rlio.schemas.shard_file import ShardFile
 from rlio.storage.names import ShardName
@@ -48,9 +50,13 @@ def small_shard() -> tuple[str, bytes]:
     return path, data
 
 
-def open_bytes(data: bytes, *, size: int, footer_crc32: int) -> ShardFile:
+def open_bytes(data: bytes, *, size: int, footer_crc32: int, limits: Limits = DEFAULT_LIMITS) -> ShardFile:
     return ShardFile(
-        lambda start, stop: data[start:stop], size=size, footer_crc32=footer_crc32, uri="test://shard"
+        lambda start, stop: data[start:stop],
+        size=size,
+        footer_crc32=footer_crc32,
+        uri="test://shard",
+        limits=limits,
     )
 
 
@@ -84,7 +90,7 @@ def test_a_shard_truncated_at_any_byte_is_refused() -> None:
         assert read_or_refuse(data[:length]) is None, length
 
 
-@pytest.mark.parametrize("count", [4000, pytest.param(None, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("count", [1000, *further(4000), pytest.param(None, marks=pytest.mark.soak)])
 def test_a_shard_with_a_flipped_bit_is_refused(count: int | None) -> None:
     data = small_shard()[1]
     bits = np.arange(8 * len(data))
@@ -276,7 +282,7 @@ class Forger:
         self.units = [entry[4:] for entry in json.loads(self.footer["rlio.groups"])]
         self.options: dict[str, Any] = {"store_schema": False}
 
-    def open(self) -> ShardFile:
+    def open(self, limits: Limits = DEFAULT_LIMITS) -> ShardFile:
         sink = pa.BufferOutputStream()
         writer = pq.ParquetWriter(sink, self.table.schema, **self.options)
         start, groups, first = 0, [], 0
@@ -298,7 +304,7 @@ class Forger:
             first += rows
         data = self._finish(writer, sink, self.groups(groups))
         footer = data[len(data) - int.from_bytes(data[-8:-4], "little") - 8 :]
-        return open_bytes(data, size=len(data), footer_crc32=zlib.crc32(footer))
+        return open_bytes(data, size=len(data), footer_crc32=zlib.crc32(footer), limits=limits)
 
     def _finish(self, writer: pq.ParquetWriter, sink: Any, groups: Any) -> bytes:
         self.footer["rlio.schema"] = self.schema if isinstance(self.schema, str) else json.dumps(self.schema)
@@ -400,10 +406,11 @@ def test_registered_extension_types_are_refused_and_run_nothing() -> None:
         lambda g: [[float("1e400")] * 6] * len(g),
     ],
 )
-def test_a_wrong_list_of_row_groups_is_refused(groups: Callable[[Any], Any]) -> None:
+def test_a_wrong_list_of_row_groups_is_refused_by_the_footer_alone(groups: Callable[[Any], Any]) -> None:
     forger = Forger()
     forger.groups = groups
-    refused(forger)
+    with pytest.raises(CorruptData):
+        forger.open()
 
 
 @pytest.mark.parametrize(
@@ -592,6 +599,29 @@ def test_more_rows_than_memory_should_hold_are_refused_from_the_footer() -> None
     refused(forger, UnsafeData, "a row group of")
 
 
+@pytest.mark.parametrize(
+    ("text", "limits"),
+    [
+        ("{text} {number}", Limits(group_bytes=4000)),
+        ("", Limits(group_bytes=200_000, inflation=2, free_bytes=2000)),
+    ],
+)
+def test_columns_that_declare_more_bytes_than_the_limits_are_refused_before_a_page_is_decoded(
+    text: str, limits: Limits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forger = Forger()
+    texts = [text.format(text="x" * 1000, number=i) for i in range(30)]
+    forger.replace("infos", [json.dumps([0] * 300 + [text]) for text in texts])
+    forger.options["use_dictionary"] = False
+    forger.options["compression"] = "zstd"
+    file = forger.open(limits)
+    with monkeypatch.context() as patch:
+        patch.setattr(shard_file.pq, "ParquetFile", lambda *args, **kwargs: pytest.fail("it was decoded"))
+        with pytest.raises(UnsafeData):
+            file.read_group(0)
+    assert len(file.read_group(0, columns=["actions"]).stream) == file.groups[0].rows
+
+
 def test_a_column_that_the_shard_lacks_is_missing_by_name() -> None:
     path, data = small_shard()
     name = ShardName.parse(path.rsplit("/", 1)[1])
@@ -604,11 +634,13 @@ def test_a_column_that_the_shard_lacks_is_missing_by_name() -> None:
 def test_decoded_arrays_share_no_memory_with_what_was_read() -> None:
     """Nothing is compressed, so that a decoder could point into the bytes; the caller may write."""
     batch = small_batch()
+    batch["pixels"] = np.arange(30 * 600, dtype=np.uint8).reshape(30, 600)
+    batch["halves"] = np.arange(60, dtype=np.float16).reshape(30, 2)
     root = store(batch, compression="none")
     (data,) = files(root).values()
     before = bytes(data)
     found = load(root)
-    for name in ("obs", "new_obs", "actions", "eps_id"):
+    for name in ("obs", "new_obs", "actions", "eps_id", "pixels", "halves"):
         found[name][...] = 0
     found["infos"][0]["n"] = "changed"
     assert next(iter(files(root).values())) == before

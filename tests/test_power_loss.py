@@ -38,9 +38,9 @@ def _record(root: Path, kind: str, sync: Sync) -> Recorder:
 
 def _sync_now(writer: ParquetWriter | JsonWriter) -> None:
     """What the log's thread does every second."""
-    journal = writer._log.journal
-    assert journal is not None
-    for segment in list(journal._segments):
+    log = writer._publisher.log
+    assert log is not None
+    for segment in list(log._segments):
         segment.sync()
 
 
@@ -72,6 +72,7 @@ def _fail_at_every_moment(base: Path, kind: str, sync: Sync, *, chances: int) ->
 
 @pytest.mark.parametrize("sync", ["always", "interval"])
 @pytest.mark.parametrize("kind", ["parquet", "json"])
+@pytest.mark.each_value_once
 def test_a_power_failure_at_any_moment_costs_only_what_was_not_synced(
     tmp_path: Path, kind: str, sync: Sync
 ) -> None:

@@ -99,6 +99,7 @@ def test_served_skipped_and_dropped_rows_are_those_that_the_names_promise(
 
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.each_value_once
 def test_the_ledgers_of_ranks_add_up(stored: str, shuffle: bool, world: int) -> None:
     options: dict[str, Any] = {"shuffle": shuffle, "seed": 1 if shuffle else None, "epochs": 2}
     found = [

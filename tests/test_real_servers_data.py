@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from further import on_servers
 from servers import Server, free_port
 from stored_batches import assert_identical, group_bytes, numbered
 
@@ -55,6 +56,9 @@ PLACES = [
     *(pytest.param(name, id=name, marks=pytest.mark.xdist_group(name)) for name in ON_SERVERS),
 ]
 
+#: What takes long is done on one server in `make test`.
+FEWER_PLACES = pytest.mark.parametrize("place", [*PLACES[:3], *on_servers(*ON_SERVERS)], indirect=True)
+
 
 @pytest.fixture(params=PLACES)
 def place(request: pytest.FixtureRequest, tmp_path: Path, serve: Callable[[str], Server]) -> Place:
@@ -88,6 +92,7 @@ def test_what_is_written_is_what_is_read_to_the_bit(place: Place) -> None:
     assert_identical(read(other), both)
 
 
+@FEWER_PLACES
 def test_a_shuffled_reader_serves_every_row_once_and_resumes_at_every_batch(place: Place) -> None:
     with group_bytes(256):
         write(place, numbered(60))
@@ -104,6 +109,7 @@ def test_a_shuffled_reader_serves_every_row_once_and_resumes_at_every_batch(plac
     assert sorted(order) == list(range(60))
 
 
+@FEWER_PLACES
 def test_a_damaged_shard_costs_its_rows_and_no_others(place: Place) -> None:
     write(place, numbered(16), numbered(16, 16), numbered(16, 32))
     storage = place.open()
@@ -318,6 +324,7 @@ def test_json_lines_of_others_are_read_from_a_bucket(serve: Callable[[str], Serv
         assert concat_samples(list(reader))["rewards"].tolist() == [1.0, 2.0, 1.0, 2.0]
 
 
+@FEWER_PLACES
 def test_parts_of_a_job_are_written_by_attempts_of_which_one_is_read(place: Place) -> None:
     storage = place.open()
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from further import further
 from servers import AZURE_ACCOUNT, AZURE_KEY, Server, free_port
 
 from rlio.errors import DataNotFound, PublishError
@@ -103,6 +104,7 @@ def _clients_wait_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", ["s3", "azure", "http"])
 @pytest.mark.parametrize("status", sorted(AGAIN | AT_ONCE))
+@pytest.mark.each_value_once
 def test_what_may_pass_is_tried_again_and_what_will_not_is_said_at_once(
     grumpy: Grumpy, kind: str, status: int
 ) -> None:
@@ -158,7 +160,7 @@ def test_a_connection_that_broke_is_made_again(serve: Callable[[str], Server], n
     assert [entry.path for entry in storage.list()] == ["a.bin", "b.bin"]
 
 
-@pytest.mark.parametrize("name", ["sftp", "ftp", "s3"])
+@pytest.mark.parametrize("name", ["sftp", *further("ftp", "s3")])
 def test_threads_that_use_one_storage_get_each_what_they_asked_for(
     serve: Callable[[str], Server], name: str
 ) -> None:

@@ -14,6 +14,7 @@ from counter_env import decode, episode
 from counter_world import World, record_world
 from counting import Keeping
 from crash_child import fork, wait_for
+from further import further
 
 from rlio import DatasetReader, RecordingInput, ReplayStore, SampleBatch, ShuffledInput
 from rlio.errors import ClosedError, EndOfData
@@ -66,6 +67,7 @@ def arrays(batch: Batch) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("wrapped", ["plain", "shuffled", "recorded"])
 @pytest.mark.parametrize("kind", ["vector", "stack"])
 @pytest.mark.parametrize("name", READERS)
+@pytest.mark.each_value_once
 def test_what_was_given_never_changes(worlds: dict[str, World], name: str, kind: str, wrapped: str) -> None:
     """All batches are kept until the end; some only as a slice, a tensor or one column, the rest dropped."""
     reader = READERS[name](worlds[kind])
@@ -179,8 +181,9 @@ forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
 @forks
 @pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize("children", [8, *further(25)])
 def test_children_draw_on_while_the_parents_threads_draw_and_append(
-    worlds: dict[str, World], live: bool
+    worlds: dict[str, World], live: bool, children: int
 ) -> None:
     world = worlds["vector"]
     store = ReplayStore(capacity=500) if live else ReplayStore.open(world.root, cache="disk")
@@ -218,7 +221,7 @@ def test_children_draw_on_while_the_parents_threads_draw_and_append(
     for thread in threads:
         thread.start()
     try:
-        for _ in range(25):
+        for _ in range(children):
             mine.sample()
             assert wait_for(fork(child), seconds=30) == 0
     finally:

@@ -19,6 +19,7 @@ import pytest
 from counter_env import episode
 from counter_world import World, record_world
 from crash_child import fork, wait_for
+from further import further
 
 from rlio import DatasetReader, ParquetWriter, ReplayStore, Roll, compact, open_dataset
 from rlio.errors import CacheError, RlioError
@@ -133,7 +134,7 @@ def test_a_cache_that_may_not_be_written_is_an_error_that_names_it(
     assert wait_for(fork(child)) == 0
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, 1, *further(2, 3, 4, 5)])
 def test_an_extension_that_is_killed_anywhere_costs_nobody_a_row(
     tmp_path: Path, cache: Path, seed: int
 ) -> None:

@@ -26,6 +26,7 @@ import numpy as np
 import pytest
 from crash_child import fork, wait_for
 from crash_shim import DIED, Call, dying_at, failing, intercepted
+from further import further
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -562,9 +563,10 @@ def check_after(path: Path, stage: mmap.mmap, where: object) -> None:
     assert files - {"more.array"} == {"manifest.json", "rows.array", "used"}, where
 
 
-def test_a_build_that_dies_at_any_call_leaves_a_whole_store_or_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("start", [1, *further(2)])
+def test_a_build_that_dies_at_any_call_leaves_a_whole_store_or_none(tmp_path: Path, start: int) -> None:
     stage = mmap.mmap(-1, 1)
-    for point in itertools.count(1):
+    for point in itertools.count(start, 2):
         path = tmp_path / f"{point}"
 
         def run(path: Path = path, point: int = point) -> None:
@@ -580,10 +582,12 @@ def test_a_build_that_dies_at_any_call_leaves_a_whole_store_or_none(tmp_path: Pa
     assert point > 40
 
 
-@pytest.mark.parametrize(("code", "start"), [(errno.EIO, 1), (errno.ENOSPC, 2)], ids=["EIO", "ENOSPC"])
+@pytest.mark.parametrize(
+    ("code", "start"), [(errno.EIO, 1), (errno.ENOSPC, 3), *further((errno.EIO, 4), (errno.ENOSPC, 2))]
+)
 def test_any_call_may_fail_and_the_store_is_whole_or_none(tmp_path: Path, code: int, start: int) -> None:
     stage = mmap.mmap(-1, 1)
-    for point in itertools.count(start, 2):  # Together every call.
+    for point in itertools.count(start, 4):  # Together every call.
         path = tmp_path / f"{point}"
 
         def run(path: Path = path, point: int = point) -> None:

@@ -133,6 +133,7 @@ def options_of(kind: str, rng: random.Random) -> dict[str, Any]:
 
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.each_value_once
 def test_any_ranks_and_workers_go_on_where_any_others_stopped(
     dataset: Dataset, kind: str, drop_last: bool
 ) -> None:

@@ -73,6 +73,7 @@ def store(world: World, request: pytest.FixtureRequest) -> ReplayStore:
     ],
     ids=str,
 )  # fmt: skip
+@pytest.mark.each_value_once
 def test_uniform_draws_take_every_unit_equally_often(store: ReplayStore, options: dict[str, Any]) -> None:
     narrow = {name: value for name, value in options.items() if name != "batch_size"}
     units = np.concatenate([
@@ -165,6 +166,7 @@ def test_the_first_rows_of_seeds_and_epochs_are_any(world: World, cache: Any) ->
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
 @pytest.mark.parametrize("options", [{}, {"n_step": 3}, {"sequence_length": 4}, {"filter": "t > 2"}], ids=str)
+@pytest.mark.each_value_once
 def test_prioritised_draws_follow_the_priorities(
     store: ReplayStore, alpha: float, options: dict[str, Any]
 ) -> None:

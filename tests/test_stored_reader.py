@@ -37,6 +37,7 @@ def drained(reader: DatasetReader) -> list[SampleBatch]:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.each_value_once
 def test_memory_and_disk_give_the_same_batches_and_resume_each_other(
     root: str, options: dict[str, Any], shuffle: bool
 ) -> None:

@@ -88,7 +88,8 @@ class WorkersHere:
             if turns:
                 number = turns[0]
                 turns.rotate(-1)
-                answers.append((number, self.within(number, next, iterators[number], None)))
+                answer = self.within(number, next, iterators[number], None)
+                answers.append((number, pickle.loads(pickle.dumps(answer))))
 
         for _ in range(self.ahead * self.workers):
             ask()
@@ -163,6 +164,7 @@ class Ranks:
 class TestElastic:
     @pytest.mark.parametrize("workers", [0, 1, 2, 4])
     @pytest.mark.parametrize("world", [1, 2, 3, 8])
+    @pytest.mark.each_value_once
     def test_stopped_anywhere_and_resumed_with_others_each_row_comes_once_in_the_same_order(
         self, root: str, world: int, workers: int
     ) -> None:
@@ -193,6 +195,7 @@ class TestElastic:
     @pytest.mark.parametrize(
         "options", [{}, SHUFFLED, {"drop_last": True}, {**SHUFFLED, "epochs": 3}], ids=str
     )
+    @pytest.mark.each_value_once
     def test_a_loader_gives_the_batches_of_a_reader(
         self, root: str, workers: int, options: dict[str, Any]
     ) -> None:
@@ -528,7 +531,7 @@ class TestRealWorkers:
         self, folder: str, tmp_path: Path
     ) -> None:
         dataset = ReplayDataset(folder, batch_size=8, epochs=1, transform=Deadly(tmp_path / "was killed"))
-        with dataset.loader(num_workers=2) as loader:
+        with dataset.loader(num_workers=2, prefetch_factor=2) as loader:
             found = [next(loader) for _ in range(3)]
             with pytest.raises(RuntimeError, match="DataLoader worker") as caught:
                 next(loader)
@@ -569,6 +572,176 @@ class TestRealWorkers:
             loader.load_state_dict(state)
             assert found + delivered(loader) == expected
             assert delivered(loader) == expected, "the next pass is a whole one"
+
+
+class Varied:
+    """A transform whose outputs have everything that may be sent, and differ from batch to batch."""
+
+    def __call__(self, batch: Any) -> dict[str, Any]:
+        t = torch.from_numpy(np.array(batch["t"]))
+        return {
+            "t": t,
+            "nested": ({"half": t.to(torch.bfloat16)}, [t[::2], t[:0]]),
+            "gradient": (t * 1.0).requires_grad_(),
+            "sparse": torch.eye(3).to_sparse(),
+            "large": (t[0] * torch.ones(800_000)).reshape(2, -1),
+            "text": [f"row {number}" for number in t.tolist()],
+            "infos": np.array([{"t": number} for number in t.tolist()], object),
+        }
+
+
+def assert_equal_items(one: Any, other: Any) -> None:
+    """Same types, values, dtypes and shapes."""
+    assert type(one) is type(other)
+    if isinstance(one, dict):
+        assert list(one) == list(other)
+        assert_equal_items(list(one.values()), list(other.values()))
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            assert_equal_items(a, b)
+    elif isinstance(one, torch.Tensor):
+        assert (one.dtype, one.shape, one.requires_grad) == (other.dtype, other.shape, other.requires_grad)
+        assert torch.equal(
+            one.to_dense() if one.is_sparse else one, other.to_dense() if other.is_sparse else other
+        )
+    elif isinstance(one, np.ndarray):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        np.testing.assert_array_equal(one, other)
+    else:
+        assert one == other
+
+
+def items(dataset: ReplayDataset, **options: Any) -> list[Any]:
+    with dataset.loader(**options) as loader:
+        return list(loader)
+
+
+WATCHED = """
+import multiprocessing, os, re, sys, threading
+import rlio.torch
+
+def shared(pids):
+    names = os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else []
+    return [name for name in names if pids & set(re.findall("[0-9]+", name))]
+
+def threads():
+    return {thread.name for thread in threading.enumerate()}
+
+if __name__ == "__main__":
+    root, method = sys.argv[1:]
+    dataset = rlio.torch.ReplayDataset(root, batch_size=4)
+    before, pids = threads(), {str(os.getpid())}
+    for killed in (False, True):
+        loader = dataset.loader(num_workers=2, multiprocessing_context=method)
+        for batch in loader:
+            break
+        pids |= {str(worker.pid) for worker in multiprocessing.active_children()}
+        if killed:
+            worker = multiprocessing.active_children()[0]
+            os.kill(worker.pid, 9)
+            try:
+                for batch in loader:
+                    pass
+            except RuntimeError:
+                pass
+        loader.close()
+        assert multiprocessing.active_children() == []
+    for thread in threading.enumerate():
+        if thread.name not in before:
+            thread.join(30)  # torch does not wait for the threads of its queues.
+    assert threads() == before, threads()
+    assert len(pids) == 5
+    print(shared(pids))
+"""
+
+
+class TestMessages:
+    """Several small batches of a worker travel together."""
+
+    def test_whatever_a_transform_gives_arrives_as_it_is_without_workers(self, folder: str) -> None:
+        dataset = ReplayDataset(folder, batch_size=8, epochs=1, transform=Varied())
+        expected = items(dataset)
+        assert len(expected) > 3
+        for options in ({}, {"prefetch_factor": 7}):
+            assert_equal_items(items(dataset, num_workers=2, **options), expected)
+
+    def test_so_do_batches_of_any_columns_without_a_transform(self, tmp_path: Path) -> None:
+        t = np.arange(60)
+        columns: dict[str, Any] = {
+            "eps_id": t // 12,
+            "terminateds": t % 12 == 11,
+            "rewards": t / 7,
+            "infos": [{"t": int(number)} for number in t],
+            "words": np.array([f"w{number}" for number in t]),
+            "images": np.ones((60, 4, 84, 84), np.uint8) * t[:, None, None, None].astype(np.uint8),
+        }
+        nested = {"obs": {"place": np.ones((60, 2)), "speed": (t * 0.5, t)}}
+        small = {name: column for name, column in columns.items() if name != "images"}
+        agents = MultiAgentBatch({"a": numbered(60, **small), "b": numbered(60, **small)}, 60)
+        for number, (options, batch) in enumerate(
+            [
+                ({}, numbered(60, **small)),
+                ({}, numbered(60, **columns)),
+                ({}, numbered(60, **nested)),
+                ({"episodes": True}, numbered(60, **small)),
+                ({"sequence_length": 5}, numbered(60, **small)),
+                ({}, agents),
+            ]
+        ):
+            root = str(tmp_path / str(number))
+            with rlio.ParquetWriter(root) as writer:
+                writer.write(batch)
+            for shuffle in ({}, SHUFFLED):
+                dataset = ReplayDataset(root, batch_size=4, epochs=1, **options, **shuffle)
+                expected = items(dataset)
+                assert len(expected) > 1
+                assert_equal_items(items(dataset, num_workers=2), expected)
+
+    def test_a_batch_may_be_kept_and_changed_without_a_change_to_others(self, tmp_path: Path) -> None:
+        with rlio.ParquetWriter(str(tmp_path)) as writer:
+            writer.write(numbered(60, rewards=np.arange(60, dtype=np.float32)))
+        dataset = ReplayDataset(str(tmp_path), batch_size=4, epochs=1)
+        expected = items(dataset)
+        with dataset.loader(num_workers=1) as loader:
+            kept = [next(loader), next(loader)]
+            weight = torch.ones(1, requires_grad=True)
+            loss = (weight * kept[0]["rewards"]).sum()
+            kept[1]["rewards"].fill_(-1.0)
+            loss.backward()  # type: ignore[no-untyped-call]  # It is not annotated.
+            kept[1]["rewards"].mul_(weight)
+            rest = list(loader)
+        assert_equal_items([kept[0], *rest], [expected[0], *expected[2:]])
+
+    def test_prefetch_factor_and_timeout_bound_what_is_read_ahead(self, folder: str) -> None:
+        dataset = ReplayDataset(folder, batch_size=1)
+        for options, together, ahead in (
+            ({}, 16, None),
+            ({"prefetch_factor": 1}, 1, 1),
+            ({"prefetch_factor": 3}, 1, 3),
+            ({"prefetch_factor": 8}, 4, 1),
+            ({"prefetch_factor": 64}, 16, 3),
+            ({"timeout": 60}, 1, None),
+        ):
+            given, found = dataset.loader(num_workers=1, **options)._grouped()
+            assert (found, given.get("prefetch_factor")) == (together, ahead)
+        assert ReplayDataset(folder, batch_size=10**5).loader(num_workers=1)._grouped()[1] == 1
+        assert ReplayDataset(folder, batch_size=1, episodes=True).loader(num_workers=1)._grouped()[1] == 1
+
+    @pytest.mark.parametrize("method", ["fork", "spawn"])
+    def test_a_break_and_a_killed_worker_leave_nothing_behind(
+        self, folder: str, tmp_path: Path, method: str
+    ) -> None:
+        script = tmp_path / "watched.py"
+        script.write_text(WATCHED, encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, str(script), folder, method],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
 
 
 RANK = """

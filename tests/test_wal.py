@@ -198,20 +198,17 @@ def test_what_was_taken_back_is_gone_and_what_follows_is_whole(tmp_path: Path) -
     assert _read(path) == [(0, 1, b"kept"), (1, 2, b"next")]
 
 
-@pytest.mark.parametrize("bit", range(8 * 48))
-def test_a_flipped_bit_in_the_fields_of_the_last_frame_is_damage_and_not_a_torn_end(
-    tmp_path: Path, bit: int
-) -> None:
+def test_a_flipped_bit_in_the_fields_of_the_last_frame_is_damage_and_not_a_torn_end(tmp_path: Path) -> None:
     """A torn end was never acknowledged, and goes with its log; this frame was."""
     path = tmp_path / "0.wal"
     with closing(SegmentWriter(str(path), header={}, first=0)) as segment:
         segment.append([b"first"], rows=3)
         start = segment.bytes
         segment.append([b"second"], rows=3)
-    data = bytearray(path.read_bytes())
-    data[start + bit // 8] ^= 1 << bit % 8
-    path.write_bytes(data)
-    found = read_segment(str(path))
-    assert found.end == 3
-    assert found.damage is not None
-    assert not found.damage.torn
+    data = path.read_bytes()
+    for bit in range(8 * 48):
+        path.write_bytes(_flip(data, 8 * start + bit))
+        found = read_segment(str(path))
+        assert found.end == 3, bit
+        assert found.damage is not None, bit
+        assert not found.damage.torn, bit

@@ -25,10 +25,9 @@ from rlio.errors import CorruptData
 from rlio.multi_agent import step_numbers
 from rlio.schemas.batches import to_batch
 from rlio.schemas.column import ColumnSpec
-from rlio.schemas.group_arrays import ReadyGroup, ready_group
 from rlio.schemas.json_lines import encode_line, encode_provenance
 from rlio.schemas.parquet import Compression, EncodedShard, ShardEncoder
-from rlio.schemas.row_groups import GroupBuffer, Piece
+from rlio.schemas.row_groups import GroupBuffer, Piece, RowGroup
 from rlio.schemas.schema import Leaf, PolicySchema, Schema
 from rlio.schemas.shard_file import DecodedGroup, ShardFile
 from rlio.schemas.streams import WRITER
@@ -211,16 +210,16 @@ class ParquetMerger:
         """Encode the open row group."""
         if not self._buffer.rows:
             return
-        ready = ready_group(self._buffer.take(), self._schema)
-        if self._encoder is not None and not self._encoder.has_room(ready):
+        group = self._buffer.take()
+        if self._encoder is not None and not self._encoder.has_room(group):
             self._end_shard()
         if self._encoder is None:
-            self._encoder = self._new_encoder(ready)
-        self._encoder.add(ready)
+            self._encoder = self._new_encoder(group)
+        self._encoder.add(group)
         if self._encoder.encoded_bytes >= self._max_bytes:
             self._end_shard()
 
-    def _new_encoder(self, ready: ReadyGroup) -> ShardEncoder:
+    def _new_encoder(self, group: RowGroup) -> ShardEncoder:
         """An encoder whose memory has room for the group; the same memory shard after shard, where it has."""
         size = self._max_bytes + _SPARE_BYTES
         while True:
@@ -233,7 +232,7 @@ class ParquetMerger:
                 memory=self._memory,
                 submit=_at_once,
             )
-            if encoder.has_room(ready):
+            if encoder.has_room(group):
                 return encoder
             size = 2 * len(self._memory)
 
