@@ -423,10 +423,10 @@ class Publisher:
                 self._do_last(self._last)
         except BaseException as error:
             # A defect of ours: callers that wait for this thread must not wait for ever.
-            logger.exception("the thread that stores shards has died")
             with self._changed:
                 self._died = error
                 self._changed.notify_all()
+            logger.exception("the thread that stores shards has died")  # A handler may raise.
 
     def _check_alive(self) -> None:
         if self._died is not None:
