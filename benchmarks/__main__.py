@@ -50,7 +50,8 @@ def measure(parts: Sequence[str], *, scale: Scale, data: Path) -> Run:
     """
     data = data.absolute()
     data.mkdir(parents=True, exist_ok=True)
-    options = {key: value for key, value in dataclasses.asdict(scale).items() if key != "growth"}
+    # Sizes that grow are with the figures.
+    options = {k: v for k, v in dataclasses.asdict(scale).items() if not isinstance(v, tuple)}
     run = Run(machine.facts(), {"parts": list(parts), **options})
     with tempfile.TemporaryDirectory(prefix="scratch-", dir=data) as scratch, _own_folders(Path(scratch)):
         for name in parts:

@@ -576,6 +576,11 @@ class OutputWriter(ABC):
         """
         return self._rows_flushed
 
+    @property
+    def seconds_waited(self) -> float:
+        """Seconds that `write` has waited, such as for room in a log."""
+        return 0.0
+
     def write(self, batch: Batch) -> None:
         """Take a batch; thread-safe. The writer keeps no reference to it.
 

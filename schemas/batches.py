@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.errors import CorruptData, SchemaError
 from rlio.nested import Path
-from rlio.schemas.folded import Folded, Frames, unfold
+from rlio.schemas.folded import Folded, unfold
+from rlio.schemas.frame_pools import Frames
 from rlio.schemas.schema import PolicySchema, rebuild
 from rlio.schemas.shard_file import DecodedGroup
 

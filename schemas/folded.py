@@ -4,6 +4,7 @@ A row group holds every frame once: 7 kB a row of Atari, where ``obs`` and ``new
 batch has, in place of stacks, where their frames are; `unfold` looks them up, for the rows that are given.
 
 Example:
+    >>> from rlio.schemas.column import FrameStack
     >>> frames = Frames([np.arange(12, dtype=np.uint8).reshape(3, 2, 2)], FrameStack(0, 2))
     >>> rows = Folded(SampleBatch(obs=[[0, 1], [1, 2]], t=[5, 6]), {("obs", ()): frames})
     >>> unfold([Folded(rows.batch[1:], rows.frames)])["obs"].tolist()
@@ -12,10 +13,8 @@ Example:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any, TypeAlias
 
@@ -24,69 +23,13 @@ from numpy.typing import NDArray
 
 from rlio.batch import Column, MultiAgentBatch, SampleBatch, concat_samples
 from rlio.columns import Columns
-from rlio.errors import CorruptData
 from rlio.nested import Path, leaves, unflatten
 from rlio.schemas.arrow import empty_array
-from rlio.schemas.column import FrameStack
-from rlio.schemas.observations import SplitStack, stack_places
+from rlio.schemas.frame_pools import Frames
 
-__all__ = ["Folded", "Frames", "fold", "join_folded", "unfold"]
+__all__ = ["Folded", "join_folded", "unfold"]
 
 Empty: TypeAlias = "Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]]"
-
-
-class Frames:
-    """Frames that stacks are made of.
-
-    Args:
-        parts: Shape (k, *frame), in C order and of one dtype; their frames are numbered through. Most are in
-            the first.
-        stack: How they lie in a row.
-    """
-
-    def __init__(self, parts: Sequence[NDArray[Any]], stack: FrameStack) -> None:
-        self.parts, self.stack = parts, stack
-        #: Of a frame.
-        self.shape, self.dtype = parts[0].shape[1:], parts[0].dtype
-        # As one value each, so that drawing one is one copy of memory.
-        self._frame = np.dtype((np.void, math.prod(self.shape) * self.dtype.itemsize))
-
-    def __len__(self) -> int:
-        return sum(map(len, self.parts))
-
-    def look_up(self, places: NDArray[np.int32], out: NDArray[Any]) -> None:
-        """Copy stacks.
-
-        Args:
-            places: Of their frames, the oldest first, shape (rows, depth).
-            out: Gets them, the frames of a row one after the other: shape (rows, depth, *frame), in C order.
-        """
-        wanted, first = places.reshape(-1), self._whole(self.parts[0])
-        found = self._whole(out)
-        np.take(first, wanted, out=found, mode="clip")
-        beyond = np.flatnonzero(wanted >= len(first))
-        if len(beyond):
-            found[beyond] = self._others[wanted[beyond] - len(first)]
-
-    @cached_property
-    def _others(self) -> NDArray[Any]:
-        """The frames behind the first part."""
-        return self._whole(_all_frames(self.parts[1:]))
-
-    def _whole(self, frames: NDArray[Any]) -> NDArray[Any]:
-        return frames.reshape(-1).view(self._frame)
-
-    def with_blank(self) -> Frames:
-        """These frames and one more, of zeros, behind them."""
-        return Frames([*self.parts, np.zeros((1, *self.shape), self.dtype)], self.stack)
-
-    def is_like(self, other: Frames) -> bool:
-        """Whether stacks of both fit one array."""
-        return (self.stack, self.shape, self.dtype) == (other.stack, other.shape, other.dtype)
-
-
-def _all_frames(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    return np.concatenate(parts, dtype=parts[0].dtype)  # In their byte order.
 
 
 @dataclass(frozen=True)
@@ -109,58 +52,6 @@ class Folded:
             return
         for start in range(0, len(batch), rows):
             yield replace(self, batch=batch[start : start + rows])
-
-
-def fold(
-    obs: SplitStack,
-    new_obs: SplitStack | None,
-    *,
-    stack: FrameStack,
-    following: NDArray[np.int64],
-    stored: NDArray[np.int64],
-) -> tuple[Frames, NDArray[np.int32], NDArray[np.int32] | None]:
-    """The stacks of a row group from their stored form.
-
-    Args:
-        obs: Of every row.
-        new_obs: Of the rows in ``stored``, each of which may overlap with its own obs; None: not wanted.
-        stack: Axis and depth.
-        following: From `rlio.schemas.observations.successors`.
-        stored: Rows that store their new_obs, ascending.
-
-    Returns:
-        (frames, places of obs, places of new_obs), shapes (rows, depth) and (len(stored), depth).
-
-    Raises:
-        CorruptData: A row overlaps with a row that there is not, or the parts do not fit each other.
-    """
-    depth = stack.depth
-    _check_split(obs, len(following))
-    places = stack_places(obs.full, following, depth)
-    parts = [obs.newest, _single(obs)]
-    if new_obs is None:
-        return Frames(parts, stack), places, None
-    _check_split(new_obs, len(stored))
-    count = len(parts[0]) + len(parts[1])
-    own = np.empty((len(stored), depth), np.int32)
-    own[:, :-1] = places[stored, 1:]
-    own[:, -1] = count + np.arange(len(stored))
-    older = count + len(stored) + np.arange(len(new_obs.older) * (depth - 1))
-    own[new_obs.full, :-1] = older.reshape(-1, depth - 1)
-    return Frames([*parts, new_obs.newest, _single(new_obs)], stack), places, own
-
-
-def _check_split(split: SplitStack, rows: int) -> None:
-    found = len(split.newest), len(split.full), len(split.older)
-    if found != (rows, rows, int(split.full.sum())):
-        raise CorruptData(
-            f"frame stacks of {found[0]} rows, {found[2]} of them whole, where {rows} should be"
-        )
-
-
-def _single(split: SplitStack) -> NDArray[Any]:
-    """The older frames, one by one."""
-    return split.older.reshape(-1, *split.newest.shape[1:])
 
 
 def unfold(parts: Sequence[Folded], empty: Empty = empty_array) -> SampleBatch | MultiAgentBatch:
@@ -214,8 +105,7 @@ def join_folded(parts: Sequence[Folded]) -> Folded:
         own = [part.frames[column, path] for part in parts]
         key = tuple(map(id, own))
         if key not in joined:
-            frames_of_all = [part for one in own for part in one.parts]
-            joined[key] = Frames([_all_frames(frames_of_all)], own[0].stack)
+            joined[key] = Frames([part for one in own for part in one.parts], own[0].stack).joined()
         frames[column, path] = joined[key]
         starts = accumulate(map(len, own), initial=0)
         places = [_leaf(part.batch, column, path) + start for part, start in zip(parts, starts, strict=False)]

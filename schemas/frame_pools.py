@@ -1,4 +1,4 @@
-"""Frame stacks on their way to a shard: every frame once, and for each row which frames are its stacks.
+"""Frame stacks on their way to a shard and back: each frame once, and for each row the places of its frames.
 
 Consecutive stacks share all frames but one, so that rows take an eighth of the memory of ``obs`` and
 ``new_obs``: the caller's arrays are read once, and what is logged, collected and encoded are single frames.
@@ -10,24 +10,27 @@ Example:
     >>> pool = pool_stacks(stacks[:-1], stacks[1:], FrameStack(0, 2), np.array([1, 2, -1]))
     >>> len(pool.frames), pool.obs.tolist(), pool.new_obs.tolist()
     (5, [[3, 4], [4, 0], [0, 1]], [[4, 0], [0, 1], [1, 2]])
-    >>> np.array_equal(pool.frames[pool.obs], stacks[:-1])
+    >>> np.array_equal(pool.frames.at(pool.obs), stacks[:-1])
     True
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlio.errors import CorruptData
 from rlio.schemas.arrow import empty_array
 from rlio.schemas.column import FrameStack
-from rlio.schemas.observations import SplitStack, as_unsigned, as_words
+from rlio.schemas.observations import SplitStack, as_unsigned, as_words, stack_places
 
-__all__ = ["StackPool", "equal_frames", "grown", "pool_stacks", "previous_rows"]
+__all__ = ["Frames", "StackPool", "grown", "pool_stacks", "previous_rows"]
 
 Rows: TypeAlias = "NDArray[np.int64]"
 Places: TypeAlias = "NDArray[np.int32]"
@@ -36,16 +39,95 @@ Places: TypeAlias = "NDArray[np.int32]"
 _BLOCK_BYTES: Final = 1 << 20
 
 
+class Frames:
+    """Frames that stacks are made of.
+
+    Args:
+        parts: Shape (k, *frame), in C order and of one dtype; their frames are numbered through. Most are in
+            the first.
+        stack: How they lie in a row.
+    """
+
+    def __init__(self, parts: Sequence[NDArray[Any]], stack: FrameStack) -> None:
+        self.parts, self.stack = parts, stack
+        #: Of a frame.
+        self.shape, self.dtype = parts[0].shape[1:], parts[0].dtype
+        # As one value each, so that drawing one is one copy of memory.
+        self._frame = np.dtype((np.void, math.prod(self.shape) * self.dtype.itemsize))
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def look_up(self, places: Places, out: NDArray[Any]) -> None:
+        """Copy stacks.
+
+        Args:
+            places: Of their frames, the oldest first, shape (rows, depth); or of other frames, of any shape.
+            out: Gets them, the frames of a row one after the other: shape (rows, depth, *frame), in C order.
+        """
+        wanted, first = places.reshape(-1), self._whole(self.parts[0])
+        found = self._whole(out)
+        np.take(first, wanted, out=found, mode="clip")
+        beyond = np.flatnonzero(wanted >= len(first))
+        if len(beyond):
+            found[beyond] = self._others[wanted[beyond] - len(first)]
+
+    @cached_property
+    def _others(self) -> NDArray[Any]:
+        """The frames behind the first part."""
+        return self._whole(Frames(self.parts[1:], self.stack).joined().parts[0])
+
+    def _whole(self, frames: NDArray[Any]) -> NDArray[Any]:
+        return frames.reshape(-1).view(self._frame)
+
+    def with_blank(self) -> Frames:
+        """These frames and one more, of zeros, behind them."""
+        return Frames([*self.parts, np.zeros((1, *self.shape), self.dtype)], self.stack)
+
+    def is_like(self, other: Frames) -> bool:
+        """Whether stacks of both fit one array."""
+        return (self.stack, self.shape, self.dtype) == (other.stack, other.shape, other.dtype)
+
+    def joined(self) -> Frames:
+        """The same frames in one part."""
+        if len(self.parts) == 1:
+            return self
+        return Frames([np.concatenate(self.parts, dtype=self.dtype)], self.stack)  # In their byte order.
+
+    def at(self, places: Places) -> NDArray[Any]:
+        """The frames in some places: a copy, shape (*places.shape, *frame)."""
+        taken = empty_array((*places.shape, *self.shape), self.dtype)
+        self.look_up(places, taken)
+        return taken
+
+    def equal(self, a: Places, b: Places) -> NDArray[np.bool_]:
+        """Whether the frames in two lists of places are equal byte for byte.
+
+        Args:
+            a: Shape (k, frames of a stack, or of a part of it).
+            b: The same shape.
+
+        Returns:
+            Shape (k,): whether all of a row are.
+        """
+        same = a == b
+        unlike = np.nonzero(~same)
+        if len(unlike[0]):
+            same[unlike] = (as_unsigned(self.at(a[unlike])) == as_unsigned(self.at(b[unlike]))).all(axis=1)
+        whole: NDArray[np.bool_] = same.all(axis=1)
+        return whole
+
+
 @dataclass(frozen=True)
 class StackPool:
     """The stacks of some rows.
 
     Attributes:
-        frames: Shape (n, *frame), in C order.
+        frames: Of all of them.
         obs, new_obs: The places of each row's frames in `frames`, the oldest first, shape (rows, depth).
     """
 
-    frames: NDArray[Any]
+    frames: Frames
     obs: Places
     new_obs: Places
 
@@ -57,19 +139,69 @@ class StackPool:
         """
         has = np.flatnonzero(previous >= 0)
         full = np.ones(len(self.obs), bool)
-        full[has] = ~equal_frames(self.frames, self.obs[has, :-1], self.obs[previous[has], 1:])
-        return SplitStack(self._at(self.obs[:, -1]), self._at(self.obs[full, :-1]), full)
+        full[has] = ~self.frames.equal(self.obs[has, :-1], self.obs[previous[has], 1:])
+        return self._split(self.obs, full)
 
     def split_new_obs(self, rows: Rows) -> SplitStack:
         """The stored form of the new_obs of some rows, which may overlap with their own obs."""
         own = self.new_obs[rows]
-        full = ~equal_frames(self.frames, own[:, :-1], self.obs[rows, 1:])
-        return SplitStack(self._at(own[:, -1]), self._at(own[full, :-1]), full)
+        return self._split(own, ~self.frames.equal(own[:, :-1], self.obs[rows, 1:]))
 
-    def _at(self, places: Places) -> NDArray[Any]:
-        """The frames in some places, shape (*places.shape, *frame)."""
-        taken = empty_array((*places.shape, *self.frames.shape[1:]), self.frames.dtype)
-        return np.take(self.frames, places, axis=0, out=taken, mode="clip")
+    def _split(self, places: Places, full: NDArray[np.bool_]) -> SplitStack:
+        return SplitStack(self.frames.at(places[:, -1]), self.frames.at(places[full, :-1]), full)
+
+    @classmethod
+    def of_split(
+        cls,
+        obs: SplitStack,
+        new_obs: SplitStack | None,
+        *,
+        stack: FrameStack,
+        following: Rows,
+        stored: Rows,
+    ) -> StackPool:
+        """The stacks of a row group from their stored form.
+
+        Args:
+            obs: Of every row.
+            new_obs: Of the rows in ``stored``, each of which may overlap with its own obs; None: not wanted.
+            stack: Axis and depth.
+            following: From `rlio.schemas.observations.successors`.
+            stored: Rows that store their new_obs, ascending.
+
+        Returns:
+            `new_obs` has a row for each of those in ``stored``, or none.
+
+        Raises:
+            CorruptData: A row overlaps with a row that there is not, or the parts do not fit each other.
+        """
+        depth = stack.depth
+        _check_split(obs, len(following))
+        places = stack_places(obs.full, following, depth)
+        parts = [obs.newest, _single(obs)]
+        if new_obs is None:
+            return cls(Frames(parts, stack), places, places[:0])
+        _check_split(new_obs, len(stored))
+        count = len(parts[0]) + len(parts[1])
+        own = np.empty((len(stored), depth), np.int32)
+        own[:, :-1] = places[stored, 1:]
+        own[:, -1] = count + np.arange(len(stored))
+        older = count + len(stored) + np.arange(len(new_obs.older) * (depth - 1))
+        own[new_obs.full, :-1] = older.reshape(-1, depth - 1)
+        return cls(Frames([*parts, new_obs.newest, _single(new_obs)], stack), places, own)
+
+
+def _check_split(split: SplitStack, rows: int) -> None:
+    found = len(split.newest), len(split.full), len(split.older)
+    if found != (rows, rows, int(split.full.sum())):
+        raise CorruptData(
+            f"frame stacks of {found[0]} rows, {found[2]} of them whole, where {rows} should be"
+        )
+
+
+def _single(split: SplitStack) -> NDArray[Any]:
+    """The older frames, one by one."""
+    return split.older.reshape(-1, *split.newest.shape[1:])
 
 
 def grown(old: NDArray[Any], rows: int) -> NDArray[Any]:
@@ -85,26 +217,6 @@ def previous_rows(following: Rows) -> Rows:
     linked = np.flatnonzero(following >= 0)
     previous[following[linked]] = linked
     return previous
-
-
-def equal_frames(frames: NDArray[Any], a: Places, b: Places) -> NDArray[np.bool_]:
-    """Whether the frames in the places ``a`` and ``b`` are equal byte for byte.
-
-    Args:
-        frames: Of a `StackPool`.
-        a: Shape (k, frames of a stack, or of a part of it).
-        b: The same shape.
-
-    Returns:
-        Shape (k,): whether all of a row are.
-    """
-    same = a == b
-    unlike = np.nonzero(~same)
-    if len(unlike[0]):
-        flat = as_unsigned(frames)
-        same[unlike] = (flat[a[unlike]] == flat[b[unlike]]).all(axis=1)
-    whole: NDArray[np.bool_] = same.all(axis=1)
-    return whole
 
 
 def pool_stacks(obs: NDArray[Any], new_obs: NDArray[Any], stack: FrameStack, following: Rows) -> StackPool:
@@ -143,7 +255,7 @@ def pool_stacks(obs: NDArray[Any], new_obs: NDArray[Any], stack: FrameStack, fol
         mine[:, k] = np.where(follows, theirs[previous, k], np.where(leans, leant, first[:, 0] + k))
         if k:
             theirs[:, k - 1] = np.where(own, mine[:, k], first[:, 1] + k - 1)
-    return StackPool(frames[:count], mine, theirs)
+    return StackPool(Frames([frames[:count]], stack), mine, theirs)
 
 
 def _leaning(lying: NDArray[Any], previous: Rows, follows: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -15,7 +15,7 @@ from rlio.columns import Columns
 from rlio.errors import CorruptData
 from rlio.schemas.arrow import arrow_type, to_arrow
 from rlio.schemas.column import ColumnSpec, Nullable
-from rlio.schemas.frame_pools import equal_frames, previous_rows
+from rlio.schemas.frame_pools import previous_rows
 from rlio.schemas.observations import MISSING, STORED, link, successors
 from rlio.schemas.row_groups import RowGroup, partial_columns
 from rlio.schemas.schema import Schema
@@ -133,7 +133,7 @@ def _linked_stacks(group: RowGroup, following: NDArray[np.int64]) -> NDArray[np.
     linked = following >= 0
     for pool in group.stacks.values():
         rows = np.flatnonzero(linked)
-        linked[rows] = equal_frames(pool.frames, pool.new_obs[rows], pool.obs[following[rows]])
+        linked[rows] = pool.frames.equal(pool.new_obs[rows], pool.obs[following[rows]])
     return linked
 
 

@@ -27,7 +27,7 @@ from rlio.columns import Columns
 from rlio.errors import CorruptData, RlioError
 from rlio.schemas.arrow import arrow_type, from_arrow, to_arrow
 from rlio.schemas.column import ColumnSpec, FrameStack
-from rlio.schemas.frame_pools import StackPool
+from rlio.schemas.frame_pools import Frames, StackPool
 from rlio.schemas.row_groups import Piece, pooled
 from rlio.schemas.schema import Leaf, PolicySchema, Schema
 
@@ -112,7 +112,7 @@ class _Policy:
         for name in self._pairs:
             pool = piece.stacks[name]
             parts.append(_LENGTH.pack(len(pool.frames)))
-            parts += map(_bytes_of, (pool.frames, pool.obs, pool.new_obs))
+            parts += map(_bytes_of, (pool.frames.joined().parts[0], pool.obs, pool.new_obs))
         if self._others:
             firsts = self._firsts(piece) if self._per_sequence else None
             arrays = [
@@ -187,7 +187,8 @@ def _read_pool(
     places = np.frombuffer(payload, np.int32, 2 * rows * stack.depth, at).reshape(2, rows, stack.depth)
     if places.size and not 0 <= int(places.min()) <= int(places.max()) < count:
         raise CorruptData(f"a frame stack refers to none of the {count} frames of its rows")
-    return StackPool(frames.reshape(count, *shape), places[0], places[1]), at + places.nbytes
+    pool = StackPool(Frames([frames.reshape(count, *shape)], stack), places[0], places[1])
+    return pool, at + places.nbytes
 
 
 def _texts(column: pa.Array) -> NDArray[Any]:

@@ -18,7 +18,7 @@ from rlio.columns import DEFAULT_POLICY_ID, Columns
 from rlio.errors import SchemaError
 from rlio.multi_agent import step_numbers
 from rlio.schemas.column import FrameStack, Nullable
-from rlio.schemas.frame_pools import StackPool, grown, pool_stacks
+from rlio.schemas.frame_pools import Frames, StackPool, grown, pool_stacks
 from rlio.schemas.observations import as_unsigned, successors
 from rlio.schemas.schema import PolicySchema, Schema
 from rlio.schemas.streams import STREAM_COLUMNS, StreamTable
@@ -360,13 +360,15 @@ class _PoolBuffer:
         spec = schema.columns[name]
         frame = tuple(n for axis, n in enumerate(spec.shape) if axis != stack.axis)
         rows = schema.group_rows
+        self._stack = stack
         self._frames = np.empty((rows + rows // 4 + 4 * stack.depth, *frame), spec.numpy)
         self._obs = np.empty((rows, stack.depth), np.int32)
         self._new_obs = np.empty((rows, stack.depth), np.int32)
 
     def put(self, pool: StackPool, row: int, count: int) -> int:
         """Add the stacks of rows from ``row`` on, behind ``count`` frames; how many there are then."""
-        end, stop = count + len(pool.frames), row + len(pool.obs)
+        (frames,) = pool.frames.joined().parts
+        end, stop = count + len(frames), row + len(pool.obs)
         if end > len(self._frames):
             self._frames = grown(self._frames, max(end, 2 * len(self._frames)))
         if stop > len(self._obs):
@@ -378,18 +380,14 @@ class _PoolBuffer:
             pool.obs
         )  # Where the stack of the first row usually is, and behind it few frames or none.
         last = first + pool.obs.shape[1]
-        if (
-            row
-            and pool.obs[0].tolist() == [*range(first, last)]
-            and self._ends_with(row, pool.frames[first:last])
-        ):
+        if row and pool.obs[0].tolist() == [*range(first, last)] and self._ends_with(row, frames[first:last]):
             places[first:last] = self._new_obs[row - 1]
             places[last:] -= last - first
             end -= last - first
-            self._frames[count + first : end] = pool.frames[last:]
-            self._frames[count : count + first] = pool.frames[:first]
+            self._frames[count + first : end] = frames[last:]
+            self._frames[count : count + first] = frames[:first]
         else:
-            self._frames[count:end] = pool.frames
+            self._frames[count:end] = frames
         np.take(places, pool.obs, out=self._obs[row:stop], mode="clip")
         np.take(places, pool.new_obs, out=self._new_obs[row:stop], mode="clip")
         return end
@@ -405,7 +403,7 @@ class _PoolBuffer:
 
     def take(self, rows: int, count: int) -> StackPool:
         """The stacks so far, as views."""
-        return StackPool(self._frames[:count], self._obs[:rows], self._new_obs[:rows])
+        return StackPool(Frames([self._frames[:count]], self._stack), self._obs[:rows], self._new_obs[:rows])
 
 
 def partial_columns(schema: Schema) -> set[str]:

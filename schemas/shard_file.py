@@ -25,7 +25,7 @@ from rlio.errors import CorruptData, MissingColumn, UnsafeData, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.arrow import expanded_bytes, from_arrow
 from rlio.schemas.column import TEXTS, Nullable
-from rlio.schemas.folded import Frames, fold
+from rlio.schemas.frame_pools import Frames, StackPool
 from rlio.schemas.group_arrays import (
     BATCH,
     NEXT,
@@ -423,12 +423,10 @@ def _read_stacks(
         stored = np.arange(len(following)) if valid is None else np.flatnonzero(valid)
         if following_split is not None and valid is not None:
             following_split = replace(following_split, full=following_split.full[stored])
-        frames[name], places, own = fold(
-            split, following_split, stack=stack, following=following, stored=stored
-        )
-        columns[name] = places, None
-        if own is not None:
-            columns[new_name], frames[new_name] = (own, valid), frames[name]
+        pool = StackPool.of_split(split, following_split, stack=stack, following=following, stored=stored)
+        columns[name], frames[name] = (pool.obs, None), pool.frames
+        if following_split is not None:
+            columns[new_name], frames[new_name] = (pool.new_obs, valid), pool.frames
     return columns, frames
 
 

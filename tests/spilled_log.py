@@ -10,6 +10,7 @@ segments. Later writers never do so; recovery still publishes such shards. To wr
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import time
@@ -20,7 +21,6 @@ import numpy as np
 
 import rlio
 from rlio.errors import PublishError
-from rlio.storage import shard_log
 from rlio.storage.filesystem import Storage
 
 #: Rows of each shard; shards in all, of which the first is published and the others are in the log; rows in
@@ -48,7 +48,7 @@ def write(root: Path, kind: Any) -> None:
         raise OSError("no unfinished files")
 
     Storage.put = put  # type: ignore[method-assign]  # The process ends with it.
-    shard_log.PendingFile = no_file  # type: ignore[assignment,misc]
+    importlib.import_module("rlio.storage.shard_log").PendingFile = no_file  # type: ignore[attr-defined]  # Of 4d4987e.
     for first in range(ROWS, ROWS * SHARDS, ROWS):
         writer.write(batch_of(first, ROWS))
     writer.write(batch_of(ROWS * SHARDS, REST))

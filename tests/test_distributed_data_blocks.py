@@ -500,7 +500,7 @@ def test_a_part_that_is_sealed_is_not_written_again(tmp_path: Path) -> None:
 def test_an_attempt_after_one_that_was_killed_is_a_later_one(tmp_path: Path) -> None:
     storage = Storage.open(tmp_path)
     killed = write_part(storage, numbered(5), roll=rlio.Roll(max_rows=2))
-    killed._builder.store()  # type: ignore[union-attr]
+    killed._encoder.store()  # type: ignore[union-attr]
     later = write_part(storage, numbered(5, first=50))
     sealed = later.finish()
     assert str(killed.writer_id) < str(sealed.writer)
@@ -539,7 +539,7 @@ def test_two_seals_in_one_moment_are_one_part(tmp_path: Path, monkeypatch: pytes
 def test_an_attempt_whose_shards_were_collected_does_not_seal_itself(tmp_path: Path) -> None:
     storage = Storage.open(tmp_path)
     writer = write_part(storage, numbered(5), roll=rlio.Roll(max_rows=2))
-    writer._builder.store()  # type: ignore[union-attr]
+    writer._encoder.store()  # type: ignore[union-attr]
     rlio.gc(tmp_path, grace=0)
     with pytest.raises(rlio.PublishError, match="are gone"):
         writer.finish()
@@ -564,7 +564,7 @@ def test_an_attempt_that_may_be_sealed_is_not_given_up(
         seal(storage, writer_id, rows)
         raise PublishError("no answer")
 
-    monkeypatch.setattr("rlio.storage.shard_log.seal", lost)
+    monkeypatch.setattr("rlio.storage.publisher.seal", lost)
     with pytest.raises(PublishError):
         writer.finish()
     writer.abandon()

@@ -39,7 +39,7 @@ def paced(root: str, context: Any) -> rlio.OutputWriter:
 
 def waits(worker: RolloutWorker) -> tuple[int, int]:
     assert isinstance(worker.writer, rlio.PacedWriter)
-    return worker.writer.pacing.waits, worker.writer.pacing.unheeded
+    return worker.writer.waits, worker.writer.unheeded
 
 
 @pytest.mark.further

@@ -13,7 +13,8 @@ import rlio
 from rlio import DatasetReader, SampleBatch
 from rlio.nested import leaves
 from rlio.schemas.column import FrameStack
-from rlio.schemas.folded import Folded, Frames, join_folded, unfold
+from rlio.schemas.folded import Folded, join_folded, unfold
+from rlio.schemas.frame_pools import Frames
 
 ROWS = 90
 

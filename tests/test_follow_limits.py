@@ -103,8 +103,8 @@ def test_four_writers_and_a_follower_keep_to_the_limits_at_every_step(
     assert all(inserted <= LIMITS.most_inserted(drawn) for inserted, drawn in steps)
     # Each of the four may go over by less than a batch, as none is cut.
     assert all(total <= LIMITS.most_inserted(drawn) + 4 * (size - 1) for total, drawn in written)
-    assert sum(one.pacing.waits for one in opened) > 0, "the limits were felt"
-    assert sum(one.pacing.unheeded for one in opened) == 0
+    assert sum(one.waits for one in opened) > 0, "the limits were felt"
+    assert sum(one.unheeded for one in opened) == 0
 
 
 @FEWER_PLACES
@@ -133,8 +133,8 @@ def test_limits_and_restarts_work_on_every_kind_of_store(place: Place) -> None:
         assert sum(len(batch) for batch in replay) == LIMITS.most_drawn(300) - 150
         assert in_ring(replay) == Counter((0, t) for t in range(300))
     thread.join()
-    assert writer.pacing.waits > 0
-    assert writer.pacing.unheeded == 0
+    assert writer.waits > 0
+    assert writer.unheeded == 0
     assert [mark.row for mark in list_marks(place.open())[writer.writer_id].values()] == [300]
 
 
@@ -271,7 +271,7 @@ def test_writers_go_on_without_a_follower_that_was_killed(
         writer.pace = pace
         for first in range(150, 3000, 150):
             writer.write(labelled(0, first, 150))
-    assert writer.pacing.unheeded == 1
+    assert writer.unheeded == 1
     assert "goes on without it" in caplog.text
     with DatasetReader(root, epochs=1) as reader:
         assert sum(len(batch) for batch in reader) == 3000

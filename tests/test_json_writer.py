@@ -104,7 +104,7 @@ def test_rows_that_cannot_be_stored_are_kept_and_stored_later(tmp_path: Path) ->
         return "before" if failing and call.operation == "pipe_file" else None
 
     writer = rlio.JsonWriter(tmp_path, roll=rlio.Roll(max_bytes=400), writer_id="w", spool=None)
-    writer._log._publisher._storage = Storage.on(
+    writer._publisher.storage = Storage.on(
         FaultyFileSystem(LocalFileSystem(), choose), str(tmp_path), retry=Retry(attempts=1)
     )
     writer.write(steps(20))
@@ -191,14 +191,27 @@ def test_sequences_and_joint_steps_are_not_cut_to_fit_the_rows_of_a_roll(tmp_pat
     assert [segment.rows for segment in rlio.open_dataset(tmp_path).segments] == [9]
 
 
+def test_a_shard_ends_before_a_line_that_would_take_it_past_its_bytes(tmp_path: Path) -> None:
+    def write(name: str, lines: int, roll: rlio.Roll) -> int:
+        with rlio.JsonWriter(tmp_path / name, roll=roll) as writer:
+            for _ in range(lines):
+                writer.write(steps(10))
+        return writer.bytes_published
+
+    line = write("two", 2, rlio.Roll()) - write("one", 1, rlio.Roll())
+    write("many", 6, rlio.Roll(max_bytes=5 * line // 2))
+    segments = rlio.open_dataset(tmp_path / "many").segments
+    assert [segment.rows for segment in segments] == [20, 20, 20]
+
+
 def test_rows_become_visible_when_they_are_old_enough(tmp_path: Path) -> None:
     with rlio.JsonWriter(tmp_path, roll=rlio.Roll(max_seconds=0.01)) as writer:
         writer.write(steps(3))
         timer = writer._timer._timer
         assert timer is not None
         timer.join(30)
-        writer._lines._jobs.wait(30)
-        writer._log.wait(30)
+        writer._encoder._jobs.wait(30)
+        writer._publisher.wait(30)
         assert writer.rows_published == 3
         writer.write(steps(2, 3))
     assert_same(read_back(tmp_path), steps(5), "what was read back")

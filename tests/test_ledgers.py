@@ -1,4 +1,4 @@
-"""Ledgers of all readers and of `TeeWriter`: rows that get lost on the way are an error of `close`."""
+"""Ledgers of all readers: rows that get lost on the way are an error of `close`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from rlio import (
     RecordingInput,
     SampleBatch,
     ShuffledInput,
-    TeeWriter,
 )
 from rlio.errors import CorruptData, EndOfData, LedgerError, PublishError, SchemaError
 from rlio.interfaces import ReadLedger
@@ -231,27 +230,3 @@ def test_rows_that_a_recording_could_not_write_are_dropped_and_told() -> None:
         with pytest.raises(PublishError):
             reader.sample()
         assert reader.ledger == ReadLedger(expected=7, served=3, dropped=4)
-
-
-def test_a_tee_tells_the_rows_of_each_writer() -> None:
-    writers = NoopOutput(), Refusing()
-    with TeeWriter(*writers) as tee:
-        tee.write(numbered(3))
-        with pytest.raises(PublishError):
-            tee.write(numbered(4))
-        assert [(entry.writer, entry.given, entry.received) for entry in tee.ledger] == [
-            ("NoopOutput", 7, 7),
-            ("Refusing", 3, 3),
-        ]
-
-
-def test_a_writer_that_received_other_rows_than_it_was_given_is_an_error_as_the_tee_closes() -> None:
-    writers = NoopOutput(), NoopOutput()
-    tee = TeeWriter(*writers)
-    tee.write(numbered(3))
-    writers[1].rows_received -= 1
-    with pytest.raises(LedgerError, match="given 3 rows and has received 2"):
-        tee.close()
-    for writer in writers:
-        with pytest.raises(Exception, match="closed"):
-            writer.write(numbered(1))

@@ -102,8 +102,8 @@ def test_frame_stacks_are_logged_as_frames_and_come_back() -> None:
     assert len(payload) < 17 * 9 * 8 + 1000  # Of 2 x 4 x 12 frames.
     (found,) = frames.decode(payload)
     (pool,) = found.stacks.values()
-    assert pool.frames[pool.obs].tobytes() == batch["obs"].tobytes()
-    assert pool.frames[pool.new_obs].tobytes() == batch["new_obs"].tobytes()
+    assert pool.frames.at(pool.obs).tobytes() == batch["obs"].tobytes()
+    assert pool.frames.at(pool.new_obs).tobytes() == batch["new_obs"].tobytes()
     assert found.arrays.keys() == {"t"}
 
 

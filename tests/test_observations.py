@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from rlio.errors import CorruptData
 from rlio.schemas.column import FrameStack
-from rlio.schemas.folded import fold
-from rlio.schemas.frame_pools import pool_stacks, previous_rows
+from rlio.schemas.frame_pools import StackPool, pool_stacks, previous_rows
 from rlio.schemas.observations import (
     MISSING,
     STORED,
@@ -95,7 +94,7 @@ def test_stacks_come_back_from_frames(
     known = np.where(rng.random(rows) < 0.9, following, -1)  # As where pieces end.
     pool = pool_stacks(obs, new_obs, FrameStack(axis, depth), known)
     for values, places in ((obs, pool.obs), (new_obs, pool.new_obs)):
-        assert np.moveaxis(pool.frames[places], 1, axis + 1).tobytes() == values.tobytes()
+        assert np.moveaxis(pool.frames.at(places), 1, axis + 1).tobytes() == values.tobytes()
     split = pool.split_obs(previous_rows(following))
     frames = np.moveaxis(obs, axis + 1, 1)
     leans = [
@@ -105,11 +104,10 @@ def test_stacks_come_back_from_frames(
     assert split.full.tolist() == [not lean for lean in leans]
     chosen = np.flatnonzero(rng.random(rows) < 0.5)
     newer = pool.split_new_obs(chosen)
-    stored, *tables = fold(split, newer, stack=FrameStack(axis, depth), following=following, stored=chosen)
-    for values, places in zip((obs, new_obs[chosen]), tables, strict=True):
-        back = np.empty((*places.shape, *stored.shape), stored.dtype)
-        stored.look_up(places, back)
-        back = np.moveaxis(back, 1, axis + 1)
+    stack = FrameStack(axis, depth)
+    read = StackPool.of_split(split, newer, stack=stack, following=following, stored=chosen)
+    for values, places in ((obs, read.obs), (new_obs[chosen], read.new_obs)):
+        back = np.moveaxis(read.frames.at(places), 1, axis + 1)
         assert back.dtype == obs.dtype
         assert back.tobytes() == values.tobytes()
     split = newer
@@ -138,7 +136,9 @@ def test_a_stack_that_leans_on_no_row_is_damage() -> None:
         stack_places(split.full, np.array([1, -1]), 2)
     split = SplitStack(split.newest, split.older, np.array([True, False]))
     with pytest.raises(CorruptData, match="stack"):
-        fold(split, None, stack=FrameStack(0, 2), following=np.array([1, -1]), stored=np.arange(2))
+        StackPool.of_split(
+            split, None, stack=FrameStack(0, 2), following=np.array([1, -1]), stored=np.arange(2)
+        )
 
 
 def test_stacks_are_found_by_their_overlap_and_nothing_else_is() -> None:

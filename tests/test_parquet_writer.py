@@ -562,14 +562,14 @@ def test_an_interrupt_while_rows_are_copied_misaligns_none_of_those_before(
 def test_where_a_shard_ends_does_not_depend_on_memory_that_was_used_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rlio.writers import shard_builder
+    from rlio.writers import shard_maker
 
     # Groups that might take nearly all the memory that a shard has, and take nearly none.
-    monkeypatch.setattr(shard_builder, "_SPARE_BYTES", 1000)
-    monkeypatch.setattr(shard_builder.ShardEncoder, "_bound", lambda self, ready: 1 << 20)
+    monkeypatch.setattr(shard_maker, "_SPARE_BYTES", 1000)
+    monkeypatch.setattr(shard_maker.ShardEncoder, "_bound", lambda self, ready: 1 << 20)
     ends = []
     for name, kept in (("fresh", None), ("used", np.empty(64 << 20, np.uint8))):
-        monkeypatch.setattr(shard_builder._memory, "_kept", kept)
+        monkeypatch.setattr(shard_maker._memory, "_kept", kept)
         roll = Roll(max_bytes=1 << 20, max_seconds=None)
         with group_bytes(1 << 17), ParquetWriter(tmp_path / name, roll=roll, writer_id="w") as writer:
             for first in range(0, 4096, 1024):

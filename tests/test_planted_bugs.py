@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import threading
 import time
 import tracemalloc
 import types
@@ -34,7 +35,7 @@ from rlio.errors import EndOfData, RlioError
 from rlio.schemas import shard_file, zstd_frames
 from rlio.schemas.json_lines import encode_line
 from rlio.schemas.schema import Schema
-from rlio.storage import json_shard, listing, local, publisher, shard_log, spool, wal
+from rlio.storage import json_shard, listing, local, new_writer, publisher, spool, wal
 from rlio.storage.clients import Clients
 from rlio.storage.filesystem import Storage
 from rlio.storage.local import LocalFolder, PendingFile
@@ -187,12 +188,19 @@ def a_lost_response_doubles_no_row(folder: Path) -> None:
 
 def a_process_that_dies_in_a_publish_loses_no_row(folder: Path) -> None:
     def write() -> None:
-        PendingFile.commit = lambda self, path: os._exit(9)  # type: ignore[method-assign]  # In the child.
+        acknowledged = threading.Event()
+
+        def die(self: PendingFile, path: str) -> None:
+            acknowledged.wait(60)  # Else no batch may be taken yet.
+            os._exit(9)
+
+        PendingFile.commit = die  # type: ignore[method-assign]  # In the child.
         with rlio.ParquetWriter(folder, **small()) as writer:
             for number in range(5):
                 writer.write(steps(number * ROWS))
                 with (folder / "taken").open("ab") as taken:  # A byte a batch: it is there whole or not.
                     taken.write(b"x")
+                acknowledged.set()
 
     die_in_a_child(write)
     recover(folder)
@@ -323,11 +331,11 @@ def no_size_check(patch: pytest.MonkeyPatch) -> None:
 
 
 def fixed_writer_id(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(shard_log, "make_writer_id", lambda index: f"w{index:05d}-00000000")
+    patch.setattr(new_writer, "make_writer_id", lambda index: f"w{index:05d}-00000000")
 
 
 def second_resolution_name(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(shard_log, "make_writer_id", lambda index: f"w{index:05d}-{int(time.time()):08x}")
+    patch.setattr(new_writer, "make_writer_id", lambda index: f"w{index:05d}-{int(time.time()):08x}")
 
 
 def retry_with_a_new_name(patch: pytest.MonkeyPatch) -> None:
@@ -347,8 +355,8 @@ def unlink_the_log_before_publishing(patch: pytest.MonkeyPatch) -> None:
     real = Publisher._store
 
     def store(self: Publisher, shard: Any) -> None:
-        if self._journal is not None:
-            self._journal.release(shard.name.end)
+        if self.log is not None:
+            self.log.release(shard.name.end)
         real(self, shard)
 
     patch.setattr(Publisher, "_store", store)

@@ -38,9 +38,9 @@ def _record(root: Path, kind: str, sync: Sync) -> Recorder:
 
 def _sync_now(writer: ParquetWriter | JsonWriter) -> None:
     """What the log's thread does every second."""
-    journal = writer._log.journal
-    assert journal is not None
-    for segment in list(journal._segments):
+    log = writer._publisher.log
+    assert log is not None
+    for segment in list(log._segments):
         segment.sync()
 
 

@@ -16,7 +16,7 @@ from rlio import ParquetWriter, SampleBatch
 from rlio.errors import CorruptData, LedgerError, PublishError
 from rlio.schemas.schema import Schema
 from rlio.storage.filesystem import Storage
-from rlio.storage.journal import Journal
+from rlio.storage.log import Log
 from rlio.storage.names import ShardName, schema_path
 from rlio.storage.publisher import NewShard, Publisher
 from rlio.storage.spool import LogFolder, Spool
@@ -58,10 +58,12 @@ def store(monkeypatch: pytest.MonkeyPatch) -> _Store:
 
 def _submit(publisher: Publisher, first: int, released: list[int] | None = None) -> None:
     """Queue a shard of two rows."""
-    publisher.submit(first, _made(first, [] if released is None else released))
+    publisher.submit(_made(first, [] if released is None else released))
 
 
-def _made(first: int, released: list[int]) -> NewShard:
+def _made(
+    first: int, released: list[int], remake: Callable[[Iterable[Frame]], NewShard] | None = None
+) -> NewShard:
     return NewShard(
         data=f"shard {first}".encode(),
         rows=2,
@@ -69,11 +71,12 @@ def _made(first: int, released: list[int]) -> NewShard:
         footer_crc32=0,
         schema=_SCHEMA,
         release=lambda: released.append(first),
+        remake=remake,
     )
 
 
 def _publisher(root: Path) -> Publisher:
-    return Publisher(Storage.open(root), "w", None)
+    return Publisher(Storage.open(root), "w")
 
 
 class _Logged:
@@ -81,31 +84,35 @@ class _Logged:
 
     def __init__(self, root: Path) -> None:
         self.folder = root / "_wal" / "w"
-        log = LogFolder.create(str(self.folder), root="r", writer="w")
-        self.journal = Journal(log, spool=Spool(sync="never"), about={})
+        folder = LogFolder.create(str(self.folder), root="r", writer="w")
+        self.log = Log(folder, spool=Spool(sync="never"))
         self.released: list[int] = []
         self.remade: list[int] = []
-        self.publisher = Publisher(Storage.open(root), "w", self.journal, remake=self._remake)
+        self.publisher = Publisher(Storage.open(root), "w", log=self.log)
 
-    def _remake(self, schema: Schema, frames: Iterable[Frame]) -> NewShard:
+    def _remake(self, frames: Iterable[Frame]) -> NewShard:
         (frame,) = frames
-        assert (schema, frame.payload) == (_SCHEMA, f"shard {frame.first}".encode())
+        assert frame.payload == f"shard {frame.first}".encode()
         self.remade.append(frame.first)
         return _made(frame.first, self.released)
 
     def write(self, first: int) -> None:
         """Log two rows, and queue the shard of them."""
-        self.journal.append([([f"shard {first}".encode()], 2)], schema={})
-        self.journal.cut(begins_shard=True)
-        _submit(self.publisher, first, self.released)
+        self.log.append([([f"shard {first}".encode()], 2)], header={})
+        self.log.cut(begins_shard=True)
+        self.submit(first)
+
+    def submit(self, first: int) -> None:
+        """Queue a shard that can be made again."""
+        self.publisher.submit(_made(first, self.released, lambda frames: self._remake(frames)))
 
     def segments(self) -> list[int]:
         """First rows of the log's segments."""
         return sorted(int(path.stem) for path in self.folder.glob("*.wal"))
 
     def close(self) -> None:
-        self.publisher.stop()
-        self.journal.close(keep=False)
+        self.publisher.close(seal_at=None)
+        self.log.close(keep=False)
 
 
 def _wait(until: Callable[[], object], *, seconds: float = 20.0) -> None:
@@ -123,7 +130,7 @@ def test_shards_are_stored_in_order_and_their_memory_is_given_back(tmp_path: Pat
     publisher.flush()
     assert store.stored == released == list(range(0, 20, 2))
     assert (publisher.rows_published, publisher.waiting_bytes) == (20, 0)
-    publisher.stop()
+    publisher.close(seal_at=None)
 
 
 def test_a_failure_is_told_to_whoever_flushes_and_nothing_overtakes(tmp_path: Path, store: _Store) -> None:
@@ -139,7 +146,7 @@ def test_a_failure_is_told_to_whoever_flushes_and_nothing_overtakes(tmp_path: Pa
         store.fails = False
         publisher.flush()
     assert store.stored == [0, 2, 4]
-    publisher.stop()
+    publisher.close(seal_at=None)
 
 
 def test_what_failed_is_tried_again_unasked_and_less_and_less_often(
@@ -157,7 +164,7 @@ def test_what_failed_is_tried_again_unasked_and_less_and_less_often(
     _submit(publisher, 2)
     _wait(lambda: store.stored == [0, 2])
     assert publisher._delay == 0.0
-    publisher.stop()
+    publisher.close(seal_at=None)
 
 
 def test_the_bytes_of_a_backlog_are_dropped_and_made_again_from_the_log(
@@ -218,17 +225,15 @@ def test_rows_that_were_damaged_in_the_log_are_never_stored(tmp_path: Path, stor
         with pytest.raises(CorruptData):
             logged.publisher.flush()
     assert store.stored == [0]
-    logged.publisher.stop()
-    logged.journal.close(keep=True)
+    logged.publisher.close(seal_at=None)
+    logged.log.close(keep=True)
 
 
 def test_a_shard_that_is_not_the_same_when_it_is_made_again_is_never_stored(
     tmp_path: Path, store: _Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logged = _Logged(tmp_path)
-    monkeypatch.setattr(
-        logged.publisher, "_remake", lambda schema, frames: _made(9, logged.released), raising=True
-    )
+    monkeypatch.setattr(logged, "_remake", lambda frames: _made(9, logged.released))
     store.fails = True
     with impatient():
         for first in (0, 2):
@@ -239,8 +244,8 @@ def test_a_shard_that_is_not_the_same_when_it_is_made_again_is_never_stored(
             logged.publisher.flush()
     assert store.stored == [0]
     assert logged.segments() == [2], "its rows stay in the log"
-    logged.publisher.stop()
-    logged.journal.close(keep=True)
+    logged.publisher.close(seal_at=None)
+    logged.log.close(keep=True)
 
 
 @pytest.mark.parametrize("place", ["sync", "broken"])
@@ -253,12 +258,12 @@ def test_bytes_of_rows_that_the_log_may_not_hold_stay_in_memory(
         logged.write(0)
         with intercepted(failing(lambda name, number: name == "fdatasync", errno.EIO)):
             if place == "broken":
-                logged.journal.append([([b"shard 2"], 2)], schema={})
+                logged.log.append([([b"shard 2"], 2)], header={})
                 with pytest.raises(PublishError):
-                    logged.journal.secure(4)
-                assert logged.journal.failure is not None
-                logged.journal.cut(begins_shard=True)
-                _submit(logged.publisher, 2, logged.released)
+                    logged.log.secure(4)
+                assert logged.log.failure is not None
+                logged.log.cut(begins_shard=True)
+                logged.submit(2)
             else:
                 logged.write(2)
             _wait(lambda: len(store.tried) > 5)
@@ -280,7 +285,7 @@ def test_a_store_that_hangs_holds_up_neither_flush_nor_stop(tmp_path: Path, stor
         with pytest.raises(PublishError, match="4 rows within"):
             publisher.flush(0.05)
         publisher.wait(0.05)
-        publisher.stop()
+        publisher.close(seal_at=None)
         assert time.monotonic() - begun < 10
     store.opens.set()
     _wait(lambda: publisher._thread is None or not publisher._thread.is_alive())
@@ -290,19 +295,19 @@ def test_a_store_that_hangs_holds_up_neither_flush_nor_stop(tmp_path: Path, stor
 def test_a_flush_with_nothing_to_store_returns_at_once(tmp_path: Path) -> None:
     publisher = _publisher(tmp_path)
     publisher.flush()
-    publisher.stop()
+    publisher.close(seal_at=None)
 
 
 def test_a_thread_that_dies_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A defect in the background is an error of the next call, not a wait for ever."""
 
-    def defect(self: Journal, row: int) -> None:
+    def defect(self: Log, row: int) -> None:
         raise TypeError("planted")
 
     writer = ParquetWriter(tmp_path)
     writer.write(SampleBatch(t=np.arange(3)))
     with monkeypatch.context() as patch:
-        patch.setattr(Journal, "release", defect)
+        patch.setattr(Log, "release", defect)
         for act in (writer.flush, writer.flush):
             with pytest.raises(PublishError, match=r"has died.*planted"):
                 act()
@@ -339,4 +344,4 @@ def test_a_schema_that_could_not_be_stored_early_is_stored_with_its_shard(
     publisher.flush()
     assert tried[0] == tried[1] == schema_path(_SCHEMA.hash)
     assert len(tried) == 3
-    publisher.stop()
+    publisher.close(seal_at=None)

@@ -52,7 +52,7 @@ def log(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         for _ in range(3):
             for _ in range(5):
                 tally.write(writer, 3)
-            writer._log.cut(begins_shard=True)
+            writer._publisher.log.cut(begins_shard=True)
 
     _abandon(lambda: WRITERS[request.param](root, writer_id="w"), act)
     return root
@@ -501,14 +501,14 @@ def test_recovery_after_any_shard_ends_the_next_ones_where_the_writer_would_have
 
     def store_few(writer: Writer, stored: int) -> None:
         """The store takes a few shards, and then the machine has no time for it any more."""
-        publisher, given = writer._log._publisher, 0
+        publisher, given = writer._publisher, 0
         submit = publisher.submit
 
-        def shim(first: int, shard: Any) -> None:
+        def shim(shard: Any) -> None:
             nonlocal given
             given += 1
             if given <= stored:
-                submit(first, shard)
+                submit(shard)
                 publisher.flush()
 
         monkeypatch.setattr(publisher, "submit", shim)

@@ -86,9 +86,8 @@ time.sleep(0.2)
 leaving()
 """,
     "a_thread_that_waits_in_write": """
-import rlio.storage.journal
-writer._log.journal.has_room = lambda: False
-writer._log.journal.wait_for_room = lambda: time.sleep(60)
+writer._publisher.log.has_room = lambda: False
+writer._publisher.log.wait_for_room = lambda: time.sleep(60)
 threading.Thread(target=site.write, args=(writer,), daemon=True).start()
 time.sleep(0.2)
 leaving()
@@ -302,18 +301,18 @@ def test_an_interrupt_at_any_line_of_write_loses_and_doubles_no_row(
         writer = site.writer(roll=rlio.Roll(max_rows=15, max_seconds=None), sync="never")
         writer.write(batch(0))
         done = not _interrupted_at(line, lambda: writer.write(batch(ROWS)))  # noqa: B023
-        if not done and writer._log.interrupted:
+        if not done and writer._interrupted:
             interrupted += 1
             with pytest.raises(PublishError, match="interrupted"):
                 writer.write(batch(2 * ROWS))
-        elif not done and writer.ledger.received == ROWS:  # Else it was about to return.
+        elif not done and writer._publisher.received == ROWS:  # Else it was about to return.
             writer.write(batch(ROWS))
         writer.close()
         rows = site.rows()
         assert rows == list(range(len(rows)))
         # Of a batch that is logged in several frames a part may be there, as after a kill.
         assert ROWS <= len(rows) <= 2 * ROWS, f"interrupted at line {line}"
-        assert len(rows) == 2 * ROWS or writer._log.interrupted
+        assert len(rows) == 2 * ROWS or writer._interrupted
         assert find_logs(str(site.folder / "spool")) == []
         line += stride
     assert interrupted > 5

@@ -8,7 +8,7 @@ Example:
     >>> stored = rlio.ParquetWriter("memory://paced-example")
     >>> with rlio.PacedWriter(stored, pace=rlio.Pace(stale_seconds=0)) as writer:
     ...     writer.write(rlio.SampleBatch(rewards=[1.0, 2.0]))  # Nobody follows.
-    >>> writer.pacing.unheeded, writer.rows_received
+    >>> writer.unheeded, writer.rows_received
     (1, 2)
 """
 
@@ -19,7 +19,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from rlio.errors import ClosedError, OptionError, PublishError, RlioError, excerpt
@@ -32,7 +32,7 @@ from rlio.storage.progress import Mark, list_marks, newest
 if TYPE_CHECKING:
     from rlio.writers.recovery import WriterLog
 
-__all__ = ["Pace", "PacedWriter", "Pacing", "Stored"]
+__all__ = ["Pace", "PacedWriter", "Stored"]
 
 logger = logging.getLogger("rlio")
 
@@ -68,30 +68,6 @@ class Pace:
                 raise OptionError(f"Pace({name}={excerpt(value)}): a number of seconds, {least:g} or more")
         if type(self.ahead) is not int or self.ahead < 0:
             raise OptionError(f"Pace(ahead={excerpt(self.ahead)}): rows, 0 or more")
-
-
-@dataclass(frozen=True)
-class Pacing:
-    """What a `PacedWriter` has gone through so far.
-
-    Attributes:
-        waits: Calls of `write` that waited.
-        waited: Seconds that they have waited.
-        unheeded: How often it began to go on without a follower: it was silent for ``stale_seconds``, or
-            none was ever heard of.
-        failed_looks: Looks at the marks that the store did not answer.
-        failed_flushes: Attempts to make rows visible, before waiting, that failed; the rows are kept.
-    """
-
-    waits: int = 0
-    waited: float = 0.0
-    unheeded: int = 0
-    failed_looks: int = 0
-    failed_flushes: int = 0
-
-    def plus(self, **more: float) -> Pacing:
-        """With more under the given names."""
-        return replace(self, **{name: getattr(self, name) + value for name, value in more.items()})
 
 
 @runtime_checkable
@@ -130,7 +106,7 @@ class PacedWriter(OutputWriter):
     so far are flushed, so that followers see them, and `write` looks at the marks until one lets it go on.
 
     A follower whose mark has not changed for ``pace.stale_seconds`` of waiting counts as dead: it is not
-    waited for until a new mark of it comes; that is logged as a warning, and counted in `pacing`. So is it
+    waited for until a new mark of it comes; that is logged as a warning, and counted in `unheeded`. So is it
     where no follower has ever been heard of.
 
     A store that is down is a follower that is not heard: nothing is raised and nothing lost for it here; the
@@ -165,8 +141,11 @@ class PacedWriter(OutputWriter):
         self.pace = pace or Pace()
         self.durable = writer.durable
         self.patience = writer.patience
-        #: What it has gone through.
-        self.pacing = Pacing()
+        #: Calls of `write` that waited.
+        self.waits = 0
+        #: How often it went on without a follower that was silent for ``stale_seconds``, or that never came.
+        self.unheeded = 0
+        self._waited = 0.0
         self._clock = clock
         self._storage = writer.storage
         #: The id under which the rows lie.
@@ -210,7 +189,7 @@ class PacedWriter(OutputWriter):
         try:
             self._look()
             if not self._may_write():
-                self.pacing = self.pacing.plus(waits=1)
+                self.waits += 1
                 self._show()
             while not self._may_write():
                 self._give_up(began)
@@ -222,7 +201,7 @@ class PacedWriter(OutputWriter):
                     )
                 self._look()
         finally:
-            self.pacing = self.pacing.plus(waited=self._clock() - began)
+            self._waited += self._clock() - began
 
     def _may_write(self) -> bool:
         """Whether the rows are below every ceiling that counts."""
@@ -243,7 +222,6 @@ class PacedWriter(OutputWriter):
         try:
             marks = self._listed()
         except (OSError, RlioError) as error:
-            self.pacing = self.pacing.plus(failed_looks=1)
             logger.warning("the marks of writer %s could not be read: %s", self.writer_id, error)
             return
         for name, mark in newest(marks).items():
@@ -274,7 +252,7 @@ class PacedWriter(OutputWriter):
                 self._go_on(f"follower {name} has put no mark")
 
     def _go_on(self, why: str) -> None:
-        self.pacing = self.pacing.plus(unheeded=1)
+        self.unheeded += 1
         logger.warning(
             "%s for %g s: writer %s in %s goes on without it",
             why,
@@ -288,7 +266,6 @@ class PacedWriter(OutputWriter):
         try:
             self.writer.flush()
         except PublishError as error:
-            self.pacing = self.pacing.plus(failed_flushes=1)
             logger.warning("rows of writer %s wait for the store: %s", self.writer_id, error)
 
     # ---- hooks of OutputWriter ----
@@ -297,6 +274,11 @@ class PacedWriter(OutputWriter):
     def rows_published(self) -> int:
         """Rows that every reader can see."""
         return self.rows_received - (self.writer.rows_received - self.writer.rows_published)
+
+    @property
+    def seconds_waited(self) -> float:
+        """Seconds that `write` has waited: for followers, and for room in the log."""
+        return self._waited + self.writer.seconds_waited
 
     @property
     def logs(self) -> tuple[WriterLog, ...]:

@@ -19,7 +19,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from rlio.dataset import require_header
 from rlio.errors import (
@@ -32,8 +32,6 @@ from rlio.errors import (
     UnsafeData,
     excerpt,
 )
-from rlio.schemas.log_frames import LogFrames
-from rlio.schemas.parquet import Compression
 from rlio.schemas.schema import Schema
 from rlio.storage.clients import within
 from rlio.storage.filesystem import Storage
@@ -41,24 +39,32 @@ from rlio.storage.listing import Listing, list_writer
 from rlio.storage.markers import disclaim, seal
 from rlio.storage.names import DATA_DIR, check_writer_id, schema_path
 from rlio.storage.publish import put_header, put_shard
+from rlio.storage.publisher import Publisher, check_schema
 from rlio.storage.sealed_index import put_change
-from rlio.storage.shard_log import ShardLog, check_schema
-from rlio.storage.spool import AbandonedLog, LogFolder, Spool, Standing, find_logs, first_row, spool_of, sweep
+from rlio.storage.spool import (
+    AbandonedLog,
+    LogFolder,
+    Spool,
+    SpoolLike,
+    Standing,
+    find_logs,
+    first_row,
+    parse_spool,
+    spool_of,
+    sweep,
+)
 from rlio.storage.stray_logs import stray_logs
 from rlio.storage.wal import Damage, Frame, SegmentReader, count_whole_rows, read_segment
-from rlio.writers.line_collector import LineCollector
+from rlio.writers.encoder import Encoder
+from rlio.writers.json_encoder import JsonEncoder
+from rlio.writers.parquet_encoder import ParquetEncoder
 from rlio.writers.roll import Roll
-from rlio.writers.row_collector import RowCollector
-from rlio.writers.shard_builder import ShardBuilder
-from rlio.writers.spooling import SpoolLike, parse_spool
 
 __all__ = [
     "Outcome",
     "RecoveredLog",
     "RecoveryReport",
     "WriterLog",
-    "json_header",
-    "parquet_header",
     "recover",
     "recover_before_writing",
     "recover_interrupted",
@@ -147,26 +153,6 @@ class WriterLog:
 
     storage: Storage
     folder: str
-
-
-def parquet_header(compression: Compression, *, roll: Roll, provenance: str) -> dict[str, Any]:
-    """What the log of a `ParquetWriter` must say for its shards to be made again."""
-    return {
-        "kind": "parquet",
-        "compression": [compression.codec, compression.level],
-        "roll": [roll.max_rows, roll.max_bytes],
-        "provenance": provenance,
-    }
-
-
-def json_header(level: int | None, *, roll: Roll, provenance: str) -> dict[str, Any]:
-    """What the log of a `JsonWriter` must say for its shards to be made again."""
-    return {
-        "kind": "json",
-        "compression": level,
-        "roll": [roll.max_rows, roll.max_bytes],
-        "provenance": provenance,
-    }
 
 
 def recover(
@@ -280,35 +266,35 @@ def recover_before_writing(
         logger.warning("%s: %d rows of writers that had died are recovered", report.root, report.rows)
 
 
-def recover_interrupted(log: ShardLog, *, timeout: float | None) -> None:
+def recover_interrupted(publisher: Publisher, *, timeout: float | None) -> None:
     """Store the rows of a live writer from its log, as if it had died; it takes no more.
 
     Args:
-        log: Of a writer whose threads that make shards have ended. May be given again.
+        publisher: Of a writer whose threads that make shards have ended. May be given again.
         timeout: Seconds; None: as long as it takes.
 
     Raises:
         PublishError: It could not be done, or not in time; the log stays.
     """
-    if log.journal is None:
+    if publisher.log is None:
         return
-    log.close(seal_at=None)
-    path = log.journal.path
+    publisher.close(seal_at=None)
+    storage, path = publisher.storage, publisher.log.path
     try:
-        found = within(timeout, lambda: _try_log(log.storage, AbandonedLog(path)))
+        found = within(timeout, lambda: _try_log(storage, AbandonedLog(path)))
     except TimeoutError as error:
         raise PublishError(
             f"the store did not take the rows within {timeout} s: they are safe in {path}; "
             "`rlio recover` stores them",
-            uri=log.storage.uri,
+            uri=storage.uri,
         ) from error
     if found is None:
         return
-    log.rows_recovered += found.rows
+    publisher.rows_published += found.rows
     if found.error is not None or (found.outcome != "recovered" and os.path.exists(path)):
         raise PublishError(
             f"the rows in {path} could not be stored: {found.error or 'they are being recovered elsewhere'}",
-            uri=log.storage.uri,
+            uri=storage.uri,
         )
 
 
@@ -451,47 +437,48 @@ class _Recovery:
         first = next(frames, None)
         if first is None:
             return stored
-        log = ShardLog(
+        publisher = Publisher(
             self._storage,
-            writer_id=self._writer,
-            resume_at=first[1].first,
+            self._writer,
+            first=first[1].first,
+            is_new=False,
             conflicting=self._conflicting,
         )
         try:
-            maker = _maker(first[0], log)
+            encoder = _encoder(first[0], publisher)
             try:
-                end = self._make_shards(maker, log, itertools.chain([first], frames))
+                end = self._make_shards(encoder, publisher, itertools.chain([first], frames))
             finally:
-                maker.abandon()
+                encoder.close()
         finally:
-            log.close(seal_at=None)
+            publisher.close(seal_at=None)
         self._published.append(range(first[1].first, end))
         return end
 
     def _make_shards(
-        self, maker: _ShardMaker, log: ShardLog, frames: Iterable[tuple[SegmentReader, Frame, bool]]
+        self, encoder: Encoder[Any], publisher: Publisher, frames: Iterable[tuple[SegmentReader, Frame, bool]]
     ) -> int:
         """Make and store shards of frames; gives the row after the last one."""
-        schema, first, end = None, log.next_row, 0
+        schema, first, end = None, publisher.next_row, 0
         for index, (segment, frame, begins_shard) in enumerate(frames):
             if begins_shard and index:
-                maker.finish()
+                encoder.finish()
             if segment.header.get("schema") != schema:
                 schema = segment.header.get("schema")
-                maker.use(Schema.from_text(str(schema), uri=segment.path))
+                encoder.use(Schema.from_text(str(schema), uri=segment.path))
             if not index:
-                maker.resume(_shard_rows(segment), self._passed)
-            maker.add(frame)
+                encoder.resume(_shard_rows(segment), self._passed)
+            encoder.append(encoder.from_frame(frame))
             end = frame.first + frame.rows
             # A log may be larger than memory: where the store does not take the shards, this ends here.
-            if log.waiting_bytes >= _MOST_WAITING:
-                log.publish()
-        maker.publish()
+            if publisher.waiting_bytes >= _MOST_WAITING:
+                publisher.flush()
+        encoder.store()
         # The log is removed after this: nothing that it holds may be missing, whatever was miscounted.
-        if log.next_row != end or log.rows_published != end - first:
+        if publisher.next_row != end or publisher.rows_published != end - first:
             raise LedgerError(
-                f"rows {first} to {end - 1} were in the log, and {log.rows_published} of them were stored: "
-                "the log stays; report this",
+                f"rows {first} to {end - 1} were in the log, and {publisher.rows_published} of them were "
+                "stored: the log stays; report this",
                 uri=self._storage.uri,
             )
         return end
@@ -595,101 +582,6 @@ def _count(ranges: Iterable[range]) -> int:
     return total
 
 
-class _ShardMaker(Protocol):
-    """Makes the shards that a dead writer would have made."""
-
-    def use(self, schema: Schema) -> None:
-        """Go on with another schema, in another shard."""
-
-    def resume(self, shard_rows: int, stored: Iterable[int]) -> None:
-        """Count rows on where the writer did; see `RowCollector.resume`."""
-
-    def add(self, frame: Frame) -> None:
-        """Take the rows of a frame."""
-
-    def finish(self) -> None:
-        """End the open shard."""
-
-    def publish(self) -> None:
-        """Store everything."""
-
-    def abandon(self) -> None:
-        """Release the threads, whether all is stored or not."""
-
-
-class _ParquetShards:
-    """Of a `ParquetWriter`'s log."""
-
-    def __init__(self, log: ShardLog, roll: Roll, header: Mapping[str, Any]) -> None:
-        codec, level = header["compression"]
-        self._log = log
-        self._builder = ShardBuilder(
-            log, roll=roll, compression=Compression(codec, level), provenance=str(header["provenance"])
-        )
-        self._rows = RowCollector(self._builder, roll=roll)
-        self._frames: LogFrames | None = None
-
-    def use(self, schema: Schema) -> None:
-        """See `_ShardMaker`."""
-        self._rows.use(schema)
-        self._frames = LogFrames(schema)
-
-    def resume(self, shard_rows: int, stored: Iterable[int]) -> None:
-        """See `_ShardMaker`."""
-        self._rows.resume(shard_rows, stored)
-
-    def add(self, frame: Frame) -> None:
-        """See `_ShardMaker`."""
-        assert self._frames is not None
-        self._rows.append(self._frames.decode(frame.payload))
-
-    def finish(self) -> None:
-        """See `_ShardMaker`."""
-        self._rows.finish()
-
-    def publish(self) -> None:
-        """See `_ShardMaker`."""
-        self._rows.hand_over()
-        self._builder.store()
-
-    def abandon(self) -> None:
-        """See `_ShardMaker`."""
-        self._builder.abandon()
-
-
-class _JsonShards:
-    """Of a `JsonWriter`'s log, whose frames are the lines themselves."""
-
-    def __init__(self, log: ShardLog, roll: Roll, header: Mapping[str, Any]) -> None:
-        self._log = log
-        self._lines = LineCollector(
-            log, roll=roll, level=header["compression"], provenance=str(header["provenance"])
-        )
-
-    def use(self, schema: Schema) -> None:
-        """See `_ShardMaker`."""
-        self._lines.use(schema)
-
-    def resume(self, shard_rows: int, stored: Iterable[int]) -> None:
-        """Nothing: lines are counted from the beginning of their shard, whatever has ended the one before."""
-
-    def add(self, frame: Frame) -> None:
-        """See `_ShardMaker`."""
-        self._lines.append(frame.payload, frame.rows)
-
-    def finish(self) -> None:
-        """See `_ShardMaker`."""
-        self._lines.finish()
-
-    def publish(self) -> None:
-        """See `_ShardMaker`."""
-        self._lines.store()
-
-    def abandon(self) -> None:
-        """See `_ShardMaker`."""
-        self._lines.close()
-
-
 def _read_file(path: str) -> bytes:
     """What a file of the log holds; never what a link leads to.
 
@@ -706,9 +598,9 @@ def _no_follow(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
-_MAKERS: Final[Mapping[str, Callable[[ShardLog, Roll, Mapping[str, Any]], _ShardMaker]]] = {
-    "parquet": _ParquetShards,
-    "json": _JsonShards,
+_ENCODERS: Final[Mapping[str, Callable[[Publisher, Roll, Mapping[str, Any]], Encoder[Any]]]] = {
+    "parquet": ParquetEncoder.from_header,
+    "json": JsonEncoder.from_header,
 }
 
 
@@ -721,15 +613,15 @@ def _shard_rows(segment: SegmentReader) -> int:
     return rows
 
 
-def _maker(segment: SegmentReader, log: ShardLog) -> _ShardMaker:
-    """What makes shards as the segment's header says.
+def _encoder(segment: SegmentReader, publisher: Publisher) -> Encoder[Any]:
+    """The encoder that the segment's header describes.
 
     Raises:
         CorruptData: The header lacks something, or is of a later format.
     """
     header = segment.header
     try:
-        if header["format"] != 0 or header["kind"] not in _MAKERS:
+        if header["format"] != 0 or header["kind"] not in _ENCODERS:
             raise CorruptData(
                 f"a log of format {excerpt(header['format'])} and kind {excerpt(header['kind'])}: recover it "
                 "with the rlio that wrote it",
@@ -737,7 +629,7 @@ def _maker(segment: SegmentReader, log: ShardLog) -> _ShardMaker:
             )
         max_rows, max_bytes = header["roll"]
         roll = Roll(max_rows=max_rows, max_bytes=max_bytes, max_seconds=None)
-        return _MAKERS[header["kind"]](log, roll, header)
+        return _ENCODERS[header["kind"]](publisher, roll, header)
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, RlioError):
             raise

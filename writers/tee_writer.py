@@ -13,43 +13,15 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rlio.errors import LedgerError, OptionError, excerpt
+from rlio.errors import OptionError, excerpt
 from rlio.interfaces import Batch, OutputWriter
 
 if TYPE_CHECKING:
     from rlio.writers.recovery import WriterLog
 
-__all__ = ["TeeLedger", "TeeWriter"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TeeLedger:
-    """The rows that one writer of a `TeeWriter` was given.
-
-    Attributes:
-        writer: Its class.
-        given: Rows of the batches that its `write()` has returned for.
-        received: Rows that it says it has received since.
-    """
-
-    writer: str
-    given: int
-    received: int
-
-    def check(self) -> None:
-        """Raise where the two differ.
-
-        Raises:
-            LedgerError: They do.
-        """
-        if self.received != self.given:
-            raise LedgerError(
-                f"{self.writer} was given {self.given} rows and has received {self.received}: somebody else "
-                "writes to it too, or it counts wrongly; compare what it stored with the other outputs"
-            )
+__all__ = ["TeeWriter"]
 
 
 class TeeWriter(OutputWriter):
@@ -64,7 +36,6 @@ class TeeWriter(OutputWriter):
 
     Raises:
         OptionError: No writer, one given twice, or not a writer at all.
-        LedgerError: At `close`, a writer has received other rows than it was given.
     """
 
     def __init__(self, *writers: OutputWriter) -> None:
@@ -77,19 +48,8 @@ class TeeWriter(OutputWriter):
             raise OptionError(f"TeeWriter takes one writer or more, each once; it was given {len(writers)}")
         super().__init__()
         self.writers = writers
-        # Rows that each of them took here, and those that it says it has received.
-        self._taken = [0] * len(writers)
-        self._before = [writer.rows_received for writer in writers]
         #: Rows survive only where every writer keeps them.
         self.durable = all(writer.durable for writer in writers)
-
-    @property
-    def ledger(self) -> tuple[TeeLedger, ...]:
-        """What became of the rows, writer by writer: their own ledgers say what they did with them."""
-        return tuple(
-            TeeLedger(writer=type(writer).__name__, given=given, received=writer.rows_received - before)
-            for writer, given, before in zip(self.writers, self._taken, self._before, strict=True)
-        )
 
     @property
     def rows_published(self) -> int:
@@ -97,34 +57,30 @@ class TeeWriter(OutputWriter):
         return self.rows_received - max(each.rows_received - each.rows_published for each in self.writers)
 
     @property
+    def seconds_waited(self) -> float:
+        """Seconds that `write` has waited in all writers."""
+        return sum(writer.seconds_waited for writer in self.writers)
+
+    @property
     def logs(self) -> tuple[WriterLog, ...]:
         """The write-ahead logs of all writers."""
         return tuple(log for writer in self.writers for log in getattr(writer, "logs", ()))
 
     def _write(self, batch: Batch) -> None:
-        rows = batch.agent_steps()
-
-        def write(number: int, writer: OutputWriter) -> None:
-            writer.write(batch)
-            self._taken[number] += rows
-
-        self._each(write)
+        self._each(lambda writer: writer.write(batch))
 
     def _flush(self) -> None:
-        self._each(lambda _, writer: writer.flush())
+        self._each(lambda writer: writer.flush())
 
     def _close(self) -> None:
-        ledgers = self.ledger
-        self._each(lambda _, writer: writer.close())
-        for ledger in ledgers:
-            ledger.check()
+        self._each(lambda writer: writer.close())
 
-    def _each(self, call: Callable[[int, OutputWriter], None]) -> None:
+    def _each(self, call: Callable[[OutputWriter], None]) -> None:
         """Make ``call`` on every writer, then raise the first failure with notes on all of them."""
         first: Exception | None = None
         for number, writer in enumerate(self.writers):
             try:
-                call(number, writer)
+                call(writer)
             except Exception as failure:
                 place = f"writer {number} of {len(self.writers)}, {type(writer).__name__}"
                 if first is None:

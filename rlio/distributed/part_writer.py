@@ -31,11 +31,10 @@ from rlio.schemas.parquet import Compression
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import cover_rows, list_writer
 from rlio.storage.names import DATA_DIR, make_attempt_id, parse_sealed, part_of, writer_dir
-from rlio.storage.shard_log import ShardLog
+from rlio.storage.new_writer import open_publisher
+from rlio.storage.publisher import Publisher
+from rlio.writers.parquet_encoder import ParquetEncoder
 from rlio.writers.roll import Roll
-from rlio.writers.row_collector import RowCollector
-from rlio.writers.shard_builder import ShardBuilder
-from rlio.writers.spooling import make_room, schema_after
 
 __all__ = ["PartOptions", "PartWriter", "Sealed", "sealed_attempt"]
 
@@ -113,9 +112,8 @@ class PartWriter:
         self._part = part
         self._options = options or PartOptions()
         self._writer_id: str | None = None
-        self._log: ShardLog | None = None
-        self._builder: ShardBuilder | None = None
-        self._rows: RowCollector | None = None
+        self._publisher: Publisher | None = None
+        self._encoder: ParquetEncoder | None = None
         #: The attempt that is sealed: another one's, or, after `finish`, this one. Then nothing is written.
         self.taken: Sealed | None
         self.taken, self._number = sealed_attempt(storage, part)
@@ -137,18 +135,19 @@ class PartWriter:
             raise OptionError(f"{self.taken.writer} is sealed: nothing more is written of this part")
         if not batch.agent_steps():
             return
-        log, builder, rows = self._open()
-        builder.check()
-        schema = schema_after(rows.schema, batch, spaces=self._options.spaces, stored=self._options.stored)
-        parts = rows.cut(batch, schema)
-        if schema is not rows.schema:
-            log.check_schema(schema)
-            builder.start()
-            rows.use(schema)
-        for pieces in parts:
-            rows.append(pieces)
-            log.received += sum(piece.rows for piece in pieces)
-        make_room(log, self._options.roll, store=builder.store, flush=rows.finish, finish=rows.finish)
+        publisher, encoder = self._open()
+        encoder.check()
+        schema = encoder.schema_after(batch, spaces=self._options.spaces, stored=self._options.stored)
+        parts = encoder.cut(batch, schema)
+        if schema is not encoder.schema:
+            publisher.check_schema(schema)
+            encoder.start()
+            encoder.use(schema)
+        for part in parts:
+            encoder.append(part)
+            publisher.received += encoder.rows_of(part)
+        if publisher.waiting_bytes >= self._options.roll.max_bytes:
+            publisher.flush()
 
     def finish(self) -> Sealed:
         """Store what is left and seal the attempt, unless another one is sealed by now: then remove it.
@@ -161,73 +160,71 @@ class PartWriter:
         """
         if self.taken is not None:
             return self.taken
-        if self._log is None or self._builder is None or self._rows is None:
+        if self._publisher is None or self._encoder is None:
             self.taken = Sealed(None, 0)
             return self.taken
-        log, builder, rows = self._log, self._builder, self._rows
+        publisher, encoder = self._publisher, self._encoder
         try:
-            rows.hand_over()
-            builder.store()
-            builder.close()
-            log.ledger.check(uri=self._storage.uri)
+            encoder.store()
+            encoder.close()
+            publisher.check_counts()
             other, _ = sealed_attempt(self._storage, self._part)
             if other is None:
-                self._check_stored(log)
+                self._check_stored(publisher)
         except BaseException:
             self.abandon()
             raise
         if other is not None:
-            logger.info("%s was sealed first: %s is dropped", other.writer, log.writer_id)
-            self._drop(log)
+            logger.info("%s was sealed first: %s is dropped", other.writer, publisher.writer_id)
+            self._drop(publisher)
             self.taken = other
             return other
-        self._log = None  # Also if the next line raises, it may be sealed: nothing for `abandon`.
-        log.close(seal_at=log.received)
-        self.taken = Sealed(log.writer_id, log.received)
+        self._publisher = None  # Also if the next line raises, it may be sealed: nothing for `abandon`.
+        publisher.close(seal_at=publisher.received)
+        self.taken = Sealed(publisher.writer_id, publisher.received)
         return self.taken
 
     def abandon(self) -> None:
         """Give the attempt up, and remove what can be removed of it. May be called at any time."""
-        if self._log is not None:
-            if self._builder is not None:
+        if self._publisher is not None:
+            if self._encoder is not None:
                 with contextlib.suppress(RlioError, OSError):
-                    self._builder.abandon()
-            self._drop(self._log)
+                    self._encoder.close()
+            self._drop(self._publisher)
 
-    def _open(self) -> tuple[ShardLog, ShardBuilder, RowCollector]:
-        if self._log is None or self._builder is None or self._rows is None:
+    def _open(self) -> tuple[Publisher, ParquetEncoder]:
+        if self._publisher is None or self._encoder is None:
             options = self._options
             self._writer_id = make_attempt_id(self._part, self._number)
-            self._log = ShardLog(self._storage, writer_id=self._writer_id, spool=None)
-            self._builder = ShardBuilder(
-                self._log,
+            self._publisher = open_publisher(self._storage, writer_id=self._writer_id)
+            self._encoder = ParquetEncoder(
+                self._publisher,
                 roll=options.roll,
                 compression=options.compression,
                 provenance=options.provenance,
             )
-            self._rows = RowCollector(self._builder, roll=options.roll)
-        return self._log, self._builder, self._rows
+        return self._publisher, self._encoder
 
-    def _check_stored(self, log: ShardLog) -> None:
+    def _check_stored(self, publisher: Publisher) -> None:
         """Raise where a shard is gone: a seal over a hole would be an error for every reader."""
-        found = list_writer(self._storage, log.writer_id).passed_over.get(log.writer_id)
-        holes = cover_rows([] if found is None else found.shards, end=log.received).holes
+        found = list_writer(self._storage, publisher.writer_id).passed_over.get(publisher.writer_id)
+        holes = cover_rows([] if found is None else found.shards, end=publisher.received).holes
         if holes:
             raise PublishError(
                 f"rows {holes[0].start} to {holes[0].stop - 1} of the attempt are gone: it ran for longer "
                 "than the grace of `rlio gc`, or somebody removed them; run the task again",
-                uri=self._storage.uri_of(writer_dir(log.writer_id)),
+                uri=self._storage.uri_of(writer_dir(publisher.writer_id)),
             )
 
-    def _drop(self, log: ShardLog) -> None:
+    def _drop(self, publisher: Publisher) -> None:
         """Close without a seal, and remove what nobody can have read; what stays is for gc."""
-        self._log = None
+        self._publisher = None
         with contextlib.suppress(RlioError, OSError):
-            log.publish(_LAST_SECONDS)  # What is on its way would come after it is removed.
+            publisher.flush(_LAST_SECONDS)  # What is on its way would come after it is removed.
         with contextlib.suppress(RlioError, OSError):
-            log.close(seal_at=None)
+            publisher.close(seal_at=None)
         with contextlib.suppress(RlioError, OSError):
-            entries = self._storage.list(writer_dir(log.writer_id))
+            entries = self._storage.list(writer_dir(publisher.writer_id))
             # The claim last: while it is there, everybody knows that the attempt may be at work.
             for entry in sorted(entries, key=lambda entry: "/_" in entry.path):
                 self._storage.remove(entry.path)

@@ -27,7 +27,7 @@ import stat
 import sys
 import uuid
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, Self, TypeAlias
@@ -49,10 +49,12 @@ __all__ = [
     "AbandonedLog",
     "LogFolder",
     "Spool",
+    "SpoolLike",
     "Standing",
     "find_logs",
     "first_row",
     "on_network",
+    "parse_spool",
     "spool_of",
     "spools_beside",
     "sweep",
@@ -100,6 +102,9 @@ _NETWORK = frozenset(
 )
 
 
+SpoolLike: TypeAlias = "Literal['auto'] | str | os.PathLike[str] | Spool | None"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Spool:
     """How the write-ahead log is kept.
@@ -138,6 +143,27 @@ class Spool:
             raise OptionError(
                 f"publish_seconds={excerpt(self.publish_seconds)}: seconds > 0, or None for no limit"
             )
+
+
+def parse_spool(spool: SpoolLike, sync: Sync | None) -> Spool | None:
+    """The writers' arguments ``spool`` and ``sync`` as a `Spool`; None: no log.
+
+    Raises:
+        OptionError: They contradict each other, or one is illegal.
+    """
+    if spool is None:
+        if sync is not None:
+            raise OptionError(f"sync={excerpt(sync)} with spool=None: without a log there is nothing to sync")
+        return None
+    if isinstance(spool, Spool):
+        found = spool
+    elif spool == "auto":
+        found = Spool()
+    elif isinstance(spool, (str, os.PathLike)):
+        found = Spool(folder=spool)
+    else:
+        raise OptionError(f"spool={excerpt(spool)}: 'auto', a folder, a Spool, or None for no log")
+    return found if sync is None else replace(found, sync=sync)
 
 
 def spool_of(storage: Storage, spool: Spool) -> str | None:
@@ -186,14 +212,13 @@ def _is_own(path: str) -> bool:
 class LogFolder:
     """A writer's log folder, locked by this process. Use `create` and `AbandonedLog.claim`.
 
-    A forked child inherits the descriptor but not the right: it closes its copy and `check_owned` raises.
+    A forked child inherits the descriptor but not the right: it closes its copy.
     """
 
     def __init__(self, path: str, owner: dict[str, Any], fd: int) -> None:
         self.path = path
         self.owner = owner
         self._fd = fd
-        self._pid = os.getpid()
         _held.add(self)
 
     @classmethod
@@ -233,19 +258,6 @@ class LogFolder:
             if made != path:
                 _unmake_folder(made)
         return cls(path, owner, fd)
-
-    def check_owned(self) -> None:
-        """Raise in a forked child.
-
-        Raises:
-            PublishError: This is not the process that opened the log.
-        """
-        if self._pid != os.getpid():
-            raise PublishError(
-                f"this writer was opened by process {self._pid}, of which this one is a fork: "
-                "open a writer of your own in each process",
-                uri=self.path,
-            )
 
     def segments(self) -> list[str]:
         """Paths of the segments, by first row."""

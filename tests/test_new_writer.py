@@ -1,4 +1,4 @@
-"""One writer's side of the commit."""
+"""Opening a writer: what is refused before any row, and what closing it says."""
 
 from pathlib import Path
 
@@ -9,8 +9,8 @@ import rlio
 from rlio.schemas.schema import Schema
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import list_shards
+from rlio.storage.new_writer import open_publisher
 from rlio.storage.publisher import NewShard, Publisher
-from rlio.storage.shard_log import ShardLog
 
 
 @pytest.mark.parametrize(("header", "error"), [('{"format": 9}', rlio.OptionError), ("[", rlio.CorruptData)])
@@ -57,10 +57,14 @@ def test_columns_that_agree_can_be_read_where_others_do_not(tmp_path: Path) -> N
     assert batch["rewards"].tolist() == [3, 3, 4, 4]
 
 
+def _counts(publisher: Publisher) -> tuple[int, int, int, int]:
+    return publisher.next_row, publisher.rows_published, publisher.bytes_published, publisher.waiting_bytes
+
+
 def test_shards_that_cannot_be_stored_wait_in_order_and_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = ShardLog(tmp_path, writer_id="w")
+    publisher = open_publisher(tmp_path, writer_id="w")
     schema = Schema.of(rlio.SampleBatch(t=[0]))
 
     def fail(*args: object, **options: object) -> None:
@@ -69,14 +73,14 @@ def test_shards_that_cannot_be_stored_wait_in_order_and_are_counted(
     with monkeypatch.context() as patch:
         patch.setattr(Storage, "put", fail)
         for data, rows in ((b"first", 2), (b"second", 3)):
-            log.append(NewShard(data=data, rows=rows, suffix="jsonl", footer_crc32=0, schema=schema))
+            publisher.submit(NewShard(data=data, rows=rows, suffix="jsonl", footer_crc32=0, schema=schema))
         for _ in range(2):
             with pytest.raises(rlio.PublishError, match="full"):
-                log.publish()
-    assert (log.next_row, log.rows_published, log.bytes_published, log.waiting_bytes) == (5, 0, 0, 11)
+                publisher.flush()
+    assert _counts(publisher) == (5, 0, 0, 11)
     assert [path.name for path in (tmp_path / "data" / "w").iterdir()] == ["_trim-0"]
-    log.publish()
-    assert (log.next_row, log.rows_published, log.bytes_published, log.waiting_bytes) == (5, 5, 11, 0)
+    publisher.flush()
+    assert _counts(publisher) == (5, 5, 11, 0)
     stored = sorted((tmp_path / "data" / "w").glob("*.jsonl"))
     assert [path.read_bytes() for path in stored] == [b"first", b"second"]
     assert [path.name.split("-")[0] for path in stored] == ["000000000000", "000000000002"]
@@ -93,7 +97,7 @@ def test_a_close_that_is_interrupted_before_the_seal_leaves_the_log_to_recovery(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Publisher, "finish", interrupt)
+        patch.setattr(Publisher, "_finish", interrupt)
         with pytest.raises(KeyboardInterrupt):
             writer.close()
     assert list(list_shards(Storage.open(tmp_path)).sealed) == []

@@ -1,7 +1,7 @@
-"""A live writer's log: rows are in it from `write()` until they are published.
+"""A live writer's log: it appends rows, and releases them once they are published.
 
 It cuts the log into segments, syncs them, drops those that are published, and keeps the whole within its
-bound. What cannot be published for a while is read from here again.
+bound. Rows that cannot be published for a while are read from here again.
 """
 
 from __future__ import annotations
@@ -18,24 +18,22 @@ from rlio.errors import CorruptData, PublishError
 from rlio.storage.spool import LogFolder, Spool
 from rlio.storage.wal import Buffer, Frame, SegmentWriter, read_frames
 
-__all__ = ["Journal"]
+__all__ = ["Log"]
 
 logger = logging.getLogger("rlio")
 
 
-class Journal:
+class Log:
     """The log of one writer. Thread-safe.
 
     Args:
         folder: Where it lies; locked by this process.
         spool: How it is kept.
-        about: What the header of every segment says, beside the schema.
     """
 
-    def __init__(self, folder: LogFolder, *, spool: Spool, about: Mapping[str, Any]) -> None:
+    def __init__(self, folder: LogFolder, *, spool: Spool) -> None:
         self._folder = folder
         self._spool = spool
-        self._about = {**folder.owner, **about}
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         #: Segments with rows that are not published yet, the oldest first.
@@ -83,21 +81,20 @@ class Journal:
             f"next writer there, or `{command}`, stores them"
         )
 
-    def append(self, frames: Sequence[tuple[Sequence[Buffer], int]], *, schema: Mapping[str, Any]) -> None:
+    def append(self, frames: Sequence[tuple[Sequence[Buffer], int]], *, header: Mapping[str, Any]) -> None:
         """Log the frames of one `write()`, all or none.
 
         Args:
             frames: Buffers and rows of each.
-            schema: Goes into the header of a new segment; call `cut` when it changes.
+            header: Goes into the header of a new segment; call `cut` when it changes, but for ``shard_rows``.
 
         Raises:
-            PublishError: They could not be logged, or this is a forked child.
+            PublishError: They could not be logged.
         """
-        self._folder.check_owned()
         with self._lock:
             if self._open is not None and self._open.is_broken:
                 self._abandon(self._open)
-            segment = self._open or self._begin(schema)
+            segment = self._open or self._begin(header)
             size, end = segment.bytes, segment.end
             try:
                 for payload, rows in frames:
@@ -211,9 +208,9 @@ class Journal:
     def _bytes(self) -> int:
         return sum(segment.bytes for segment in self._segments)
 
-    def _begin(self, schema: Mapping[str, Any]) -> SegmentWriter:
-        about = {**self._about, "sync": self._spool.sync}
-        header = {**about, "begins_shard": self._begins_shard, **schema}
+    def _begin(self, about: Mapping[str, Any]) -> SegmentWriter:
+        kept = {"sync": self._spool.sync, "begins_shard": self._begins_shard}
+        header = {**self._folder.owner, **about, **kept}
         path = self._folder.segment_path(self.end)
         if os.path.lexists(path):  # Of an attempt that failed, which was not removed then; it has no rows.
             _remove(path)

@@ -1,9 +1,4 @@
-"""Encoding and storing in the background, so that `write()` costs a copy of the rows.
-
-One thread a writer encodes row groups and stores shards, in the order in which they were handed over: what is
-written depends on the rows alone, never on timing. At most two row groups of rows and one encoded shard are
-in memory; a second shard where the store is slow or fails, and more only where it fails and there is no log.
-"""
+"""Rows of one schema into row groups, and row groups into whole Parquet shards, in the calling thread."""
 
 from __future__ import annotations
 
@@ -11,27 +6,26 @@ from __future__ import annotations
 # interpreter begins to exit: that is when the first array of a writer that was left open is made.
 import concurrent.futures.thread  # noqa: F401
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlio.errors import LedgerError
+from rlio.schemas.log_frames import LogFrames
 from rlio.schemas.parquet import Compression, ShardEncoder
-from rlio.schemas.row_groups import GroupBuffer, RowGroup
+from rlio.schemas.row_groups import GroupBuffer, Piece, RowGroup
 from rlio.schemas.schema import Schema
 from rlio.storage.local import PendingFile
 from rlio.storage.publisher import NewShard
-from rlio.storage.shard_log import ShardLog
-from rlio.writers.background import Jobs, Worker, done_at_once
+from rlio.storage.wal import Frame
+from rlio.writers.background import done_at_once
 from rlio.writers.roll import Roll
 
-__all__ = ["ShardBuilder", "ShardMaker"]
+__all__ = ["RowGroups", "ShardMaker"]
 
-# How long the encoding of a shard waits for the memory of the one before it, in seconds.
-_SHORTLY = 0.2
 # More than this is given back to the system: a shard of few, very large rows may need any amount.
 _MOST_KEPT = 256 << 20
 # Room for the row group that fills a shard and for the footer. Memory that is not written to costs nothing.
@@ -43,7 +37,7 @@ class ShardMaker:
 
     Args:
         put: Given each shard.
-        roll: Its ``max_bytes`` ends a shard here.
+        roll: Its ``max_bytes`` ends a shard here, and says how much memory an encoder has.
         compression: Of the pages.
         provenance: JSON text for every footer.
         begin: Called before a shard is begun; gives a file that its bytes go to, too, or None.
@@ -111,6 +105,13 @@ class ShardMaker:
                 schema=encoder.schema,
                 pending=pending,
                 release=lambda: _memory.give_back(loan),
+                remake=partial(
+                    _remake,
+                    encoder.schema,
+                    roll=self._roll,
+                    compression=self._compression,
+                    provenance=self._provenance,
+                ),
             )
         )
 
@@ -140,109 +141,51 @@ class ShardMaker:
             size *= 2
 
 
-class ShardBuilder:
-    """Turns full buffers into stored Parquet shards. Called under the writer's lock.
+class RowGroups:
+    """Collects the rows of one schema into row groups; where one ends depends on the rows alone.
 
     Args:
-        log: Numbers and stores the shards.
-        roll: Its ``max_bytes`` ends a shard here; rows and age are the writer's to watch.
-        compression: Of the pages.
-        provenance: JSON text for every footer.
-        on_end: Called, in the background, when ``max_bytes`` has ended a shard.
+        schema: Of the rows.
+        add: Given each full buffer; gives an empty one of the same schema to go on with.
     """
 
-    def __init__(
-        self,
-        log: ShardLog,
-        *,
-        roll: Roll,
-        compression: Compression,
-        provenance: str,
-        on_end: Callable[[], object] = lambda: None,
-    ) -> None:
-        self._log = log
-        self._jobs = Jobs("rlio-encode")
-        # Of its own, so that encoding need not wait: it checksums, and writes what is encoded to the disk.
-        self._checksummer = Worker("rlio-checksum")
-        self._maker = ShardMaker(
-            log.append,
-            roll=roll,
-            compression=compression,
-            provenance=provenance,
-            begin=self._begin,
-            on_end=on_end,
-            checksum=self._checksummer.submit,
-        )
-        self._spare: GroupBuffer | None = None
+    def __init__(self, schema: Schema, add: Callable[[GroupBuffer], GroupBuffer]) -> None:
+        self._buffer = GroupBuffer(schema)
+        self._add = add
 
-    def start(self) -> None:
-        """Start the threads, unless they run: too late once the interpreter has begun to exit."""
-        self._jobs.start()
-        self._checksummer.start()
-        self._log.start()
+    @property
+    def room(self) -> int:
+        """Rows that the open group still takes."""
+        return self._buffer.room
 
-    def add(self, buffer: GroupBuffer) -> GroupBuffer:
-        """Encode the rows of a buffer, and give an empty buffer of the same schema to go on with."""
-        group = buffer.take()
-        try:
-            self._wait()
-        finally:
-            # Also where the wait is interrupted: the rows have left their buffer, and are nowhere else.
-            self._jobs.submit(lambda: self._maker.encode(group, buffer.schema))
-        spare, self._spare = self._spare, buffer
-        return spare if spare is not None and spare.schema is buffer.schema else GroupBuffer(buffer.schema)
+    def append(self, pieces: list[Piece]) -> None:
+        """Take the pieces of one row group, ending the open group before and after as needed."""
+        if self._buffer.rows and sum(piece.rows for piece in pieces) > self._buffer.room:
+            self.finish()
+        for piece in pieces:
+            self._buffer.append(piece)
+        if self._buffer.is_full:
+            self.finish()
 
     def finish(self) -> None:
-        """End the open shard, which is then stored in the background."""
-        self._wait()
-        self._jobs.submit(self._maker.finish)
-
-    def store(self, timeout: float | None = None) -> None:
-        """End the open shard and return once everything handed over is stored.
-
-        Raises:
-            PublishError: Something could not be stored, or not within ``timeout`` seconds; it is kept.
-        """
-        until = None if timeout is None else time.monotonic() + timeout
-        self._wait(timeout)
-        self.finish()
-        self._wait(_left(until))
-        self._log.publish(_left(until))
-
-    def close(self) -> None:
-        """End the threads; what is handed over must be stored."""
-        self._wait()
-        self.abandon()
-
-    def abandon(self) -> None:
-        """End the threads; the open shard is dropped, and its rows are in the log."""
-        self._jobs.stop()
-        self._checksummer.stop()
-        self._maker.abandon()
-
-    def check(self) -> None:
-        """Raise the error of an earlier encoding, so that no row is taken after it."""
-        self._jobs.check()
-
-    def _begin(self) -> PendingFile | None:
-        # The shard before still has the memory that has been used already; a local disk soon takes it.
-        self._log.wait(_SHORTLY)
-        return self._log.pending_file()
-
-    def _wait(self, timeout: float | None = None) -> None:
-        """Wait for the job handed over last, so that no third buffer is needed.
-
-        Rows that could not be encoded are gone from memory, so that such an error is raised by every later
-        call; where there is a log they are still in it.
-        """
-        if not self._jobs.wait(timeout):
-            raise self._log.overdue(
-                "rows were not encoded, since an earlier shard is still being stored,", timeout
-            )
+        """End the open group, if it has rows."""
+        if self._buffer.rows:
+            self._buffer = self._add(self._buffer)
 
 
-def _left(until: float | None) -> float | None:
-    return None if until is None else max(until - time.monotonic(), 0.0)
+def _remake(
+    schema: Schema, frames: Iterable[Frame], *, roll: Roll, compression: Compression, provenance: str
+) -> NewShard:
+    """The shard that a `ShardMaker` of these options has made of the frames of a log, which are all of it."""
+    made: list[NewShard] = []
+    maker = ShardMaker(made.append, roll=roll, compression=compression, provenance=provenance)
+    groups, logged = RowGroups(schema, maker.add), LogFrames(schema)
+    for frame in frames:
+        groups.append(logged.decode(frame.payload))
+    groups.finish()
+    maker.finish()
+    (shard,) = made
+    return shard
 
 
 class _Loan:

@@ -17,26 +17,25 @@ from crash_shim import Call, failing, intercepted
 from rlio import JsonWriter, ParquetWriter, Roll
 from rlio.errors import CorruptData, PublishError
 from rlio.storage.filesystem import Storage
-from rlio.storage.journal import Journal
+from rlio.storage.log import Log
 from rlio.storage.spool import LogFolder, Spool
 from rlio.storage.wal import read_segment
 
 
-def _journal(folder: Path, **options: Any) -> Journal:
+def _open(folder: Path, **options: Any) -> Log:
     options.setdefault("sync", "never")
-    log = LogFolder.create(str(folder / "w"), root="r", writer="w")
-    return Journal(log, spool=Spool(**options), about={"kind": "test"})
+    return Log(LogFolder.create(str(folder / "w"), root="r", writer="w"), spool=Spool(**options))
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Iterator[Journal]:
-    found = _journal(tmp_path)
+def log(tmp_path: Path) -> Iterator[Log]:
+    found = _open(tmp_path)
     yield found
     found.close(keep=True)
 
 
-def _append(journal: Journal, *payloads: bytes) -> None:
-    journal.append([([payload], 2) for payload in payloads], schema={"schema": "text"})
+def _append(log: Log, *payloads: bytes) -> None:
+    log.append([([payload], 2) for payload in payloads], header={"kind": "test", "schema": "text"})
 
 
 def _logged(folder: Path) -> list[tuple[int, bool, list[bytes]]]:
@@ -45,82 +44,82 @@ def _logged(folder: Path) -> list[tuple[int, bool, list[bytes]]]:
     return [(one.first, one.header["begins_shard"], [frame.payload for frame in one.frames]) for one in found]
 
 
-def test_a_cut_begins_a_segment_and_says_whether_a_shard_begins(tmp_path: Path, journal: Journal) -> None:
-    _append(journal, b"a", b"b")
-    journal.cut(begins_shard=False)
-    _append(journal, b"c")
-    journal.cut(begins_shard=True)
-    journal.cut(begins_shard=False)
-    _append(journal, b"d")
+def test_a_cut_begins_a_segment_and_says_whether_a_shard_begins(tmp_path: Path, log: Log) -> None:
+    _append(log, b"a", b"b")
+    log.cut(begins_shard=False)
+    _append(log, b"c")
+    log.cut(begins_shard=True)
+    log.cut(begins_shard=False)
+    _append(log, b"d")
     assert _logged(tmp_path) == [(0, True, [b"a", b"b"]), (4, False, [b"c"]), (6, True, [b"d"])]
-    assert journal.end == 8
+    assert log.end == 8
 
 
-def test_segments_go_once_all_their_rows_are_stored(tmp_path: Path, journal: Journal) -> None:
+def test_segments_go_once_all_their_rows_are_stored(tmp_path: Path, log: Log) -> None:
     for payload in (b"a", b"b", b"c"):
-        _append(journal, payload)
-        journal.cut(begins_shard=True)
-    journal.release(3)
+        _append(log, payload)
+        log.cut(begins_shard=True)
+    log.release(3)
     assert [first for first, _, _ in _logged(tmp_path)] == [2, 4]
-    journal.release(6)
+    log.release(6)
     assert _logged(tmp_path) == []
-    assert journal.bytes == 0
-    _append(journal, b"d")
+    assert log.bytes == 0
+    _append(log, b"d")
     assert [first for first, _, _ in _logged(tmp_path)] == [6]
 
 
-def test_a_write_is_logged_whole_or_not_at_all(tmp_path: Path, journal: Journal) -> None:
-    _append(journal, b"a")
+def test_a_write_is_logged_whole_or_not_at_all(tmp_path: Path, log: Log) -> None:
+    _append(log, b"a")
     with (
         intercepted(failing(lambda name, number: name == "writev" and number > 1, errno.ENOSPC)),
         pytest.raises(PublishError, match="nothing of this write"),
     ):
-        _append(journal, b"b" * 100, b"c" * 100)
+        _append(log, b"b" * 100, b"c" * 100)
     assert _logged(tmp_path) == [(0, True, [b"a"])]
-    _append(journal, b"d", b"e")
+    _append(log, b"d", b"e")
     assert _logged(tmp_path) == [(0, True, [b"a", b"d", b"e"])]
-    assert journal.end == 6
+    assert log.end == 6
 
 
 def test_where_a_frame_cannot_be_taken_back_the_log_goes_on_in_another_segment(
-    tmp_path: Path, journal: Journal
+    tmp_path: Path, log: Log
 ) -> None:
-    _append(journal, b"a")
+    _append(log, b"a")
     with (
         intercepted(failing(lambda name, number: name in ("writev", "ftruncate"), errno.ENOSPC)),
         pytest.raises(PublishError),
     ):
-        _append(journal, b"b" * 100)
-    _append(journal, b"c")
+        _append(log, b"b" * 100)
+    _append(log, b"c")
     assert _logged(tmp_path) == [(0, True, [b"a"]), (2, False, [b"c"])]
 
 
 def test_a_segment_that_replaces_one_without_rows_begins_the_same_shard(tmp_path: Path) -> None:
-    journal = _journal(tmp_path, sync="always")
-    _append(journal, b"a")
-    journal.cut(begins_shard=True)
+    log = _open(tmp_path, sync="always")
+    _append(log, b"a")
+    log.cut(begins_shard=True)
     with (
         intercepted(failing(lambda name, number: name == "fdatasync", errno.EIO)),
         pytest.raises(PublishError, match="synced"),
     ):
-        _append(journal, b"b")
-    _append(journal, b"c")
+        _append(log, b"b")
+    _append(log, b"c")
     assert _logged(tmp_path) == [(0, True, [b"a"]), (2, True, [b"c"])]
-    journal.close(keep=True)
+    log.close(keep=True)
 
 
 @pytest.mark.parametrize("call", ["open", "fsync", "writev"])
 def test_a_segment_that_cannot_be_begun_is_begun_by_the_next_write(tmp_path: Path, call: str) -> None:
-    journal = _journal(tmp_path, sync="always")
+    log = _open(tmp_path, sync="always")
     for broken in (lambda name: name == call, lambda name: name in (call, "unlink")):
         with (
             intercepted(failing(lambda name, number, broken=broken: broken(name), errno.EIO)),
             pytest.raises(PublishError),
         ):
-            _append(journal, b"a")
-    _append(journal, b"b")
+            _append(log, b"a")
+    _append(log, b"b")
     assert _logged(tmp_path) == [(0, True, [b"b"])]
-    journal.close(keep=True)
+    log.close(keep=True)
 
 
 def test_a_file_that_cannot_be_removed_stops_nothing(tmp_path: Path) -> None:
@@ -146,10 +145,10 @@ def test_rows_are_synced_while_nobody_writes(tmp_path: Path) -> None:
         return found
 
     with intercepted(handle):
-        journal = _journal(tmp_path, sync="interval", sync_interval=0.02)
-        _append(journal, b"a")
+        log = _open(tmp_path, sync="interval", sync_interval=0.02)
+        _append(log, b"a")
         assert synced.wait(20)
-        journal.close(keep=True)
+        log.close(keep=True)
 
 
 @pytest.mark.parametrize("kind", [ParquetWriter, JsonWriter])
@@ -157,16 +156,16 @@ def test_after_a_sync_that_failed_in_the_background_the_next_write_publishes(
     tmp_path: Path, kind: type[ParquetWriter] | type[JsonWriter]
 ) -> None:
     writer = kind(tmp_path, spool=Spool(sync_interval=0.01))
-    journal = writer._log.journal
-    assert journal is not None
-    journal.on_failure = lambda: None  # Else it is published at once, and the failure is over.
+    log = writer._publisher.log
+    assert log is not None
+    log.on_failure = lambda: None  # Else it is published at once, and the failure is over.
     with intercepted(failing(lambda name, number: name == "fdatasync", errno.EIO)):
         writer.write(batch_of(0, 3))
-        _wait(lambda: journal.failure is not None)
+        _wait(lambda: log.failure is not None)
     assert writer.rows_published == 0
     writer.write(batch_of(3, 2))
     assert writer.rows_published >= 3
-    assert journal.failure is None
+    assert log.failure is None
     writer.close()
     assert rows_of(tmp_path) == list(range(5))
 
@@ -190,72 +189,72 @@ def _wait(until: Callable[[], object]) -> None:
         time.sleep(0.002)
 
 
-def _read(journal: Journal, first: int, end: int) -> list[tuple[int, bytes]]:
-    return [(frame.first, frame.payload) for frame in journal.frames(first, end)]
+def _read(log: Log, first: int, end: int) -> list[tuple[int, bytes]]:
+    return [(frame.first, frame.payload) for frame in log.frames(first, end)]
 
 
-def test_any_frames_are_read_again_across_segments_and_while_the_last_is_open(journal: Journal) -> None:
+def test_any_frames_are_read_again_across_segments_and_while_the_last_is_open(log: Log) -> None:
     payloads = [bytes([number]) * (1 + 900 * (number % 2)) for number in range(7)]
     for number, payload in enumerate(payloads):
-        _append(journal, payload)
+        _append(log, payload)
         if number in (1, 4):
-            journal.cut(begins_shard=number == 1)
+            log.cut(begins_shard=number == 1)
     whole = [(2 * number, payload) for number, payload in enumerate(payloads)]
     for first in range(7):
         for end in range(first, 8):
-            assert _read(journal, 2 * first, 2 * end) == whole[first:end]
+            assert _read(log, 2 * first, 2 * end) == whole[first:end]
 
 
-def test_rows_that_were_never_acknowledged_are_not_read_again(journal: Journal) -> None:
+def test_rows_that_were_never_acknowledged_are_not_read_again(log: Log) -> None:
     """A frame of a write() whose second frame failed, in a segment that could not be cut back."""
-    _append(journal, b"a")
+    _append(log, b"a")
     with (
         intercepted(
             failing(lambda name, number: name == "ftruncate" or (name == "writev" and number > 1), 28)
         ),
         pytest.raises(PublishError),
     ):
-        _append(journal, b"b", b"c" * 100)
-    assert _read(journal, 0, 2) == [(0, b"a")]
-    _append(journal, b"d")
-    assert _read(journal, 0, 4) == [(0, b"a"), (2, b"d")]
+        _append(log, b"b", b"c" * 100)
+    assert _read(log, 0, 2) == [(0, b"a")]
+    _append(log, b"d")
+    assert _read(log, 0, 4) == [(0, b"a"), (2, b"d")]
 
 
-def test_frames_that_are_damaged_cut_off_or_gone_are_errors(tmp_path: Path, journal: Journal) -> None:
+def test_frames_that_are_damaged_cut_off_or_gone_are_errors(tmp_path: Path, log: Log) -> None:
     for payload in (b"a" * 50, b"b" * 50, b"c" * 50):
-        _append(journal, payload)
-        journal.cut(begins_shard=True)
+        _append(log, payload)
+        log.cut(begins_shard=True)
     path = tmp_path / "w" / "000000000002.wal"
     whole = path.read_bytes()
     for damaged in (whole.replace(b"bbb", b"bxb", 1), whole[:-1], b""):
         path.write_bytes(damaged)
         with pytest.raises(CorruptData):
-            _read(journal, 0, 6)
+            _read(log, 0, 6)
         with pytest.raises(CorruptData):
-            _read(journal, 2, 4)
-        assert len(_read(journal, 4, 6)) == 1
+            _read(log, 2, 4)
+        assert len(_read(log, 4, 6)) == 1
     path.write_bytes(whole)
-    journal.release(2)
+    log.release(2)
     with pytest.raises(CorruptData):
-        _read(journal, 0, 6)
+        _read(log, 0, 6)
     with pytest.raises(CorruptData):
-        _read(journal, 4, 8)
+        _read(log, 4, 8)
     path.unlink()
     with pytest.raises(FileNotFoundError):
-        _read(journal, 2, 6)
+        _read(log, 2, 6)
 
 
 def test_rows_that_the_log_alone_will_hold_are_synced_and_leave_no_file_open(
-    tmp_path: Path, journal: Journal
+    tmp_path: Path, log: Log
 ) -> None:
     def is_open(first: int) -> bool:
         path = str(tmp_path / "w" / f"{first:012d}.wal")
         return any(os.path.realpath(fd) == path for fd in Path("/proc/self/fd").iterdir())
 
     for payload in (b"a", b"b"):
-        _append(journal, payload)
-        journal.cut(begins_shard=True)
-    _append(journal, b"c")
+        _append(log, payload)
+        log.cut(begins_shard=True)
+    _append(log, b"c")
     synced: list[str] = []
 
     def note(call: Call) -> Any:
@@ -264,14 +263,14 @@ def test_rows_that_the_log_alone_will_hold_are_synced_and_leave_no_file_open(
         return call.go()
 
     with intercepted(note):
-        journal.secure(3)
+        log.secure(3)
     assert synced == ["0.wal", "2.wal"], "although sync='never'"
     assert [is_open(first) for first in (0, 2, 4)] == [False, False, True]
-    assert _read(journal, 0, 6) == [(0, b"a"), (2, b"b"), (4, b"c")]
+    assert _read(log, 0, 6) == [(0, b"a"), (2, b"b"), (4, b"c")]
     with intercepted(note):
-        journal.secure(6)
-    _append(journal, b"d")
-    assert _read(journal, 4, 8) == [(4, b"c"), (6, b"d")]
+        log.secure(6)
+    _append(log, b"d")
+    assert _read(log, 4, 8) == [(4, b"c"), (6, b"d")]
 
 
 def test_a_full_log_waits_and_then_refuses_what_it_was_given_and_nothing_else(
@@ -287,7 +286,7 @@ def test_a_full_log_waits_and_then_refuses_what_it_was_given_and_nothing_else(
         put(self, path, data)
 
     monkeypatch.setattr(Storage, "put", fail)
-    monkeypatch.setattr("rlio.storage.shard_log.PendingFile", _no_file)
+    monkeypatch.setattr("rlio.storage.publisher.PendingFile", _no_file)
     monkeypatch.setattr("rlio.storage.publisher._FIRST_DELAY", 0.02)
     bound = Spool(max_bytes=30_000, block_seconds=0.2)
     with JsonWriter(root, spool=bound, roll=Roll(max_rows=50)) as writer:
@@ -301,8 +300,8 @@ def test_a_full_log_waits_and_then_refuses_what_it_was_given_and_nothing_else(
                 refusals.append(str(error))
         assert all("allowed" in refusal for refusal in refusals)
         assert 300 <= taken <= 1000
-        assert writer.ledger.waited >= 0.4
-        assert writer.ledger.received == writer.ledger.logged == taken
+        assert writer.seconds_waited >= 0.4
+        assert writer._publisher.received == writer._publisher.log.end == taken
         gone.clear()
         writer.write(batch_of(taken, 50))
     assert rows_of(root) == list(range(taken + 50))

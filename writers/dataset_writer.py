@@ -1,0 +1,207 @@
+"""`DatasetWriter`: what the writers of data sets share; they differ in the `Encoder` that makes their shards.
+
+Rows are logged by `write` and collected; shards are made and stored in the background.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rlio.errors import LedgerError, PublishError, RlioError
+from rlio.interfaces import Batch, OutputWriter
+from rlio.schemas.provenance import Provenance
+from rlio.schemas.schema import Schema
+from rlio.storage.filesystem import Storage
+from rlio.storage.new_writer import open_publisher
+from rlio.storage.publisher import Publisher
+from rlio.storage.spool import SpoolLike, parse_spool
+from rlio.storage.wal import Sync
+from rlio.writers.age_timer import AgeTimer
+from rlio.writers.encoder import Encoder
+from rlio.writers.recovery import WriterLog, recover_before_writing, recover_interrupted
+
+__all__ = ["DatasetWriter"]
+
+
+class DatasetWriter(OutputWriter):
+    """Base of the writers of data sets.
+
+    Args:
+        root: Folder of the data set: a path or any fsspec URL.
+        encoder: Makes the encoder, given the publisher that takes its shards.
+        spool, sync, writer_id, worker_index, spaces, provenance, storage_options: See `rlio.ParquetWriter`.
+
+    Raises:
+        OptionError: An option is illegal, or ``writer_id`` has rows.
+        UnknownName: No filesystem has the URL's scheme.
+        PublishError: Nothing can be stored, or logged, there.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        encoder: Callable[[Publisher], Encoder[Any]],
+        *,
+        spool: SpoolLike,
+        sync: Sync | None,
+        writer_id: str | None,
+        worker_index: int,
+        spaces: Mapping[str, tuple[Any, Any]] | None,
+        provenance: Provenance,
+        storage_options: dict[str, object] | None,
+    ) -> None:
+        self._stored = provenance.stored
+        self._spaces = provenance.spaces_to_json(spaces)
+        kept = parse_spool(spool, sync)
+        if writer_id is not None:  # Of which there may be a log.
+            recover_before_writing(root, kept, storage_options=storage_options)
+        self._publisher = open_publisher(
+            root,
+            writer_id=writer_id,
+            worker_index=worker_index,
+            storage_options=storage_options,
+            spool=kept,
+        )
+        if writer_id is None:
+            # After this writer can be seen: followers must not find every writer closed in between.
+            recover_before_writing(root, kept, storage_options=storage_options)
+        self.durable = self._publisher.log is not None
+        self.patience = None if kept is None else kept.publish_seconds
+        self._encoder = encoder(self._publisher)
+        self._timer = AgeTimer(self._encoder.roll.max_seconds, self._on_timer)
+        if self._publisher.log is not None:  # When a sync has failed, only publishing makes rows safe.
+            self._publisher.log.on_failure = self._on_timer
+        # Whether a `write()` was interrupted: how much of its batch is in memory is not known.
+        self._interrupted = False
+        super().__init__()  # Last: from here on the writer is closed at exit, which needs all of it.
+
+    @property
+    def writer_id(self) -> str:
+        """The id under which this writer's shards lie."""
+        return self._publisher.writer_id
+
+    @property
+    def storage(self) -> Storage:
+        """The data set's folder."""
+        return self._publisher.storage
+
+    @property
+    def rows_published(self) -> int:
+        """Rows that every reader can see."""
+        return self._publisher.rows_published
+
+    @property
+    def bytes_published(self) -> int:
+        """Bytes of the shards that every reader can see."""
+        return self._publisher.bytes_published
+
+    @property
+    def logs(self) -> tuple[WriterLog, ...]:
+        """Where this writer's write-ahead log lies; empty without one."""
+        log = self._publisher.log
+        return () if log is None else (WriterLog(self.storage, log.path),)
+
+    @property
+    def seconds_waited(self) -> float:
+        """Seconds that `write` has waited for room in the log."""
+        log = self._publisher.log
+        return 0.0 if log is None else log.waited
+
+    def _write(self, batch: Batch) -> None:
+        encoder, publisher = self._encoder, self._publisher
+        publisher.check()
+        if self._interrupted:
+            raise PublishError(
+                "an earlier write() was interrupted, which ends this writer: close() stores every row that "
+                "was taken; open another writer",
+                uri=self.storage.uri,
+            )
+        encoder.check()
+        self._make_room()
+        schema = encoder.schema_after(batch, spaces=self._spaces, stored=self._stored)
+        if not schema.policies:
+            return
+        # Everything that can be wrong with the batch is found here, before anything changes.
+        parts = encoder.cut(batch, schema) if batch.agent_steps() else []
+        if schema is not encoder.schema:
+            publisher.check_schema(schema)
+        encoder.start()
+        try:
+            if schema is not encoder.schema:
+                self._timer.stop()
+                encoder.use(schema)
+            if parts:
+                self._take(parts, schema)
+        except RlioError:
+            raise  # Our own errors refuse a batch whole.
+        except BaseException:
+            # Such as a KeyboardInterrupt: memory and the log may hold different rows.
+            self._interrupted = True
+            raise
+
+    def _take(self, parts: list[Any], schema: Schema) -> None:
+        """Log the parts of a batch and collect them."""
+        encoder = self._encoder
+        log = self._publisher.log
+        if log is not None:
+            frames = [(encoder.to_frame(part), encoder.rows_of(part)) for part in parts]
+            about = {**encoder.header, "shard_rows": encoder.shard_rows, "schema": schema.text}
+            log.append(frames, header=about)
+            self._publisher.expect(schema)
+        for part in parts:
+            encoder.append(part)
+            self._publisher.received += encoder.rows_of(part)
+        self._timer.start()
+
+    def _make_room(self) -> None:
+        """Publish first what can be neither logged nor held in memory any longer.
+
+        Raises:
+            PublishError: It cannot be published; nothing new is to be taken.
+        """
+        log = self._publisher.log
+        if log is None:
+            if self._publisher.waiting_bytes >= self._encoder.roll.max_bytes:
+                self._publisher.flush()
+        elif log.failure is not None:  # A sync has failed: the log no longer protects what is in it.
+            self._flush()
+        elif not log.has_room():
+            self._finish()
+            self._publisher.wait_for_room()
+
+    def _finish(self) -> None:
+        """End the open shard, if it has rows; it is stored in the background."""
+        self._timer.stop()
+        self._encoder.finish()
+
+    def _flush(self) -> None:
+        self._publisher.check_process()
+        self._timer.stop()
+        if self._interrupted and self.durable:
+            self._encoder.close()
+            recover_interrupted(self._publisher, timeout=self._seconds_left())
+            return
+        self._encoder.store(self._seconds_left())
+
+    def _close(self) -> None:
+        publisher = self._publisher
+        self._timer.stop()
+        self._encoder.close()
+        if not self._interrupted:
+            publisher.check_counts()
+            publisher.close(seal_at=publisher.received, timeout=self._seconds_left())
+        elif not self.durable:  # Else the flush has recovered and closed the log.
+            publisher.close(seal_at=publisher.rows_published, timeout=self._seconds_left())
+            if (lost := publisher.received - publisher.rows_published) > 0:
+                raise LedgerError(
+                    f"a write() was interrupted, and {lost} rows that were taken before it are lost: with a "
+                    "log (spool='auto') they would not be",
+                    uri=self.storage.uri,
+                )
+
+    def _on_timer(self) -> None:
+        with self._lock:
+            if not self._closed and not self._interrupted:
+                self._finish()

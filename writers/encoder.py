@@ -1,0 +1,193 @@
+"""What makes shards of a writer's rows, for writing and for recovery alike.
+
+Where a shard ends depends on the rows alone, so that recovery makes the writer's own shards.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from rlio.batch import MultiAgentBatch
+from rlio.errors import SchemaConflict
+from rlio.interfaces import Batch
+from rlio.schemas.schema import Schema
+from rlio.storage.publisher import Publisher
+from rlio.storage.wal import Buffer, Frame
+from rlio.writers.background import Jobs
+from rlio.writers.roll import Roll
+
+__all__ = ["Encoder"]
+
+Part = TypeVar("Part")
+
+
+class Encoder(ABC, Generic[Part]):
+    """Cuts batches into parts and collects parts into shards. A background thread makes the shards.
+
+    A part is one frame of the log; it is never divided between shards. Called under the writer's lock.
+
+    Args:
+        publisher: Numbers and stores the shards.
+        roll: When a shard ends; age is the writer's to watch.
+        provenance: JSON text for every shard.
+    """
+
+    def __init__(self, publisher: Publisher, *, roll: Roll, provenance: str) -> None:
+        self.roll = roll
+        self._publisher = publisher
+        self._provenance = provenance
+        self._jobs = Jobs("rlio-encode")
+        #: Of the rows; None before the first.
+        self.schema: Schema | None = None
+        #: Rows that count towards ``max_rows`` of the open shard.
+        self.shard_rows = 0
+
+    # ---- what the formats differ in ----
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """What a log must say for its shards to be made again; formats add their ``kind`` and compression."""
+        return {"roll": [self.roll.max_rows, self.roll.max_bytes], "provenance": self._provenance}
+
+    @abstractmethod
+    def cut(self, batch: Batch, schema: Schema) -> list[Part]:
+        """Check a batch and cut it into parts.
+
+        Raises:
+            SchemaError: It cannot be stored under the schema; nothing has changed.
+        """
+
+    @abstractmethod
+    def rows_of(self, part: Part) -> int:
+        """Rows of a part."""
+
+    @abstractmethod
+    def to_frame(self, part: Part) -> Sequence[Buffer]:
+        """A part as the log keeps it: the payload, as buffers one after the other."""
+
+    @abstractmethod
+    def from_frame(self, frame: Frame) -> Part:
+        """The part that a frame was made of, under `schema`.
+
+        Raises:
+            CorruptData: The frame is of another schema.
+        """
+
+    @abstractmethod
+    def _add(self, part: Part) -> None:
+        """Add a part to the open shard."""
+
+    @abstractmethod
+    def _finish(self) -> None:
+        """Submit the job that ends the open shard, if there is one, and hands it over."""
+
+    def _has_room(self, part: Part) -> bool:
+        """Whether the open shard's bytes let a part be added."""
+        return True
+
+    def _is_full(self) -> bool:
+        """Whether the open shard has all the bytes that it may have."""
+        return False
+
+    def resume(self, shard_rows: int, stored: Iterable[int]) -> None:
+        """Count rows on where a dead writer did, so that shards end where its own would have.
+
+        Args:
+            shard_rows: Its `shard_rows` before the first of ``stored``.
+            stored: Rows of each part after that, whose rows are stored already.
+        """
+
+    # ---- what they share ----
+
+    def start(self) -> None:
+        """Start the threads, unless they run: too late once the interpreter has begun to exit."""
+        self._jobs.start()
+        self._publisher.start()
+
+    def check(self) -> None:
+        """Raise the error of an earlier shard, so that no row is taken after it."""
+        self._jobs.check()
+
+    def schema_after(
+        self, batch: Batch, *, spaces: Mapping[str, Mapping[str, Any]] | None, stored: Mapping[str, str]
+    ) -> Schema:
+        """The schema after ``batch``: from the first batch, and with new policies from later ones.
+
+        Raises:
+            SchemaError: The batch cannot be stored.
+            SchemaConflict: It is of the other kind than those before.
+        """
+        if self.schema is None:
+            return Schema.of(batch, spaces=spaces, stored=stored)
+        if self.schema.multi_agent != isinstance(batch, MultiAgentBatch):
+            raise SchemaConflict(
+                f"a {type(batch).__name__} after batches of the other kind: wrap SampleBatches with "
+                "as_multi_agent(), or open another writer"
+            )
+        return self.schema.extended(batch, spaces=spaces)
+
+    def use(self, schema: Schema) -> None:
+        """Go on with another schema: a shard has one."""
+        if schema is not self.schema:
+            self.finish()
+            self.schema = schema
+
+    def append(self, part: Part) -> None:
+        """Add a part to the open shard, ending it before and after as needed."""
+        most, rows = self.roll.max_rows, self.rows_of(part)
+        if self.shard_rows and (
+            (most is not None and self.shard_rows + rows > most) or not self._has_room(part)
+        ):
+            self._end()
+        self._add(part)
+        self.shard_rows += rows
+        if (most is not None and self.shard_rows >= most) or self._is_full():
+            self._end()
+
+    def finish(self) -> None:
+        """End the open shard, if it has rows; it is stored in the background."""
+        self._end(begins_shard=True)
+
+    def store(self, timeout: float | None = None) -> None:
+        """End the open shard and return once all are stored.
+
+        Raises:
+            PublishError: One could not be stored, or not within ``timeout`` seconds; it is kept.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        self._wait(timeout)
+        self.finish()
+        self._wait(_left(until))
+        self._publisher.flush(_left(until))
+
+    def close(self) -> None:
+        """End the threads; rows of the open shard are dropped, and are in the log. May be called again."""
+        self._jobs.stop()
+
+    def _end(self, *, begins_shard: bool = False) -> None:
+        """End the open shard; recovery counts rows and bytes itself, and is told where it ends otherwise."""
+        self.shard_rows = 0
+        self._finish()
+        self._cut(begins_shard=begins_shard)
+
+    def _cut(self, *, begins_shard: bool) -> None:
+        if self._publisher.log is not None:
+            self._publisher.log.cut(begins_shard=begins_shard)
+
+    def _wait(self, timeout: float | None = None) -> None:
+        """Wait for the job handed over last, so that no third shard is in memory.
+
+        Rows that could not be encoded are gone from memory, so that such an error is raised by every later
+        call; where there is a log they are still in it.
+        """
+        if not self._jobs.wait(timeout):
+            raise self._publisher.overdue(
+                "a shard was not made, since an earlier one is still being stored,", timeout
+            )
+
+
+def _left(until: float | None) -> float | None:
+    return None if until is None else max(until - time.monotonic(), 0.0)
