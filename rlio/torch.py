@@ -36,7 +36,6 @@ import json
 import logging
 import operator
 import os
-import pickle
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -508,7 +507,9 @@ def _as_count(sent: _Sent) -> _Sent:
 
 def _received(data: bytes) -> list[_Sent]:
     """The batches of a message; `pickle` calls it."""
-    joined, sent = pickle.loads(data)
+    joined, sent = ForkingPickler.loads(
+        data
+    )  # From our own worker, through torch's queue; never from a file.
     if joined is None:
         return sent  # type: ignore[no-any-return]  # pickle knows no types.
     ends = [0, *accumulate(each.value for each in sent if each.what == "rows")]
@@ -530,7 +531,7 @@ class _Pickler(ForkingPickler):
     """Pickles small tensors by value, and others as torch does: in shared memory."""
 
     def __init__(self, file: BytesIO) -> None:
-        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        super().__init__(file, -1)  # The newest protocol.
         self.dispatch_table = {**self.dispatch_table, torch.Tensor: _reduce_tensor}
 
 

@@ -123,9 +123,9 @@ SOURCES: dict[str, tuple[Callable[[Path], Path], Callable[..., Any], str]] = {
         rlio.DatasetReader,
         "line_bytes inflation free_bytes zstd_window group_rows",
     ),
-    "JSON shards, by line": (
+    "JSON shards without compression": (
         lambda root: written(root, rlio.JsonWriter, compression=None),
-        rlio.JsonReader,
+        rlio.DatasetReader,
         "listed_names schema_bytes schema_values columns policies nesting group_rows group_bytes line_bytes",
     ),
     "RLlib's JSON": (
