@@ -22,7 +22,6 @@ import zlib
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from rlio.batch import MultiAgentBatch, concat_samples, count_units
@@ -38,6 +37,7 @@ from rlio.errors import (
     StateError,
     excerpt,
 )
+from rlio.forks import cached_property
 from rlio.interfaces import Batch, JsonState, ReadLedger, ReadOptions, Unit
 from rlio.replay.buffers import Buffers
 from rlio.replay.positions import check_options, columns_digest

@@ -13,7 +13,6 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -24,6 +23,7 @@ from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.columns import Columns
 from rlio.dataset import Dataset
 from rlio.errors import CorruptData
+from rlio.forks import cached_property
 from rlio.interfaces import Batch, Unit
 from rlio.multi_agent import step_numbers
 from rlio.replay.filter_pushdown import Matches

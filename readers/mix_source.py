@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
-from functools import cached_property
 from typing import NamedTuple
 
 from rlio.batch import SampleBatch, count_units, split_units
 from rlio.errors import EndOfData, OptionError, StateError
+from rlio.forks import cached_property
 from rlio.interfaces import Batch, InputReader, JsonState, ReadLedger
 from rlio.replay.joint_gather import RowSource
 

@@ -20,7 +20,6 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from rlio.columns import Columns
@@ -34,6 +33,7 @@ from rlio.errors import (
     excerpt,
 )
 from rlio.foreign_layouts import recognise
+from rlio.forks import cached_property
 from rlio.interfaces import ReadOptions
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.schema import Schema, canonical_json

@@ -14,17 +14,39 @@ Example:
 
 from __future__ import annotations
 
+import functools
 import os
+import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from rlio.errors import ClosedError, RlioError
 
-__all__ = ["BackgroundThread", "Owner"]
+__all__ = ["BackgroundThread", "Owner", "cached_property"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+if TYPE_CHECKING or sys.version_info >= (3, 12):
+    from functools import cached_property
+else:
+
+    class cached_property(functools.cached_property):  # noqa: N801
+        """`functools.cached_property` without the lock that it has before Python 3.12.
+
+        All instances of a class share that lock: a child that is forked while a thread of its parent
+        calculates the property of any of them would wait for ever. Two threads may calculate a value twice.
+        """
+
+        def __get__(self, instance: object | None, owner: type[Any] | None = None) -> Any:
+            if instance is None:
+                return self
+            name = self.attrname
+            assert name is not None
+            if name not in instance.__dict__:
+                instance.__dict__[name] = self.func(instance)
+            return instance.__dict__[name]
 
 
 class Owner:

@@ -19,13 +19,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlio.errors import CorruptData
+from rlio.forks import cached_property
 from rlio.schemas.arrow import empty_array
 from rlio.schemas.column import FrameStack
 from rlio.schemas.observations import SplitStack, as_unsigned, as_words, stack_places

@@ -10,12 +10,13 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from functools import cache, cached_property
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
 from typing import Any, Literal
 
 from rlio.errors import OptionError
+from rlio.forks import cached_property
 from rlio.schemas.schema import canonical_json
 from rlio.schemas.spaces import space_to_json
 

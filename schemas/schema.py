@@ -18,7 +18,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -29,6 +28,7 @@ from rlio.arrays import joint_dtype, to_numpy
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
 from rlio.errors import CorruptData, MissingColumn, SchemaConflict, SchemaError, UnsafeData, excerpt
+from rlio.forks import cached_property
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.nested import Path, leaves, path_text, unflatten
 from rlio.schemas.column import ColumnSpec, FrameStack

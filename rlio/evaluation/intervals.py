@@ -19,13 +19,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlio.errors import OptionError, excerpt
 from rlio.evaluation.weighting import Contributions, rescaled
+from rlio.forks import cached_property
 
 __all__ = ["IntervalOptions", "Resampling", "empirical_bernstein", "influences_of"]
 

@@ -21,12 +21,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlio.errors import OptionError
+from rlio.forks import cached_property
 
 __all__ = [
     "Contributions",

@@ -8,7 +8,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.columns import STATE_IN_PREFIX, STATE_OUT_PREFIX, Columns
 from rlio.errors import MissingColumn, OptionError
+from rlio.forks import cached_property
 from rlio.interfaces import Batch, Unit
 from rlio.replay.filters import RowFilter
 from rlio.replay.n_step import NStep, Window, windows

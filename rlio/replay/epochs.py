@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch
 from rlio.errors import EndOfData
-from rlio.forks import BackgroundThread
+from rlio.forks import BackgroundThread, cached_property
 from rlio.interfaces import Batch, JsonState, ReadLedger, ReadOptions, Unit
 from rlio.read_options import check_batch_size
 from rlio.replay.draws import Draw, RowUnits, Units

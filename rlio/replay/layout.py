@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from rlio.columns import is_per_sequence
 from rlio.errors import MissingColumn
+from rlio.forks import cached_property
 from rlio.schemas.schema import Leaf, PolicySchema
 
 __all__ = ["RowLayout"]
