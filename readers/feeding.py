@@ -150,7 +150,7 @@ class Feed:
     def stop(self) -> None:
         """Let go who waits, and the thread."""
         if not self.owner.is_here:
-            return  # A fork has none of the threads, and its copy of the lock may be held for ever.
+            return  # A fork has none of the threads, and its copy of the lock may never be released.
         with self.changed:
             self.closing = True
             self.changed.notify_all()

@@ -29,14 +29,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 if TYPE_CHECKING or sys.version_info >= (3, 12):
-    from functools import cached_property
+    from functools import cached_property  # noqa: TID251
 else:
 
-    class cached_property(functools.cached_property):  # noqa: N801
+    class cached_property(functools.cached_property):  # noqa: N801, TID251
         """`functools.cached_property` without the lock that it has before Python 3.12.
 
         All instances of a class share that lock: a child that is forked while a thread of its parent
-        calculates the property of any of them would wait for ever. Two threads may calculate a value twice.
+        calculates the property of any of them would hang. Two threads may calculate a value twice.
         """
 
         def __get__(self, instance: object | None, owner: type[Any] | None = None) -> Any:

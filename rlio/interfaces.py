@@ -126,8 +126,8 @@ class _Rows:
 class Restorable:
     """Something that goes on from saved states. After a load that failed it gives nothing until one succeeds.
 
-    It may then stand at its old place, at the new one, or with a part of it at each: whoever caught the error
-    would get rows from a place that nobody chose.
+    After the failure its position may be the old one, the new one, or partly each. A caller that caught the
+    error and went on would silently get rows from an undefined position.
     """
 
     #: What the last load failed with; None: it did not.
@@ -388,8 +388,8 @@ class InputReader(Restorable, ABC):
     def load_state_dict(self, state: JsonState) -> None:
         """Continue from a state of `state_dict`.
 
-        Whatever is raised, `sample` and `state_dict` raise StateError from then on, until a state was loaded:
-        a reader does not go on from a place that nobody chose.
+        After any error here, `sample` and `state_dict` raise StateError until a load succeeds: the position
+        of the reader is undefined until then.
 
         Raises:
             StateError: ``state`` is of another version or class of reader, or does not fit the data; the
@@ -664,7 +664,7 @@ class OutputWriter(ABC):
             finally:
                 self._until = None
                 self._lock.release()
-        except Exception:  # Whatever it is, it is raised: only that the time is used up is noted here.
+        except Exception:  # Raised again: here only the end of the deadline is noted.
             self._gave_up = _exit_deadline.get() is not None
             raise
 
@@ -723,7 +723,7 @@ def _close_open_writers() -> None:
                 continue  # It has had its time; its rows are in the log.
             try:
                 writer.close()
-            except Exception:  # Logged, with its traceback: nobody is left to raise it to, and others follow.
+            except Exception:  # Logged: at exit there is no caller, and other writers are to be closed.
                 logger.exception("closing %s at exit failed", type(writer).__name__)
 
 

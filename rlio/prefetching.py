@@ -199,7 +199,7 @@ class Prefetch(Restorable, Iterator[Tensors]):
 
         def end(timeout: float | None) -> None:
             if not owner.is_here:
-                return  # A fork has no such thread, and the pump's lock may be held for ever.
+                return  # A fork has no such thread, and the pump's lock may never be released there.
             pump.stop()
             if thread is not threading.current_thread():  # Garbage is collected in any thread.
                 thread.join(timeout)
@@ -231,7 +231,7 @@ class Prefetch(Restorable, Iterator[Tensors]):
     def load_state_dict(self, state: JsonState) -> None:
         """Go on from a state, of `state_dict` or of the reader's own.
 
-        Whatever is raised, no batch is delivered until a state was loaded.
+        After any error here, no batch is delivered until a load succeeds.
 
         Raises:
             StateError: It does not fit the reader.

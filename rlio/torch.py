@@ -251,7 +251,7 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
     def load_state_dict(self, state: JsonState) -> None:
         """Let the next ``iter()`` begin at a state, of a dataset, a loader or a `rlio.DatasetReader`.
 
-        Whatever is raised, ``iter()`` raises StateError from then on, until a state was loaded.
+        After any error here, ``iter()`` raises StateError until a load succeeds.
 
         Raises:
             StateError: It does not fit the data or the options, or is another worker's.
@@ -383,7 +383,7 @@ class ReplayLoader(Restorable, Iterator[Item]):
     def load_state_dict(self, state: JsonState) -> None:
         """Go on from a state: of a loader or dataset, or of a `rlio.DatasetReader`; workers begin anew.
 
-        Whatever is raised, no batch is delivered until a state was loaded.
+        After any error here, no batch is delivered until a load succeeds.
 
         Raises:
             StateError: It does not fit the data or the options, or is that of one of several workers.

@@ -600,7 +600,7 @@ class RolloutWorker(InputReader):
         Policies that are not here are made. Names are imported: load states only from where you would run
         code from.
 
-        Whatever is raised, policies and counts are as they were. If the state had a ``position``, `sample`,
+        After any error here, policies and counts are as they were. If the state had a ``position``, `sample`,
         `state_dict` and `get_state` raise StateError from then on, until a position was loaded: a worker that
         was not restored does not go on as if it were fresh.
 

@@ -8,7 +8,6 @@ shards that are cut without regard to episodes. Episodes of different writers an
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from counter_env import decode, episode, interleaved, observations
 from numpy.typing import NDArray
 
 from rlio import ParquetWriter, Roll, SampleBatch, concat_samples
+from rlio.forks import cached_property
 
 __all__ = ["World", "record_world"]
 

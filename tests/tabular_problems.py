@@ -6,7 +6,6 @@ States and actions are numbered. Episodes begin in state 0 and end in the state 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from rlio.batch import SampleBatch
 from rlio.evaluation.target import Target
 from rlio.evaluation.weighting import WeightedSteps
+from rlio.forks import cached_property
 
 Floats = NDArray[np.float64]
 

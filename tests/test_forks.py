@@ -30,6 +30,7 @@ from rlio import (
     TeeWriter,
 )
 from rlio.errors import EndOfData, PublishError, RlioError
+from rlio.forks import cached_property
 from rlio.interfaces import InputReader, OutputWriter
 from rlio.readers.async_input import AsyncInput
 from rlio.rollout.external_runner import ExternalRunner
@@ -132,6 +133,36 @@ def test_a_reader_goes_on_in_a_forked_child(root: str, name: str) -> None:
         assert rest_of(reader) == expected
         in_a_child(reader.close)
         in_a_child(lambda: reader.load_state_dict(GOES_ON[name](root).state_dict()))
+
+
+def test_a_child_calculates_a_property_that_a_thread_of_its_parent_is_calculating() -> None:
+    """Before Python 3.12 the lock of `functools.cached_property` is one for all instances of a class."""
+    taken, done = threading.Event(), threading.Event()
+
+    class Shard:
+        def __init__(self, *, slow: bool) -> None:
+            self._slow = slow
+
+        @cached_property
+        def rows(self) -> int:
+            if self._slow:
+                taken.set()
+                done.wait()
+            return 3
+
+    thread = threading.Thread(target=lambda: Shard(slow=True).rows, daemon=True)
+    thread.start()
+    taken.wait()
+    try:
+        shard = Shard(slow=False)
+
+        def act() -> None:
+            assert shard.rows == 3
+
+        in_a_child(act)
+    finally:
+        done.set()
+        thread.join()
 
 
 def always(root: str) -> InputReader:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import http.client
 import json
 import socket
 import threading
@@ -168,15 +169,15 @@ def _is_let_in(server: PolicyServerInput) -> bool:
 
 def test_the_head_of_a_later_request_has_a_deadline_and_the_pause_before_it_has_none(served: Any) -> None:
     server = served(limits=ServerLimits(head_seconds=0.4))
-    request = (
-        b"POST /v1/get_spaces HTTP/1.1\r\nAuthorization: Bearer " + server.token.encode() + b"\r\n"
-        b"Content-Length: 2\r\n\r\n{}"
-    )
-    with socket.create_connection(server._server.server_address[:2], timeout=5) as connection:
+    client = http.client.HTTPConnection(*server._server.server_address[:2], timeout=5)
+    with contextlib.closing(client):
         for _ in range(2):
-            connection.sendall(request)
-            assert b"200 OK" in connection.recv(65536)
+            client.request("POST", "/v1/get_spaces", b"{}", {"Authorization": f"Bearer {server.token}"})
+            answer = client.getresponse()
+            assert answer.status == 200
+            answer.read()  # The head and the body may arrive apart.
             time.sleep(0.8)
+        connection = client.sock
         with contextlib.suppress(OSError):
             for byte in HEAD[:60]:
                 connection.sendall(bytes([byte]))

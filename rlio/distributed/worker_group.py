@@ -752,7 +752,7 @@ def _close_open_groups() -> None:
     for group in list(_open_groups):
         try:
             group.close()
-        except Exception:  # Logged, with its traceback: nobody is left to raise it to, and others follow.
+        except Exception:  # Logged: at exit there is no caller, and other groups are to be closed.
             logger.exception("closing a WorkerGroup at exit failed")
 
 

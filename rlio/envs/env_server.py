@@ -215,7 +215,6 @@ def portable(error: Exception) -> Exception:
     try:
         # As the pipe does it: whether the other end would get the error, and no error of its own.
         ForkingPickler.loads(ForkingPickler.dumps(error))
-    # A class of its own may fail in any way, when it is packed or unpacked.
-    except Exception:
+    except Exception:  # The environment's own error class may raise anything in __reduce__ or __init__.
         return RuntimeError(f"{type(error).__name__}: {excerpt(str(error), 500)}")
     return error

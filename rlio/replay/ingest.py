@@ -97,7 +97,7 @@ class Ingest:
         Raises:
             SchemaError: The batch does not fit the schema.
             OptionError: The table is full, and no ring; or the frames of an episode do not fit.
-            CacheError: There is no memory. Whatever is raised, no row was added.
+            CacheError: There is no memory. After any error here, no row was added.
         """
         parts = self.prepare(batch, writer=writer)
         self.reserve(parts)

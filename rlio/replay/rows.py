@@ -202,7 +202,7 @@ class StoreRows:
 
         Raises:
             SchemaError: It does not fit the schema.
-            OptionError, CacheError: There is no room. Whatever is raised, no row was added.
+            OptionError, CacheError: There is no room. After any error here, no row was added.
         """
         if isinstance(batch, SampleBatch):
             if self.joint:

@@ -386,7 +386,7 @@ class ReplayStore:
             OptionError: It is the store of a data set; or ``frames`` is too low for the frames of an episode.
             SchemaError: The batch has not the columns of those before, or ``batch`` is no batch.
             CacheError: The disk is full.
-            ClosedError: After `close`. Whatever is raised, no row was added, and none is lost.
+            ClosedError: After `close`. After any error here, no row was added, and none is lost.
         """
         self.check_open()
         if not self.live:

@@ -422,7 +422,7 @@ class Publisher:
             if self._last is not None and not self._stopped:
                 self._do_last(self._last)
         except BaseException as error:
-            # A defect of ours: callers that wait for this thread must not wait for ever.
+            # A defect of ours: callers that wait for this thread must not hang.
             with self._changed:
                 self._died = error
                 self._changed.notify_all()
