@@ -167,7 +167,8 @@ def episodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("cache", "options", "batches"),
     [
-        ("disk", {"batch_size": 32}, 100_000),
+        ("disk", {"batch_size": 32}, 20_000),
+        *further(("disk", {"batch_size": 32}, 100_000)),
         ("memory", {"batch_size": 16, "filter": "t > 3"}, 5_000),
         *further(("memory", {"batch_size": 16, "n_step": 3}, 20_000)),
         ("none", {"batch_size": 32}, 10_000),
