@@ -20,6 +20,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Final
 
@@ -373,11 +374,11 @@ def test_a_builder_waits_for_another_until_its_time_is_over_or_it_is_told_to_sto
         for seconds in (0, 0.1):
             with pytest.raises(CacheError, match=KEY):
                 entry.building(timeout=seconds)
-        timer = threading.Timer(0.1, stop.set)
-        timer.start()
-        with pytest.raises(ClosedError):
-            entry.building(timeout=60, stop=stop)
-        timer.join()
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(entry.building, stop=stop)
+            assert wait([waiting], 0.1).not_done
+            stop.set()
+            assert isinstance(waiting.exception(30), ClosedError)
     assert sum("waiting for another builder" in record.message for record in caplog.records) == 3
     entry.building(timeout=0, stop=stop).close()
 
