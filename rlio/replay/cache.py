@@ -33,17 +33,18 @@ import threading
 import time
 import uuid
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, Self
 
 from filelock import FileLock, Timeout
 
-from rlio.errors import CacheError, ClosedError, CorruptData, OptionError, RlioError, excerpt
+from rlio.errors import CacheError, ClosedError, CorruptData, OptionError, excerpt
 from rlio.forks import Owner
 from rlio.replay.cache_files import (
     EXTENDING,
     MANIFEST,
     builder_lock,
+    explained,
     is_key,
     new_path,
     prepare,
@@ -174,7 +175,7 @@ class Entry:
         Raises:
             CacheError: The cache folder cannot be used.
         """
-        with _explained(self.path):
+        with explained(self.path):
             return Reading(self)
 
     def building(self, *, timeout: float | None = None, stop: threading.Event | None = None) -> Build:
@@ -188,7 +189,7 @@ class Entry:
             CacheError: The other process was not done in time; or the cache folder cannot be used.
             ClosedError: ``stop`` was set.
         """
-        with _explained(self.path):
+        with explained(self.path):
             prepare(self.folder.path)  # It may have been removed since.
             return Build(self, self._lock(timeout, stop))
 
@@ -351,7 +352,7 @@ class Build:
         """
         self._check_open()
         if self._arrays is None:
-            with _explained(self._entry.path):
+            with explained(self._entry.path):
                 if self.manifest is None:
                     self._begin()
                 else:
@@ -375,7 +376,7 @@ class Build:
         """
         self._check_open()
         folder = self._entry.folder
-        with _explained(folder.path):
+        with explained(folder.path):
             make_room(folder.path, self._entry.key, bytes, folder.max_bytes)
         self._room = bytes
 
@@ -388,7 +389,7 @@ class Build:
         self._check_open()
         if self._arrays is not None:
             raise OptionError("the build has begun: start over before", uri=self._entry.path)
-        with _explained(self._entry.path):
+        with explained(self._entry.path):
             remove_store(self._entry.folder.path, self._entry.key)
         self.manifest, self.interrupted = None, False
 
@@ -420,7 +421,7 @@ class Build:
         data = manifest.dump()
         self._take(len(data) + _BLOCK)
         arrays.flush()
-        with _explained(self._entry.path):
+        with explained(self._entry.path):
             self._write_manifest(data)
             if self.manifest is None:
                 remove_store(self._entry.folder.path, self._entry.key)  # One that is damaged.
@@ -485,7 +486,7 @@ class Build:
         sync_descriptor(self._dir)
 
     def _crc32s(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        with _explained(self._entry.path):
+        with explained(self._entry.path):
             return {name: _crc32(name, size, self._dir) for name, size in sizes.items()}
 
     def _close_folder(self) -> None:
@@ -495,19 +496,6 @@ class Build:
         fd, self._dir = self._dir, -1
         if fd >= 0:
             os.close(fd)
-
-
-@contextlib.contextmanager
-def _explained(path: str) -> Iterator[None]:
-    """Say where an error of the operating system comes from, and what to do."""
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, RlioError):
-            raise
-        raise CacheError(
-            f"the cache cannot be used: {error}; free space, or set RLIO_CACHE to another folder", uri=path
-        ) from error
 
 
 def _read(name: str, dir_fd: int) -> bytes:

@@ -28,7 +28,7 @@ from typing import Final, Literal
 
 from filelock import FileLock
 
-from rlio.errors import CacheError, OptionError, UnsafeData
+from rlio.errors import CacheError, OptionError, RlioError, UnsafeData
 from rlio.replay.memory import is_array_file
 from rlio.storage.local import sync_descriptor, write_whole
 from rlio.storage.spool import on_network
@@ -38,6 +38,7 @@ __all__ = [
     "MANIFEST",
     "StoreFolder",
     "builder_lock",
+    "explained",
     "is_key",
     "new_path",
     "prepare",
@@ -119,7 +120,7 @@ def prepare(path: str) -> None:
         UnsafeData: It is a link, another user's, or others may write into it.
         CacheError: It cannot be made, or is no place for files that several processes share.
     """
-    try:
+    with explained(path):
         _make(path)
         if os.name != "posix" or on_network(path):
             raise CacheError(
@@ -129,11 +130,18 @@ def prepare(path: str) -> None:
                 uri=path,
             )
         _claim(path)
+
+
+@contextlib.contextmanager
+def explained(path: str) -> Iterator[None]:
+    """Say where an error of the operating system comes from, and what to do."""
+    try:
+        yield
     except OSError as error:
-        if isinstance(error, CacheError):
+        if isinstance(error, RlioError):
             raise
         raise CacheError(
-            f"the cache folder cannot be used: {error}; set RLIO_CACHE to another", uri=path
+            f"the cache cannot be used: {error}; free space, or set RLIO_CACHE to another folder", uri=path
         ) from error
 
 

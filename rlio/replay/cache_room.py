@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import time
-from dataclasses import dataclass
 from typing import Final
 
 from filelock import Timeout
@@ -40,16 +39,27 @@ def make_room(folder: str, key: str, wanted: int, max_bytes: int) -> None:
         CacheError: There is no such room, even without the other stores; then none is removed.
     """
     _sweep(folder)
-    use = _Use.of(folder, key)
-    missing = use.missing(folder, wanted, max_bytes)
+    found = scan(folder)
+    others = sorted(
+        (each for each in found if each.kind == "store" and each.key != key),
+        key=lambda each: (each.used, each.key),
+    )
+    taken, (free, kept) = sum(each.bytes for each in found), _disk(folder)
+    missing = max(taken + wanted - max_bytes, wanted - (free - kept))
     # Looked at before any is removed: what does not help is not done.
-    if missing > sum(found.bytes for found in use.stores):
-        raise _no_room(folder, use, wanted, max_bytes)
-    for found in use.stores:
-        if missing > 0 and _evict(folder, found):
-            missing -= found.bytes
-    if missing > 0:  # Other processes are extending stores.
-        raise _no_room(folder, _Use.of(folder, key), wanted, max_bytes)
+    if missing <= sum(each.bytes for each in others):
+        for each in others:
+            if missing > 0 and _evict(folder, each):
+                missing -= each.bytes
+    if missing > 0:
+        raise CacheError(
+            f"a store needs {size_text(wanted)} more; the cache may take {size_text(max_bytes)} and has "
+            f"{size_text(taken)}, {size_text(sum(each.bytes for each in others))} of it in other stores; its "
+            f"disk has {size_text(max(free, 0))} free, of which {size_text(kept)} stay free: raise "
+            "RLIO_CACHE_BYTES, set RLIO_CACHE to a folder of a larger disk, end processes that build other "
+            "stores, or use no cache (cache='none')",
+            uri=folder,
+        )
 
 
 def _evict(folder: str, found: StoreFolder) -> bool:
@@ -81,35 +91,6 @@ def remove_abandoned(folder: str, key: str) -> None:
             remove(found.path)
 
 
-@dataclass(frozen=True)
-class _Use:
-    """What the stores take on the disk.
-
-    Attributes:
-        own: Bytes of the builder that asks.
-        others: Bytes of all others, half built ones included.
-        stores: The other stores, the least recently used first.
-    """
-
-    own: int
-    others: int
-    stores: list[StoreFolder]
-
-    @classmethod
-    def of(cls, folder: str, key: str) -> _Use:
-        folders = scan(folder)
-        own = sum(found.bytes for found in folders if found.key == key)
-        others = sum(found.bytes for found in folders if found.key != key)
-        stores = [found for found in folders if found.kind == "store" and found.key != key]
-        return cls(own, others, sorted(stores, key=lambda found: (found.used, found.key)))
-
-    def missing(self, folder: str, wanted: int, max_bytes: int) -> int:
-        """Bytes that have to be freed."""
-        over = self.own + self.others + wanted - max_bytes
-        free, kept = _disk(folder)
-        return max(over, wanted - (free - kept))
-
-
 def _disk(folder: str) -> tuple[int, int]:
     """Bytes that are free for this user, and those of them that stay so."""
     status = os.statvfs(folder)
@@ -127,15 +108,3 @@ def size_text(size: int) -> str:
         return f"{size} B"
     power = min((size.bit_length() - 1) // 10, 5)
     return f"{size / 1024**power:.1f} {' KMGTP'[power]}iB"
-
-
-def _no_room(folder: str, use: _Use, wanted: int, max_bytes: int) -> CacheError:
-    free, kept = _disk(folder)
-    return CacheError(
-        f"a store needs {size_text(wanted)} beside the {size_text(use.own)} that it has; the cache may take "
-        f"{size_text(max_bytes)}, of which other stores have {size_text(use.others)}, and its disk has "
-        f"{size_text(max(free, 0))} free, of which {size_text(kept)} stay free: raise RLIO_CACHE_BYTES, set "
-        "RLIO_CACHE to a folder of a larger disk, end processes that build other stores, or use no cache "
-        "(cache='none')",
-        uri=folder,
-    )
