@@ -375,8 +375,6 @@ rendering
     callbacks:a_callback_that_nobody_would_call_is_refused
 `make_callback`
     callbacks:several_callbacks_are_called_in_their_order_and_may_be_nested
-`MemoryTrackingCallbacks`
-    callbacks:memory_is_tracked_at_the_end_of_every_so_many_episodes
 `summarize_episodes`
     metrics:a_summary_has_rllibs_names
     metrics:custom_metrics_are_averaged_without_nan
