@@ -150,7 +150,8 @@ def test_what_is_in_flight_is_served_by_the_next_call_of_any_kind(pair: Pair) ->
         batches += [fragment.batch for fragment in group.ready()]
         assert all(status.in_flight + status.waiting <= 2 for status in group.status())
     group.submit(2)
-    group.foreach_worker(lambda worker: None)  # Both fragments of each worker are there.
+    while any(status.waiting < 2 for status in group.status()):
+        group.probe()
     batches += [group.sample() for _ in range(4)]
     batches += [fragment.batch for fragment in group.ready(timeout_s=0)]
     rows = columns_of(batches)
