@@ -483,7 +483,9 @@ class MixedInput(InputReader):
 
     def _seek(self, position: JsonState) -> None:
         names = [source.name for source in self._sources]
-        checks = [("names", position["names"], names), ("order", position["order"], self._order)]
+        # States of 4d4987e have the names as the keys of "sources" only.
+        stored = position.get("names", list(position["sources"]))
+        checks = [("names", stored, names), ("order", position["order"], self._order)]
         if self._function is None:
             checks.append(("weights", position["weights"], self._whole))
         for key, found, expected in checks:

@@ -290,7 +290,7 @@ class ShardScan:
         if isinstance(error, UnsafeData):
             return "unsafe"
         try:
-            shard.stored_line(index)
+            shard.check_line(index)
         except (CorruptData, OSError):
             return "line-damaged"
         return "line-malformed"

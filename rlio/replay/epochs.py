@@ -7,7 +7,6 @@ The position is one number, equal on all ranks after equal calls: rank r of w re
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch
 from rlio.errors import EndOfData
-from rlio.forks import BackgroundThread, cached_property
+from rlio.forks import cached_property
 from rlio.interfaces import Batch, JsonState, ReadLedger, ReadOptions, Unit
 from rlio.read_options import check_batch_size
 from rlio.replay.draws import Draw, RowUnits, Units
@@ -29,6 +28,7 @@ from rlio.replay.positions import (
     own_batch_size,
     spans_of,
 )
+from rlio.replay.segment_reader import Ahead
 
 __all__ = ["OWN_BATCH", "Passage", "StorePass", "most_at_once"]
 
@@ -115,8 +115,7 @@ class StorePass:
         self._cut = 0
         # Batches that were skipped since the last one was given: most likely as many will be again.
         self._skipped = 0
-        self._ahead: Future[_Block] | None = None
-        self._thread = BackgroundThread("rlio-gather")
+        self._ahead: Ahead[_Block] = Ahead(self._load)
         self._served = self._dropped = 0
         #: Once it is closed, how many units there were, if that was known.
         self._last_total: int | None = None
@@ -274,22 +273,14 @@ class StorePass:
 
     def _loaded(self, key: _Key) -> _Block:
         """The block of a key, from the background if it is there; announces the one after it."""
-        ahead = self._take_ahead()
-        block = None if ahead is None else ahead.result()
-        if block is None or block.key != key:
-            block = self._load(key)
+        block = self._ahead.get(key)
         if self.passage.prefetch:
             following = key.offset + key.batches * key.stride * self.batch_size * self.options.shard[1]
             crossed, at = divmod(following, self.total)
             coming = self._next_key(key.epoch + crossed, at, key.stride)
             if coming is not None:
-                self._ahead = self._thread.submit(self._load, coming)
+                self._ahead.announce(coming)
         return block
-
-    def _take_ahead(self) -> Future[_Block] | None:
-        """What the background thread was given last, if that is not the thread of the process that forked."""
-        ahead, self._ahead = self._ahead, None
-        return None if self._thread.was_forked() else ahead
 
     def _load(self, key: _Key) -> _Block:
         rank, world = self.options.shard
@@ -376,9 +367,7 @@ class StorePass:
         """
         check_position(position, self._fingerprint, self.options, uri=self.passage.uri)
         epoch, offset = check_offset(position, self.options, total=self.total)
-        ahead = self._take_ahead()
-        if ahead is not None:  # Of another seed, perhaps; and what it calculates is kept for later.
-            wait([ahead])
+        self._ahead.forget()  # Of another seed, perhaps; and what it calculates is kept for later.
         self.seed, self._order = position["seed"], None
         self._known = (-1, 0, np.empty(0, np.int64))
         self.epoch, self._offset = epoch, offset
@@ -407,8 +396,8 @@ class StorePass:
 
     def close(self) -> None:
         """End the background thread, and let go of what was gathered."""
-        self._thread.close()
-        self._ahead = self._block = None
+        self._ahead.close()
+        self._block = None
         if "_opened" in self.__dict__:  # Gigabytes, which should not wait for the garbage collector.
             self._last_total = self.total
             for name in ("_opened", "units"):

@@ -22,8 +22,7 @@ from rlio.interfaces import Batch, ReadOptions, Unit
 from rlio.schemas.filling import Filling
 from rlio.schemas.folded import Folded, unfold
 from rlio.storage.listing import Segment
-from rlio.storage.names import SCHEMA_DIR, writer_dir
-from rlio.storage.sealed_index import distrust_index
+from rlio.storage.names import SCHEMA_DIR
 from rlio.storage.shards import OpenShard
 
 __all__ = [
@@ -161,10 +160,7 @@ class SegmentReader:
         try:
             shard = self.dataset.open_shard(segment)
         except CorruptData as error:
-            if self._is_torn(segment):
-                self._miss(segment, -1, self._weigh(segment, None), error)
-            else:
-                self._lose((path, -1), self._weigh(segment, None), error)
+            self._lose((path, -1), self._weigh(segment, None), error)
             return None
         except DataNotFound as error:
             self._miss(segment, -1, self._weigh(segment, None), error)
@@ -285,16 +281,9 @@ class SegmentReader:
         found = [column for column in columns if column in has]
         return found or [column for column in has if not is_per_sequence(column)][:1]
 
-    def _is_torn(self, segment: Segment) -> bool:
-        """Whether a listing would not name the shard: by an index nobody knows how many bytes are there."""
-        entries = self.dataset.storage.list(writer_dir(segment.ref.writer))
-        size = next((size for path, size in entries if path == segment.ref.path), None)
-        return size is not None and size != segment.ref.name.size
-
     def _miss(self, segment: Segment, group: int, rows: int, error: DataNotFound | CorruptData) -> None:
         """Ask for another listing, unless that was tried."""
         if segment.ref.path not in self._given_up:
-            distrust_index(self.dataset.storage)
             raise ShardGone(segment, error) from error
         self._lose((segment.ref.path, group), rows, error)
 
@@ -317,7 +306,7 @@ class Ahead(Generic[T]):
 
     def __init__(self, load: Callable[[Any], T]) -> None:
         self._load = load
-        self._thread = BackgroundThread("rlio-decode")
+        self._thread = BackgroundThread("rlio-ahead")
         #: What was announced, and what comes of it.
         self._announced: tuple[Hashable, Future[T]] | None = None
 

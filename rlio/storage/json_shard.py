@@ -172,27 +172,15 @@ class JsonShard:
         """See `OpenShard`: there are no stacks in lines."""
         return Folded(self.read(index, columns=columns, rows=rows))
 
-    def stored_lines(self) -> Iterator[tuple[bytes, bytes, int]]:
-        """Each line of rows: its bytes, those in the shard with its end or frame, and its rows.
-
-        Raises:
-            CorruptData: A line is damaged.
-        """
-        for index, rows in enumerate(self.rows):
-            yield *self.stored_line(index), rows
-
-    def stored_line(self, index: int) -> tuple[bytes, bytes]:
-        """A line of rows: its bytes, and those in the shard with its end or frame.
+    def check_line(self, index: int) -> None:
+        """Compare a line of rows with its CRC, without decoding it.
 
         Raises:
             CorruptData: It is damaged.
         """
         line = self._lines[index]
-        stored = self._stored_bytes(line)
-        text = self._unpacked(stored)
-        if line.is_damaged or not is_intact(text):
+        if line.is_damaged or not is_intact(self._line_bytes(line)):
             raise self._lost(line, self.rows[index])
-        return text, stored
 
     def bounds(self, index: int) -> Mapping[str, Bounds]:
         """See `OpenShard`: a line says nothing but its rows."""
