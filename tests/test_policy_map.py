@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -179,6 +180,15 @@ def test_a_closed_map_says_so_for_what_lay_on_its_disk() -> None:
     assert logits(policies["b"]).shape == (2,)
     with pytest.raises(ClosedError):
         _ = policies["a"]
+
+
+def test_a_forked_child_that_closes_the_map_leaves_the_states_to_its_parent() -> None:
+    with PolicyMap({name: PolicySpec(RandomPolicy, OBS, ACTIONS) for name in "ab"}, capacity=1) as policies:
+        child = multiprocessing.get_context("fork").Process(target=policies.close)
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+        assert [policy.is_bound for policy in policies.values()] == [True, True]
 
 
 def test_many_threads_see_each_policy_as_it_is() -> None:

@@ -31,7 +31,7 @@ from rlio.batch import SampleBatch, concat_samples
 from rlio.columns import DEFAULT_POLICY_ID
 from rlio.connectors.mean_std import MeanStdFilter
 from rlio.distributed.actors import Broadcast
-from rlio.distributed.crew import Crew
+from rlio.distributed.crew import Crew, raise_first
 from rlio.distributed.fault_tolerance import FaultTolerance, Loss
 from rlio.distributed.joint_filters import JointFilters
 from rlio.distributed.joint_metrics import JointMetrics
@@ -410,7 +410,7 @@ class WorkerGroup(InputReader):
             if any(self._filters.filters.values()):
                 self._crew.filters = self._ray.put(self._filters.filters)
                 answers += self._crew.call(self._crew.present, "adopt_filters", self._crew.filters)
-            self._raise_first(answers)
+            raise_first(answers)
             return self.get_filters()
 
     def get_filters(self) -> dict[str, list[MeanStdFilter]]:
@@ -466,7 +466,7 @@ class WorkerGroup(InputReader):
                 here = [func(self.local_worker)]
             answers = self._crew.call(self._crew.alive, "apply", func, timeout_s=timeout_s)
             if errors == "raise":
-                self._raise_first(answers)
+                raise_first(answers)
             return here + answers
 
     def foreach_policy(self, func: Callable[..., T]) -> list[list[T] | WorkerError]:
@@ -475,15 +475,8 @@ class WorkerGroup(InputReader):
 
     def _called(self, workers: Sequence[RemoteWorker], func: Callable[[RolloutWorker], T]) -> list[T]:
         answers = self._crew.call(workers, "apply", func)
-        self._raise_first(answers)
+        raise_first(answers)
         return answers
-
-    def _raise_first(self, answers: Sequence[Any]) -> None:
-        errors = [answer for answer in answers if isinstance(answer, WorkerError)]
-        if errors:
-            for other in errors[1:]:
-                errors[0].add_note(str(other))
-            raise errors[0]
 
     def probe(self, timeout_s: float | None = None) -> list[WorkerStatus]:
         """Find workers that are dead or hang, replace them, and say how all are.
