@@ -18,8 +18,7 @@ import logging
 import math
 import threading
 import time
-import zlib
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -40,9 +39,11 @@ from rlio.errors import (
 from rlio.forks import cached_property
 from rlio.interfaces import Batch, JsonState, ReadLedger, ReadOptions, Unit
 from rlio.replay.buffers import Buffers
+from rlio.replay.order import rank_of
 from rlio.replay.positions import check_options, columns_digest
 from rlio.replay.segment_reader import (
     Ahead,
+    GoneShards,
     SegmentReader,
     ShardGone,
     Span,
@@ -55,11 +56,11 @@ from rlio.schemas.folded import Folded, unfold
 from rlio.storage import listing as listings
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import Listing, Segment
-from rlio.storage.names import MAX_ROW, is_writer_id, part_of
+from rlio.storage.names import MAX_ROW, is_writer_id
 from rlio.storage.publish import read_header
 from rlio.storage.sealed_index import list_to_read
 
-__all__ = ["FollowPass", "Taken", "rank_of"]
+__all__ = ["FollowPass", "Taken"]
 
 logger = logging.getLogger("rlio")
 
@@ -168,8 +169,7 @@ class FollowPass:
         self._current: tuple[Segment, list[Span], int] | None = None
         self._listing = Listing()
         self._reader: SegmentReader | None = None
-        self._given_up: set[str] = set()
-        self._gone: Counter[str] = Counter()
+        self._gone = GoneShards(storage, options.on_error)
         self._ahead: Ahead[_Decoded] = Ahead(self._decode)
         # Of frame stacks.
         self._buffers = Buffers()
@@ -393,7 +393,7 @@ class FollowPass:
             spans, batch = self._ahead.get(key)
         except ShardGone as gone:
             self._forget_listing()
-            self._bear(gone)
+            self._gone.miss(gone)
             return None
         if index == 0:
             self._queue.popleft()
@@ -438,27 +438,6 @@ class FollowPass:
         self._queue.clear()
         self._current = self._spans_of = None
         self._ahead.forget()
-
-    def _bear(self, gone: ShardGone) -> None:
-        """A shard is gone: another has its rows, as the next listing will show; if not, it is damage.
-
-        Raises:
-            HoleError: It was listed again and again, and is not there.
-        """
-        path = gone.segment.ref.path
-        self._gone[path] += 1
-        if self._gone[path] <= listings.PATIENCE.listings:
-            logger.info("%s is gone: listing again", self._storage.uri_of(path))
-            if self._gone[path] > 1:
-                listings.PATIENCE.sleep(listings.PATIENCE.seconds)
-        elif self._options.on_error == "skip":
-            self._given_up.add(path)
-        else:
-            raise HoleError(
-                f"the shard is listed and is not there, in {self._gone[path]} attempts: restore it, or read "
-                "with on_error='skip'",
-                uri=self._storage.uri_of(path),
-            ) from gone.error
 
     # ---- listings ----
 
@@ -569,7 +548,7 @@ class FollowPass:
             dataset,
             group_options(dataset, self._options, self._missing),
             counting_of(dataset, self._options.columns),
-            given_up=self._given_up,
+            given_up=self._gone.given_up,
             learn=self._learn,
         )
         return True
@@ -679,7 +658,7 @@ class FollowPass:
         try:
             parts = list(self._parts(segments))
         except ShardGone as gone:
-            self._bear(gone)
+            self._gone.miss(gone)
             return None
         self._pending = None
         if holes or None in parts:
@@ -714,12 +693,6 @@ class FollowPass:
         self._closing.set()
         self._ahead.close()
         self._chunk = None
-
-
-def rank_of(writer: str, *, world: int, slots: int | None = None) -> int:
-    """The rank, of ``world``, that follows a writer; by its slot where there are ``slots``."""
-    number = zlib.crc32((part_of(writer) or writer).encode())  # All attempts at a part are one rank's.
-    return (number if slots is None else number % slots) % world
 
 
 def _check_combination(options: ReadOptions, missing: str) -> None:

@@ -46,7 +46,7 @@ from rlio.errors import (
 from rlio.foreign_layouts import refuse_known
 from rlio.interfaces import Batch, Endless, InputReader, JsonState, ReadLedger, ReadOptions
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.replay.order import ORDER_VERSION, Permutation
+from rlio.replay.order import ORDER_VERSION, Permutation, share
 from rlio.storage import InputFile, expand_inputs
 from rlio.storage.paths import StrPath
 
@@ -355,10 +355,6 @@ class TableCursor:
             self._plan = (self._epoch, order, bounds)
         return self._plan[1:]
 
-    def _share(self, rows: int) -> tuple[int, int]:
-        rank, world = self._options.shard
-        return rows * rank // world, rows * (rank + 1) // world
-
     def _load(self, group: int, start: int, stop: int) -> SampleBatch | None:
         try:
             return self._source.load(group, start, stop)
@@ -367,7 +363,7 @@ class TableCursor:
             return None
 
     def _in_order(self, group: int) -> SampleBatch | None:
-        start, stop = self._share(self._source.rows[group])
+        start, stop = share(self._source.rows[group], self._options.shard)
         batch = self._load(group, start, stop) if start < stop else None
         self._count(stop - start, lost=0 if batch is not None else stop - start)
         return batch
@@ -379,7 +375,7 @@ class TableCursor:
     def _shuffled(self, groups: list[int]) -> SampleBatch | None:
         rows = np.array([self._source.rows[group] for group in groups], np.int64)
         ends = np.cumsum(rows)
-        start, stop = self._share(int(ends[-1]))
+        start, stop = share(int(ends[-1]), self._options.shard)
         order = Permutation(int(ends[-1]), seed=self._seed, epoch=self._epoch, key=(1, self._window))
         picks = order.take(start, stop)
         if start == stop:

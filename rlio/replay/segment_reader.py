@@ -6,7 +6,7 @@ Not here: in which order they are read (`rlio.readers.group_source`, `rlio.reade
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
@@ -16,19 +16,23 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 from rlio.batch import SampleBatch, count_units, split_units
 from rlio.columns import Columns, is_per_sequence
 from rlio.dataset import Dataset, common_columns
-from rlio.errors import CorruptData, DataNotFound, OptionError
+from rlio.errors import CorruptData, DataNotFound, HoleError, OptionError
 from rlio.forks import BackgroundThread
 from rlio.interfaces import Batch, ReadOptions, Unit
 from rlio.schemas.filling import Filling
 from rlio.schemas.folded import Folded, unfold
+from rlio.storage import listing
+from rlio.storage.filesystem import Storage
 from rlio.storage.listing import Segment
 from rlio.storage.names import SCHEMA_DIR, writer_dir
+from rlio.storage.open_files import OpenFiles
 from rlio.storage.sealed_index import distrust_index
 from rlio.storage.shards import OpenShard
 
 __all__ = [
     "Ahead",
     "Counting",
+    "GoneShards",
     "GroupOptions",
     "SegmentReader",
     "ShardGone",
@@ -37,6 +41,7 @@ __all__ = [
     "group_options",
     "own_size",
     "split_batch",
+    "with_step_columns",
 ]
 
 logger = logging.getLogger("rlio")
@@ -106,6 +111,50 @@ class ShardGone(Exception):
         self.error = error
 
 
+class GoneShards:
+    """Shards that are listed and not there: each is looked for in a few listings, and then it is lost.
+
+    Args:
+        storage: The root.
+        on_error: What to do with a shard that is lost: "raise", or "skip": its rows are damage.
+
+    Attributes:
+        given_up: Paths of the shards that are lost.
+    """
+
+    def __init__(self, storage: Storage, on_error: Literal["raise", "skip"]) -> None:
+        self.given_up: set[str] = set()
+        self._storage = storage
+        self._on_error = on_error
+        self._attempts: Counter[str] = Counter()
+
+    def miss(self, gone: ShardGone) -> None:
+        """Note that a shard is gone, before the caller lists again; wait where that has not helped before.
+
+        Raises:
+            HoleError: Listings have named it too often.
+        """
+        path = gone.segment.ref.path
+        self._attempts[path] += 1
+        attempts, patience = self._attempts[path], listing.PATIENCE
+        if attempts <= patience.listings:
+            logger.info("%s is gone: listing again", self._storage.uri_of(path))
+            if attempts > 1:
+                patience.sleep(patience.seconds)
+        elif self._on_error == "skip":
+            self.given_up.add(path)
+        else:
+            raise HoleError(
+                f"the shard is listed and is not there, in {attempts} attempts: restore it, or read with "
+                "on_error='skip'",
+                uri=self._storage.uri_of(path),
+            ) from gone.error
+
+    def forget(self) -> None:
+        """Count attempts from 0 again."""
+        self._attempts.clear()
+
+
 class SegmentReader:
     """Opens shards and reads their groups; used from one thread at a time.
 
@@ -136,7 +185,7 @@ class SegmentReader:
         self._given_up = given_up
         self._learn = learn
         self._weigh = weigh or _all_rows
-        self._open: OrderedDict[str, OpenShard] = OrderedDict()
+        self._open: OpenFiles[str, OpenShard] = OpenFiles(_OPEN_SHARDS)
         self._damaged: set[tuple[str, int]] = set()
 
     def with_options(self, options: GroupOptions, counting: Counting) -> SegmentReader:
@@ -154,7 +203,6 @@ class SegmentReader:
         path = segment.ref.path
         shard = self._open.get(path)
         if shard is not None:
-            self._open.move_to_end(path)
             return shard
         if (path, -1) in self._damaged:
             return None  # Its rows are passed over batch by batch, and looked at once.
@@ -170,10 +218,7 @@ class SegmentReader:
             self._miss(segment, -1, self._weigh(segment, None), error)
             return None
         self._check_schema(shard, segment)
-        self._open[path] = shard
-        if len(self._open) > _OPEN_SHARDS:
-            self._open.popitem(last=False)
-        return shard
+        return self._open.add(path, shard)
 
     def _check_schema(self, shard: OpenShard, segment: Segment) -> None:
         """Raise where the schemas by which units are told apart do not have this shard's."""
@@ -385,6 +430,18 @@ def _check_columns(dataset: Dataset, columns: list[str] | None) -> None:
                         f"columns={columns}: joint steps of several agents are told apart by eps_id and t; "
                         f"add {name!r}"
                     )
+
+
+def with_step_columns(dataset: Dataset, columns: list[str]) -> list[str]:
+    """The columns, and those by which joint steps of several agents are told apart."""
+    known = {
+        name
+        for schema in dataset.schemas.values()
+        for policy in schema.policies.values()
+        if schema.multi_agent
+        for name in policy.columns
+    }
+    return [*columns, *(n for n in (Columns.EPS_ID, Columns.T) if n in known and n not in columns)]
 
 
 def group_options(
