@@ -55,10 +55,9 @@ from rlio.replay.segment_reader import (
 from rlio.schemas.folded import Folded, unfold
 from rlio.storage import listing as listings
 from rlio.storage.filesystem import Storage
-from rlio.storage.listing import Listing, Segment
+from rlio.storage.listing import Listing, Segment, list_settled
 from rlio.storage.names import MAX_ROW, is_writer_id
 from rlio.storage.publish import read_header
-from rlio.storage.sealed_index import list_to_read
 
 __all__ = ["FollowPass", "Taken"]
 
@@ -66,6 +65,8 @@ logger = logging.getLogger("rlio")
 
 #: Version of the order in which writers take turns; readers keep it in their state.
 _ORDER = ["follow", 1]
+# The least pause between two listings, in durations of a listing: 10^5 shards take a second of processor.
+_LISTINGS_APART = 10
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,8 @@ class FollowPass:
         options: How to read; no epochs, no shuffling, no seed.
         missing: "error" or "fill".
         idle_timeout: Seconds of waiting after which to end; None: never.
-        poll_seconds: Seconds between two listings while there is nothing to read.
+        poll_seconds: Seconds between two listings while there is nothing to read; more where a listing takes
+            long, see `pause`.
         slots: Deal the writers to so many slots, by CRC-32 of their ids modulo it; rank r of the world of
             ``options.shard`` has the slots s with s modulo world = r. Cursors then fit any number of ranks.
             None: the ranks are the slots.
@@ -154,6 +156,7 @@ class FollowPass:
         self._slots = slots
         self._idle_timeout = None if idle_timeout is None else _seconds("idle_timeout", idle_timeout)
         self._poll_seconds = _seconds("poll_seconds", poll_seconds)
+        self._listing_seconds = 0.0
         self._storage = storage
         self._options = options
         self._missing: Literal["error", "drop", "fill"] = missing
@@ -340,6 +343,11 @@ class FollowPass:
         return batch, units
 
     @property
+    def pause(self) -> float:
+        """Seconds until the next listing while there is nothing to read."""
+        return max(self._poll_seconds, _LISTINGS_APART * self._listing_seconds)
+
+    @property
     def _segments(self) -> SegmentReader:
         """The reader of row groups; there is one as soon as there are rows."""
         assert self._reader is not None
@@ -368,7 +376,7 @@ class FollowPass:
             if left <= 0:
                 self._end_idle()
                 break
-            self._closing.wait(min(left, self._poll_seconds))
+            self._closing.wait(min(left, self.pause))
         return None
 
     def _look(self) -> _Chunk | None:
@@ -443,13 +451,17 @@ class FollowPass:
 
     def _poll(self) -> bool:
         """List once, more often only where rows are missing; whether there is anything to go on with."""
+        began = time.monotonic()
+        took: list[float] = []
 
         def lacks(found: Listing) -> bool:
+            took.append(time.monotonic() - began)
             own = self._own(found.staying_with(self._rows))
             return any(found.cover(w, start=self._rows.get(w, 0)).holes for w in own)
 
         # An attempt of which rows were served is not given up for another that a later listing shows.
-        self._listing = found = list_to_read(self._storage, lacks=lacks).staying_with(self._rows)
+        self._listing = found = list_settled(self._storage, lacks=lacks).staying_with(self._rows)
+        self._listing_seconds = took[0] if took else 0.0
         if not found.writers or (self._reader is None and not self._begin()):
             return False
         progress = False
@@ -642,7 +654,7 @@ class FollowPass:
         assert self._pending is not None
         (until, served), writer = self._pending, self._turn
         first = self._rows[writer]
-        self._listing = found = list_to_read(
+        self._listing = found = list_settled(
             self._storage, lacks=lambda found: bool(found.cover(writer, start=first, end=until).holes)
         )
         if self._reader is None and not self._begin():

@@ -47,6 +47,7 @@ from rlio.foreign_layouts import refuse_known
 from rlio.interfaces import Batch, Endless, InputReader, JsonState, ReadLedger, ReadOptions
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.replay.order import ORDER_VERSION, Permutation, share
+from rlio.replay.positions import choose_seed
 from rlio.storage import InputFile, expand_inputs
 from rlio.storage.paths import StrPath
 
@@ -59,7 +60,6 @@ __all__ = [
     "StoredReader",
     "TableCursor",
     "TableSource",
-    "draw_seed",
     "find_files",
     "index_in",
     "raise_at",
@@ -76,16 +76,6 @@ _RECORD_BLOCK = 1024
 _KEPT_ERRORS = 1000
 # Damaged records that are recognised when they are met again; 100 MB at the most.
 _KNOWN_PLACES = 1_000_000
-
-
-def draw_seed(options: ReadOptions, reader: str) -> int:
-    """The seed of the order: the given one, or one from the OS, which is logged."""
-    if options.seed is not None:
-        return options.seed
-    seed = int(np.random.SeedSequence().generate_state(1, np.uint64)[0] >> np.uint64(1))
-    if options.shuffle:
-        logger.info("%s: seed %d, drawn from the OS", reader, seed)
-    return seed
 
 
 def raise_at(error: RlioError, *, uri: str, record: int | None = None) -> NoReturn:
@@ -465,7 +455,7 @@ class StoredReader(InputReader):
         self.options = options
         self._make_cursor = make_cursor
         self.drop_last = options.drop_last
-        self._seed = draw_seed(options, type(self).__name__)
+        self._seed = choose_seed(options, type(self).__name__) or 0  # Which is not used without shuffling.
         self._failures = Failures(options.on_error)
         self._files_seal = _seal_files(files)
         self._options_seal = {

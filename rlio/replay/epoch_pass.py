@@ -19,7 +19,7 @@ from rlio.interfaces import Batch, JsonState, ReadOptions, Unit
 from rlio.read_options import check_batch_size
 from rlio.replay.order import ORDER_VERSION, share
 from rlio.replay.positions import (
-    Span,
+    UnitRange,
     check_offset,
     check_position,
     choose_seed,
@@ -152,12 +152,12 @@ class EpochPass(ABC):
             raise self._end()
         return min(units, left)
 
-    def _spans(self, units: int, shard: tuple[int, int] = (0, 1)) -> list[Span]:
+    def _spans(self, units: int, shard: tuple[int, int] = (0, 1)) -> list[UnitRange]:
         """The part that a rank has of the next units of all ranks, cut where epochs meet."""
         first, last = share(units, shard)
         return list(spans_of(self.epoch, self.offset + first, self.offset + last, self.total))
 
-    def _deal(self, n: int) -> list[Span]:
+    def _deal(self, n: int) -> list[UnitRange]:
         """This rank's part of the next ``world * n`` units; steps over all of them.
 
         Raises:

@@ -17,7 +17,7 @@ from rlio.interfaces import Batch, JsonState, ReadLedger, ReadOptions, Unit
 from rlio.replay.draws import Draw, RowUnits, Units
 from rlio.replay.epoch_pass import EpochPass
 from rlio.replay.order import Permutation
-from rlio.replay.positions import Span
+from rlio.replay.positions import UnitRange
 
 __all__ = ["OWN_BATCH", "Passage", "StorePass", "most_at_once"]
 
@@ -238,14 +238,14 @@ class StorePass(EpochPass):
         rank, world = self.options.shard
         size = self.batch_size
         if world == key.stride == 1:
-            numbers = self._numbers(Span(key.epoch, key.offset, key.offset + key.batches * size))
+            numbers = self._numbers(UnitRange(key.epoch, key.offset, key.offset + key.batches * size))
         else:
             first = key.offset + rank * size + np.arange(key.batches)[:, None] * (key.stride * world * size)
             positions = (first + np.arange(size)).reshape(-1)
             numbers = self._permutation(key.epoch).at(positions) if self.options.shuffle else positions
         return _Block(key, self.units.batch(numbers))
 
-    def _numbers(self, span: Span) -> Ids:
+    def _numbers(self, span: UnitRange) -> Ids:
         """The units at some positions."""
         if not self.options.shuffle:
             return np.arange(span.start, span.stop)

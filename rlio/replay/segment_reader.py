@@ -24,9 +24,8 @@ from rlio.schemas.folded import Folded, unfold
 from rlio.storage import listing
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import Segment
-from rlio.storage.names import SCHEMA_DIR, writer_dir
+from rlio.storage.names import SCHEMA_DIR
 from rlio.storage.open_files import OpenFiles
-from rlio.storage.sealed_index import distrust_index
 from rlio.storage.shards import OpenShard
 
 __all__ = [
@@ -103,9 +102,9 @@ class Span(NamedTuple):
 
 
 class ShardGone(Exception):
-    """A shard that was listed is not there: covered and collected, lost, or torn since. List again."""
+    """A shard that was listed is not there: it was compacted and collected, or it is lost. List again."""
 
-    def __init__(self, segment: Segment, error: DataNotFound | CorruptData) -> None:
+    def __init__(self, segment: Segment, error: DataNotFound) -> None:
         super().__init__(segment.ref.path)
         self.segment = segment
         self.error = error
@@ -208,14 +207,8 @@ class SegmentReader:
             return None  # Its rows are passed over batch by batch, and looked at once.
         try:
             shard = self.dataset.open_shard(segment)
-        except CorruptData as error:
-            if self._is_torn(segment):
-                self._miss(segment, -1, self._weigh(segment, None), error)
-            else:
-                self._lose((path, -1), self._weigh(segment, None), error)
-            return None
-        except DataNotFound as error:
-            self._miss(segment, -1, self._weigh(segment, None), error)
+        except (CorruptData, DataNotFound) as error:
+            self._lose(segment, -1, self._weigh(segment, None), error)
             return None
         self._check_schema(shard, segment)
         return self._open.add(path, shard)
@@ -263,11 +256,8 @@ class SegmentReader:
             return len(rows)
         try:
             part = shard.read(group, columns=self._columns(shard), rows=rows)
-        except CorruptData as error:
-            self._lose((segment.ref.path, group), len(rows), error)
-            return 0
-        except DataNotFound as error:
-            self._miss(segment, group, len(rows), error)
+        except (CorruptData, DataNotFound) as error:
+            self._lose(segment, group, len(rows), error)
             return 0
         return count_units(part, self.counting.unit)
 
@@ -290,11 +280,8 @@ class SegmentReader:
                 span.group, columns=self._columns(shard), rows=None if span.whole else span.rows
             )
             self._check(folded.batch, span, segment)
-        except CorruptData as error:
-            self._lose((segment.ref.path, span.group), self._weigh(segment, span), error)
-            return None
-        except DataNotFound as error:
-            self._miss(segment, span.group, self._weigh(segment, span), error)
+        except (CorruptData, DataNotFound) as error:
+            self._lose(segment, span.group, self._weigh(segment, span), error)
             return None
         return replace(folded, batch=self.filled(folded.batch))
 
@@ -330,25 +317,19 @@ class SegmentReader:
         found = [column for column in columns if column in has]
         return found or [column for column in has if not is_per_sequence(column)][:1]
 
-    def _is_torn(self, segment: Segment) -> bool:
-        """Whether a listing would not name the shard: by an index nobody knows how many bytes are there."""
-        entries = self.dataset.storage.list(writer_dir(segment.ref.writer))
-        size = next((size for path, size in entries if path == segment.ref.path), None)
-        return size is not None and size != segment.ref.name.size
+    def _lose(self, segment: Segment, group: int, rows: int, error: CorruptData | DataNotFound) -> None:
+        """Count lost rows once, or raise.
 
-    def _miss(self, segment: Segment, group: int, rows: int, error: DataNotFound | CorruptData) -> None:
-        """Ask for another listing, unless that was tried."""
-        if segment.ref.path not in self._given_up:
-            distrust_index(self.dataset.storage)
+        Raises:
+            ShardGone: The shard is not there, and another listing may show where its rows are.
+        """
+        path = segment.ref.path
+        if isinstance(error, DataNotFound) and path not in self._given_up:
             raise ShardGone(segment, error) from error
-        self._lose((segment.ref.path, group), rows, error)
-
-    def _lose(self, key: tuple[str, int], rows: int, error: Exception) -> None:
-        """Count lost rows once, or raise."""
         if not self.options.skip_damage:
             raise error
-        if key not in self._damaged:
-            self._damaged.add(key)
+        if (path, group) not in self._damaged:
+            self._damaged.add((path, group))
             self.skipped += rows
             logger.warning("skipped %d rows: %s", rows, error)
 
