@@ -41,7 +41,6 @@ from rlio.errors import (
     MissingColumn,
     MissingExtra,
     OptionError,
-    RlioError,
     SchemaError,
     UnsafeData,
     excerpt,
@@ -50,7 +49,7 @@ from rlio.foreign_layouts import check_step_columns, layout_of_hdf5
 from rlio.interfaces import ReadKeywords, ReadOptions
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.options import checked_keywords
-from rlio.readers.inputs import Cursor, Failures, StoredReader, TableCursor, find_files, raise_at
+from rlio.readers.inputs import Cursor, Failures, StoredReader, TableCursor, find_files, guarded, raise_at
 from rlio.readers.rllib_json import wanted_columns
 from rlio.storage import InputFile, open_input
 from rlio.storage.filesystem import StrPath
@@ -178,18 +177,8 @@ class _Handles:
         return file, stream
 
     def guarded(self, number: int, record: int | None, action: Callable[[], T]) -> T:
-        """What ``action`` returns; what h5py says about damaged data becomes CorruptData with the place."""
-        try:
-            return action()
-        except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
-            # HDF5's own errors carry no errno, unlike those of the filesystem.
-            if isinstance(error, (SchemaError, CorruptData)):
-                raise_at(error, uri=self.files[number].uri, record=record)
-            if isinstance(error, RlioError) or getattr(error, "errno", None) is not None:
-                raise
-            raise CorruptData(
-                f"not readable as HDF5: {excerpt(str(error))}", uri=self.files[number].uri, record=record
-            ) from error
+        """See `rlio.readers.inputs.guarded`."""
+        return guarded(self.files[number], record, action, format="HDF5")
 
     def child(self, group: Any, name: str) -> Any:
         """A member of ``group``, if it is stored right there."""

@@ -20,6 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -215,11 +216,8 @@ class FollowPass:
 
     def take(self, n: int | None) -> Batch:
         """The next ``n`` units; None: ``batch_size``, else what is there. Waits for them."""
-        if self._over:
-            raise EndOfData(self._why_ended())
-        mark = self._mark()
         wanted = n or self._options.batch_size
-        try:
+        with self._serving() as mark:
             parts, found = self._gather(wanted)
             if parts and self._options.drop_last and wanted is not None and found < wanted:
                 tally = self._tally.plus(dropped=sum(part.agent_steps() for part in parts))
@@ -228,16 +226,31 @@ class FollowPass:
             if not parts:
                 raise EndOfData(self._why_ended())
             batch = parts[0] if len(parts) == 1 else concat_samples(parts)
-            self._tally = self._tally.plus(served=batch.agent_steps())
-            self._tally.check(self._storage.uri)
+            self._count(batch)
             return batch
+
+    @contextmanager
+    def _serving(self) -> Iterator[_Mark]:
+        """Undoes what fails: rows that were read and not served are read again.
+
+        Raises:
+            EndOfData: The end was reached before.
+        """
+        if self._over:
+            raise EndOfData(self._why_ended())
+        mark = self._mark()
+        try:
+            yield mark
         except EndOfData:
             self._tally.check(self._storage.uri)
             raise
         except BaseException:
-            # What was read and not served is read again: the error comes back until its cause is gone.
             self._go_back(mark)
             raise
+
+    def _count(self, batch: Batch) -> None:
+        self._tally = self._tally.plus(served=batch.agent_steps())
+        self._tally.check(self._storage.uri)
 
     def _why_ended(self) -> str:
         waiting = "" if self._rows else rows_waiting(self._storage)
@@ -250,10 +263,7 @@ class FollowPass:
             EndOfData: Every writer is closed, and its rows were given.
             OptionError: What is counted are no rows: there are sequences, or several agents.
         """
-        if self._over:
-            raise EndOfData(self._why_ended())
-        mark = self._mark()
-        try:
+        with self._serving():
             chunk = self._chunk or self._look()
             if chunk is None:
                 self._over = self._is_complete()
@@ -268,15 +278,8 @@ class FollowPass:
                 )
             batch, units = self._serve(chunk, min(n, chunk.units))
             batch = self._segments.filled(batch)
-            self._tally = self._tally.plus(served=units)
-            self._tally.check(self._storage.uri)
+            self._count(batch)
             return Taken(batch, chunk.writer, self._rows[chunk.writer] - units)
-        except EndOfData:
-            self._tally.check(self._storage.uri)
-            raise
-        except BaseException:
-            self._go_back(mark)
-            raise
 
     @property
     def listing(self) -> Listing:

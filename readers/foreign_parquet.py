@@ -35,7 +35,6 @@ from rlio.errors import (
     CorruptData,
     MissingColumn,
     OptionError,
-    RlioError,
     SchemaError,
     UnknownLayout,
     UnsafeData,
@@ -53,6 +52,7 @@ from rlio.readers.inputs import (
     StoredReader,
     TableCursor,
     find_files,
+    guarded,
     raise_at,
 )
 from rlio.readers.packed import Allowance
@@ -265,21 +265,7 @@ class _Groups:
                 )
 
     def _guarded(self, number: int, record: int | None, action: Callable[[], T]) -> T:
-        """What ``action`` returns; what pyarrow says about damage becomes CorruptData with the place."""
-        uri = self._files[number].uri
-        try:
-            return action()
-        except (SchemaError, CorruptData) as error:
-            raise_at(error, uri=uri, record=record)
-        except RlioError:
-            raise
-        except (OSError, ValueError, TypeError, KeyError, NotImplementedError) as error:
-            # pyarrow's errors carry no errno, unlike those of the filesystem.
-            if getattr(error, "errno", None) is not None:
-                raise
-            raise CorruptData(
-                f"not readable as Parquet: {excerpt(str(error))}", uri=uri, record=record
-            ) from error
+        return guarded(self._files[number], record, action, format="Parquet")
 
     def read(
         self, group: int, start: int, stop: int, columns: frozenset[str] | None, use: Callable[[Any], T]

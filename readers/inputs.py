@@ -28,7 +28,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, NoReturn, Protocol
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,11 +61,14 @@ __all__ = [
     "TableCursor",
     "TableSource",
     "find_files",
+    "guarded",
     "index_in",
     "raise_at",
 ]
 
 logger = logging.getLogger("rlio")
+
+T = TypeVar("T")
 
 # A shuffled window holds so many rows or bytes: rows of a batch then come from some 16 places of a large
 # file, and memory stays bounded.
@@ -85,6 +88,30 @@ def raise_at(error: RlioError, *, uri: str, record: int | None = None) -> NoRetu
     # The message ends with the column, if that was known; it comes again, together with the place.
     message = str(error).removesuffix(f" [column {error.column}]")
     raise type(error)(message, uri=uri, record=record, column=error.column) from error
+
+
+def guarded(file: InputFile, record: int | None, action: Callable[[], T], *, format: str) -> T:
+    """What ``action`` returns; what a library says about damage becomes CorruptData with the place.
+
+    Args:
+        file: The file.
+        record: Number of the record or row group; None: the file as a whole.
+        action: Reads.
+        format: Name of the format, for the message.
+    """
+    try:
+        return action()
+    except (SchemaError, CorruptData) as error:
+        raise_at(error, uri=file.uri, record=record)
+    except RlioError:
+        raise
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
+        # Errors of the library carry no errno, unlike those of the filesystem.
+        if getattr(error, "errno", None) is not None:
+            raise
+        raise CorruptData(
+            f"not readable as {format}: {excerpt(str(error))}", uri=file.uri, record=record
+        ) from error
 
 
 def find_files(
