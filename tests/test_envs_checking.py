@@ -143,6 +143,9 @@ def test_without_checks_only_what_cannot_be_stored_is_an_error(mode: str) -> Non
         EnvError, match=r"an observation is float32 \(3,\), but the space says float32 \(2,\)"
     ):
         first_steps(kind(obs=np.zeros(3, np.float32)), mode, check=False)
+    with pytest.raises(EnvError, match="ValueError: too many values"):
+        three = kind(reset=lambda self, seed=None, options=None: (self.obs, {}, 3))
+        first_steps(three, mode, check=False)
 
 
 def test_checks_look_once_and_step_nothing() -> None:
