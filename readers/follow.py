@@ -18,9 +18,9 @@ import logging
 import math
 import threading
 import time
-import zlib
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -40,9 +40,11 @@ from rlio.errors import (
 from rlio.forks import cached_property
 from rlio.interfaces import Batch, JsonState, ReadLedger, ReadOptions, Unit
 from rlio.replay.buffers import Buffers
+from rlio.replay.order import rank_of
 from rlio.replay.positions import check_options, columns_digest
 from rlio.replay.segment_reader import (
     Ahead,
+    GoneShards,
     SegmentReader,
     ShardGone,
     Span,
@@ -55,10 +57,10 @@ from rlio.schemas.folded import Folded, unfold
 from rlio.storage import listing as listings
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import Listing, Segment, list_settled
-from rlio.storage.names import MAX_ROW, is_writer_id, part_of
+from rlio.storage.names import MAX_ROW, is_writer_id
 from rlio.storage.publish import read_header
 
-__all__ = ["FollowPass", "Taken", "rank_of"]
+__all__ = ["FollowPass", "Taken"]
 
 logger = logging.getLogger("rlio")
 
@@ -171,8 +173,7 @@ class FollowPass:
         self._current: tuple[Segment, list[Span], int] | None = None
         self._listing = Listing()
         self._reader: SegmentReader | None = None
-        self._given_up: set[str] = set()
-        self._gone: Counter[str] = Counter()
+        self._gone = GoneShards(storage, options.on_error)
         self._ahead: Ahead[_Decoded] = Ahead(self._decode)
         # Of frame stacks.
         self._buffers = Buffers()
@@ -215,11 +216,8 @@ class FollowPass:
 
     def take(self, n: int | None) -> Batch:
         """The next ``n`` units; None: ``batch_size``, else what is there. Waits for them."""
-        if self._over:
-            raise EndOfData(self._why_ended())
-        mark = self._mark()
         wanted = n or self._options.batch_size
-        try:
+        with self._serving() as mark:
             parts, found = self._gather(wanted)
             if parts and self._options.drop_last and wanted is not None and found < wanted:
                 tally = self._tally.plus(dropped=sum(part.agent_steps() for part in parts))
@@ -228,16 +226,31 @@ class FollowPass:
             if not parts:
                 raise EndOfData(self._why_ended())
             batch = parts[0] if len(parts) == 1 else concat_samples(parts)
-            self._tally = self._tally.plus(served=batch.agent_steps())
-            self._tally.check(self._storage.uri)
+            self._count(batch)
             return batch
+
+    @contextmanager
+    def _serving(self) -> Iterator[_Mark]:
+        """Undoes what fails: rows that were read and not served are read again.
+
+        Raises:
+            EndOfData: The end was reached before.
+        """
+        if self._over:
+            raise EndOfData(self._why_ended())
+        mark = self._mark()
+        try:
+            yield mark
         except EndOfData:
             self._tally.check(self._storage.uri)
             raise
         except BaseException:
-            # What was read and not served is read again: the error comes back until its cause is gone.
             self._go_back(mark)
             raise
+
+    def _count(self, batch: Batch) -> None:
+        self._tally = self._tally.plus(served=batch.agent_steps())
+        self._tally.check(self._storage.uri)
 
     def _why_ended(self) -> str:
         waiting = "" if self._rows else rows_waiting(self._storage)
@@ -250,10 +263,7 @@ class FollowPass:
             EndOfData: Every writer is closed, and its rows were given.
             OptionError: What is counted are no rows: there are sequences, or several agents.
         """
-        if self._over:
-            raise EndOfData(self._why_ended())
-        mark = self._mark()
-        try:
+        with self._serving():
             chunk = self._chunk or self._look()
             if chunk is None:
                 self._over = self._is_complete()
@@ -268,15 +278,8 @@ class FollowPass:
                 )
             batch, units = self._serve(chunk, min(n, chunk.units))
             batch = self._segments.filled(batch)
-            self._tally = self._tally.plus(served=units)
-            self._tally.check(self._storage.uri)
+            self._count(batch)
             return Taken(batch, chunk.writer, self._rows[chunk.writer] - units)
-        except EndOfData:
-            self._tally.check(self._storage.uri)
-            raise
-        except BaseException:
-            self._go_back(mark)
-            raise
 
     @property
     def listing(self) -> Listing:
@@ -401,7 +404,7 @@ class FollowPass:
             spans, batch = self._ahead.get(key)
         except ShardGone as gone:
             self._forget_listing()
-            self._bear(gone)
+            self._gone.miss(gone)
             return None
         if index == 0:
             self._queue.popleft()
@@ -446,27 +449,6 @@ class FollowPass:
         self._queue.clear()
         self._current = self._spans_of = None
         self._ahead.forget()
-
-    def _bear(self, gone: ShardGone) -> None:
-        """A shard is gone: another has its rows, as the next listing will show; if not, it is damage.
-
-        Raises:
-            HoleError: It was listed again and again, and is not there.
-        """
-        path = gone.segment.ref.path
-        self._gone[path] += 1
-        if self._gone[path] <= listings.PATIENCE.listings:
-            logger.info("%s is gone: listing again", self._storage.uri_of(path))
-            if self._gone[path] > 1:
-                listings.PATIENCE.sleep(listings.PATIENCE.seconds)
-        elif self._options.on_error == "skip":
-            self._given_up.add(path)
-        else:
-            raise HoleError(
-                f"the shard is listed and is not there, in {self._gone[path]} attempts: restore it, or read "
-                "with on_error='skip'",
-                uri=self._storage.uri_of(path),
-            ) from gone.error
 
     # ---- listings ----
 
@@ -581,7 +563,7 @@ class FollowPass:
             dataset,
             group_options(dataset, self._options, self._missing),
             counting_of(dataset, self._options.columns),
-            given_up=self._given_up,
+            given_up=self._gone.given_up,
             learn=self._learn,
         )
         return True
@@ -691,7 +673,7 @@ class FollowPass:
         try:
             parts = list(self._parts(segments))
         except ShardGone as gone:
-            self._bear(gone)
+            self._gone.miss(gone)
             return None
         self._pending = None
         if holes or None in parts:
@@ -726,12 +708,6 @@ class FollowPass:
         self._closing.set()
         self._ahead.close()
         self._chunk = None
-
-
-def rank_of(writer: str, *, world: int, slots: int | None = None) -> int:
-    """The rank, of ``world``, that follows a writer; by its slot where there are ``slots``."""
-    number = zlib.crc32((part_of(writer) or writer).encode())  # All attempts at a part are one rank's.
-    return (number if slots is None else number % slots) % world
 
 
 def _check_combination(options: ReadOptions, missing: str) -> None:
