@@ -29,11 +29,9 @@ import numpy as np
 import rlio
 from benchmarks import machine, object_store
 from benchmarks.report import replace_blocks, table
-from rlio.maintenance.indexing import refresh_index
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import list_shards
 from rlio.storage.names import ShardName, sealed_name
-from rlio.storage.sealed_index import PAGE, list_index, list_to_read
 
 __all__ = ["PARTS", "TABLES", "Measured", "Sizes", "main", "measure"]
 
@@ -44,6 +42,8 @@ REAL_ROWS = 10
 _LINKS = 30_000
 _NOTHING = "nothing"
 _BATCHES = 20
+# Names that an object store gives in one answer.
+PAGE = 1000
 # Seconds of a request of an object store, for arithmetic.
 REQUEST = 0.05
 # Tables that need every part.
@@ -147,7 +147,7 @@ def _status(name: str) -> int:
 
 
 def _listed(root: str, rounds: int) -> dict[str, Measured]:
-    """Opening and polling a data set of names on a local disk, before and after there is an index."""
+    """Opening and polling a data set of names on a local disk."""
     storage = Storage.open(root)
     names = [entry.path.rsplit("/", 1)[1] for entry in storage.list("data")]
     found = {
@@ -163,11 +163,6 @@ def _listed(root: str, rounds: int) -> dict[str, Measured]:
     data = ForkingPickler.dumps(dataset)
     found["share"] = take(lambda: ForkingPickler.loads(data), rounds=rounds, bytes=len(data))
     found["state"] = Measured(0, 0, None, {"bytes": len(json.dumps(dataset.snapshot()))})
-    found["make index"], uri = once(lambda: refresh_index(storage, begin=True))
-    if uri is not None:
-        (stored,) = list_index(storage).indexes
-        found["open, index"] = take(lambda: rlio.open_dataset(root), rounds=rounds, bytes=stored.object.size)
-        found["poll, index"] = _poll(root, rounds)
     return found
 
 
@@ -184,18 +179,12 @@ def _poll(root: str, rounds: int) -> Measured:
 
 def _stored(root: str, options: dict[str, Any], rounds: int) -> dict[str, Measured]:
     """Opening a data set on an object store, with the number of requests that listing takes."""
-    found = {}
-    for name in ("open", "open, index"):
-        storage = Storage.open(root, storage_options=options)
-        count = object_store.count_requests(storage)
-        list_to_read(storage, lacks=lambda listing: False)
-        requests = count()
-        found[name] = take(
-            lambda: rlio.open_dataset(root, storage_options=options), rounds=rounds, requests=requests
-        )
-        if name == "open":
-            refresh_index(storage, begin=True)
-    return found
+    storage = Storage.open(root, storage_options=options)
+    count = object_store.count_requests(storage)
+    list_shards(storage)
+    requests = count()
+    opening = take(lambda: rlio.open_dataset(root, storage_options=options), rounds=rounds, requests=requests)
+    return {"open": opening}
 
 
 def _in_memory(shards: int, writers: int, rounds: int) -> dict[str, Measured]:
@@ -210,10 +199,7 @@ def _in_memory(shards: int, writers: int, rounds: int) -> dict[str, Measured]:
         parent = full.rpartition("/")[0]
         if parent not in MemoryFileSystem.pseudo_dirs:
             MemoryFileSystem.pseudo_dirs.append(parent)
-    found = {"open": take(lambda: rlio.open_dataset(root), rounds=rounds)}
-    if refresh_index(Storage.open(root), begin=True) is not None:
-        found["open, index"] = take(lambda: rlio.open_dataset(root), rounds=rounds)
-    return found
+    return {"open": take(lambda: rlio.open_dataset(root), rounds=rounds)}
 
 
 def _read(root: str) -> dict[str, Measured]:
@@ -422,37 +408,8 @@ def _opening(run: dict[str, Any]) -> str:
     )
 
 
-def _indexed(run: dict[str, Any]) -> str:
-    headings = (
-        "shards",
-        "writers",
-        "index, bytes",
-        "making it, s",
-        "open, s",
-        "with index, s",
-        "MiB",
-        "with index, MiB",
-    )
-    return table(
-        headings,
-        _rows(
-            run,
-            "listed",
-            lambda v: (
-                _fact(v.get("open, index")),
-                _seconds(v["make index"]),
-                _seconds(v["open"]),
-                _seconds(v.get("open, index")),
-                _mib(v["open"]),
-                _mib(v.get("open, index")),
-            ),
-        ),
-        "r" * len(headings),
-    )
-
-
 def _on_stores(run: dict[str, Any]) -> str:
-    headings = ("store", "shards", "writers", "requests", "with index", "open, s", "with index, s")
+    headings = ("store", "shards", "writers", "requests", "open, s")
     rows = []
     for store, part in (("S3 (moto)", "stored"), ("memory", "in_memory")):
         for row in _rows(
@@ -460,9 +417,7 @@ def _on_stores(run: dict[str, Any]) -> str:
             part,
             lambda v: (
                 _fact(v["open"], "requests") if "requests" in v["open"]["facts"] else "",
-                _fact(v["open, index"], "requests") if "requests" in v["open"]["facts"] else "",
                 _seconds(v["open"]),
-                _seconds(v.get("open, index")),
             ),
         ):
             rows.append([store, *row])
@@ -470,19 +425,13 @@ def _on_stores(run: dict[str, Any]) -> str:
 
 
 def _following(run: dict[str, Any]) -> str:
-    headings = ("shards", "writers", "state, bytes", "a poll, s", "with index, s", "MiB", "with index, MiB")
+    headings = ("shards", "writers", "state, bytes", "a poll, s", "MiB")
     return table(
         headings,
         _rows(
             run,
             "listed",
-            lambda v: (
-                _fact(v["state"]),
-                _seconds(v["poll"]),
-                _seconds(v.get("poll, index")),
-                _mib(v["poll"]),
-                _mib(v.get("poll, index")),
-            ),
+            lambda v: (_fact(v["state"]), _seconds(v["poll"]), _mib(v["poll"])),
         ),
         "r" * len(headings),
     )
@@ -550,9 +499,6 @@ def _constants(run: dict[str, Any]) -> str:
         ("opening it, by listing", f"{1e6 * values['open']['cpu'] / n:.1f} us of processor"),
         ("holding it", f"{(values['open']['peak'] or 0) / n:.0f} bytes of memory"),
     ]
-    if (indexed := values.get("open, index")) is not None:
-        rows.append(("in an index", f"{indexed['facts']['bytes'] / n:.1f} bytes"))
-        rows.append(("opening it, by index", f"{1e6 * indexed['cpu'] / n:.1f} us of processor"))
     if (on_s3 := _of_s3(run)) is not None:
         rows.append(("opening it, by listing S3", f"{1e6 * on_s3:.0f} us of processor"))
     reads = max(run["read"], key=lambda each: each["shards"])["shards"]
@@ -577,7 +523,7 @@ def _petabyte(run: dict[str, Any]) -> str:
     """What roots of shards of 64 MiB would cost, by arithmetic with what one shard costs."""
     largest = max(run["listed"], key=lambda each: (each["shards"], -each["writers"]))
     n, values = largest["shards"], largest["values"]
-    indexed, on_s3 = values.get("open, index"), _of_s3(run)
+    on_s3 = _of_s3(run)
     rows = []
     for name, shards in (("6.7 TB", 10**5), ("67 TB", 10**6), ("1 PB", 15 * 10**6)):
         requests = -(-shards // PAGE)
@@ -590,8 +536,6 @@ def _petabyte(run: dict[str, Any]) -> str:
                 "" if on_s3 is None else f"{shards * on_s3:,.0f} s",
                 f"{shards * values['open']['cpu'] / n:,.0f} s",
                 f"{shards * (values['open']['peak'] or 0) / n / 1e6:,.0f} MB",
-                "" if indexed is None else f"{shards * indexed['facts']['bytes'] / n / 1e6:,.1f} MB",
-                "" if indexed is None else f"{shards * indexed['cpu'] / n:,.1f} s",
             ]
         )
     headings = (
@@ -602,8 +546,6 @@ def _petabyte(run: dict[str, Any]) -> str:
         "listing S3",
         "opening",
         "memory",
-        "index",
-        "opening, by index",
     )
     return table(headings, rows, "l" + "r" * (len(headings) - 1))
 
@@ -612,7 +554,6 @@ def _petabyte(run: dict[str, Any]) -> str:
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "machine": _machine,
     "opening": _opening,
-    "index": _indexed,
     "stores": _on_stores,
     "following": _following,
     "reading": _reading,

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -42,7 +41,6 @@ from rlio.errors import (
     MissingColumn,
     MissingExtra,
     OptionError,
-    RlioError,
     SchemaError,
     UnsafeData,
     excerpt,
@@ -51,10 +49,11 @@ from rlio.foreign_layouts import check_step_columns, layout_of_hdf5
 from rlio.interfaces import ReadKeywords, ReadOptions
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.options import checked_keywords
-from rlio.readers.inputs import Cursor, Failures, StoredReader, TableCursor, find_files, raise_at
+from rlio.readers.inputs import Cursor, Failures, StoredReader, TableCursor, find_files, guarded, raise_at
 from rlio.readers.rllib_json import wanted_columns
 from rlio.storage import InputFile, open_input
 from rlio.storage.filesystem import StrPath
+from rlio.storage.open_files import OpenFiles
 
 __all__ = ["D4RLReader"]
 
@@ -161,13 +160,13 @@ class _Handles:
             raise MissingExtra("h5py", "hdf5") from error
         self._h5py = h5py
         self.files = files
-        self._open: OrderedDict[int, tuple[Any, IO[bytes]]] = OrderedDict()
+        self._open: OpenFiles[int, tuple[Any, IO[bytes]]] = OpenFiles(_OPEN_FILES, close=_close_both)
 
     def file(self, number: int) -> Any:
         """The h5py file."""
-        if number in self._open:
-            self._open.move_to_end(number)
-            return self._open[number][0]
+        return (self._open.get(number) or self._open.add(number, self._opened(number)))[0]
+
+    def _opened(self, number: int) -> tuple[Any, IO[bytes]]:
         stream = open_input(self.files[number])
         try:
             # The cache holds the chunks around the group being read; h5py's own, of 1 MB, often holds none.
@@ -175,24 +174,11 @@ class _Handles:
         except BaseException:
             stream.close()
             raise
-        self._open[number] = (file, stream)
-        if len(self._open) > _OPEN_FILES:
-            self._close_one(self._open.popitem(last=False)[1])
-        return file
+        return file, stream
 
     def guarded(self, number: int, record: int | None, action: Callable[[], T]) -> T:
-        """What ``action`` returns; what h5py says about damaged data becomes CorruptData with the place."""
-        try:
-            return action()
-        except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
-            # HDF5's own errors carry no errno, unlike those of the filesystem.
-            if isinstance(error, (SchemaError, CorruptData)):
-                raise_at(error, uri=self.files[number].uri, record=record)
-            if isinstance(error, RlioError) or getattr(error, "errno", None) is not None:
-                raise
-            raise CorruptData(
-                f"not readable as HDF5: {excerpt(str(error))}", uri=self.files[number].uri, record=record
-            ) from error
+        """See `rlio.readers.inputs.guarded`."""
+        return guarded(self.files[number], record, action, format="HDF5")
 
     def child(self, group: Any, name: str) -> Any:
         """A member of ``group``, if it is stored right there."""
@@ -208,15 +194,15 @@ class _Handles:
         return isinstance(item, self._h5py.Group)
 
     def close(self) -> None:
-        while self._open:
-            self._close_one(self._open.popitem()[1])
+        self._open.close()
 
-    def _close_one(self, pair: tuple[Any, IO[bytes]]) -> None:
-        file, stream = pair
-        try:
-            file.close()
-        finally:
-            stream.close()
+
+def _close_both(pair: tuple[Any, IO[bytes]]) -> None:
+    file, stream = pair
+    try:
+        file.close()
+    finally:
+        stream.close()
 
 
 @dataclass(frozen=True)

@@ -37,11 +37,10 @@ from rlio.interfaces import (
 )
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.options import checked_keywords
-from rlio.readers.epoch_pass import EpochPass
+from rlio.readers.cold_pass import ColdPass
 from rlio.readers.follow import FollowPass
-from rlio.readers.growing_pass import GrowingPass
-from rlio.readers.passes import Kept, Pass, SnapshotPass
-from rlio.readers.stored_pass import Cache, StoredOptions, StoredPass, choose_cache
+from rlio.readers.growing_pass import GrowingPass, SnapshotPass
+from rlio.readers.stored_pass import Cache, Kept, StoredOptions, StoredPass, choose_cache
 from rlio.replay.draws import Draw
 from rlio.replay.joint_gather import RowSource
 from rlio.replay.store import DrawKeywords, UnitKeywords, draw_of
@@ -148,7 +147,7 @@ class DatasetReader(InputReader):
         self.options = ReadOptions.of(cast(ReadKeywords, given), reader="DatasetReader")
         self.drop_last = self.options.drop_last
         draw = draw_of(cast(DrawKeywords, drawn), columns=self.options.columns)
-        self._pass: Pass
+        self._pass: SnapshotPass | GrowingPass | FollowPass
         if follow:
             choosy = bool(drawn) or prefetch or cache in ("memory", "disk")
             _check_follow(choosy=choosy, bounded=at is not None or grow)
@@ -245,7 +244,7 @@ class DatasetReader(InputReader):
     @property
     def row_source(self) -> RowSource | None:
         """Its next rows, for whoever gathers them with those of others; None without a store."""
-        return self._pass.row_source if isinstance(self._pass, StoredPass) else None
+        return self._pass if isinstance(self._pass, StoredPass) else None
 
     # ---- hooks of InputReader ----
 
@@ -350,5 +349,5 @@ def _open_pass(
     """What reads epochs of a data set as it was listed."""
     chosen = choose_cache(dataset, options, draw, cache)
     if chosen == "none":
-        return EpochPass(dataset, options, missing, draw.filter)
+        return ColdPass(dataset, options, missing, draw.filter)
     return StoredPass(dataset, options, StoredOptions(draw, chosen, missing, prefetch))

@@ -22,8 +22,7 @@ from rlio.replay.samples_per_insert import NO_BOUND, Account
 from rlio.replay.store import ReplayStore
 from rlio.storage.failures import is_permanent
 from rlio.storage.filesystem import Storage
-from rlio.storage.listing import Listing
-from rlio.storage.sealed_index import list_to_read
+from rlio.storage.listing import Listing, list_shards
 
 __all__ = ["Cursors", "Feed"]
 
@@ -242,7 +241,7 @@ class Feed:
                 # Else a writer whose last rows are trimmed or damaged would wait until they are taken.
                 with self.changed:
                     self.cursors.pass_over(self.follow.reached)
-                self._look_at = time.monotonic() + self._poll_seconds
+                self._look_at = time.monotonic() + self.follow.pause
                 return False
         taken = self._pending
         with self.changed:
@@ -271,6 +270,6 @@ class Feed:
         if self.follow.listing is not self._listing_of_pass:
             self._listing = self._listing_of_pass = self.follow.listing
             self._listed_at = now
-        elif now - self._listed_at > self._poll_seconds:
-            self._listing, self._listed_at = list_to_read(self._storage, lacks=lambda _: False), now
+        elif now - self._listed_at > self.follow.pause:
+            self._listing, self._listed_at = list_shards(self._storage), now
         return self._listing

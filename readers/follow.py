@@ -18,9 +18,9 @@ import logging
 import math
 import threading
 import time
-import zlib
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -40,9 +40,11 @@ from rlio.errors import (
 from rlio.forks import cached_property
 from rlio.interfaces import Batch, JsonState, ReadLedger, ReadOptions, Unit
 from rlio.replay.buffers import Buffers
+from rlio.replay.order import rank_of
 from rlio.replay.positions import check_options, columns_digest
 from rlio.replay.segment_reader import (
     Ahead,
+    GoneShards,
     SegmentReader,
     ShardGone,
     Span,
@@ -54,17 +56,18 @@ from rlio.replay.segment_reader import (
 from rlio.schemas.folded import Folded, unfold
 from rlio.storage import listing as listings
 from rlio.storage.filesystem import Storage
-from rlio.storage.listing import Listing, Segment
-from rlio.storage.names import MAX_ROW, is_writer_id, part_of
+from rlio.storage.listing import Listing, Segment, list_settled
+from rlio.storage.names import MAX_ROW, is_writer_id
 from rlio.storage.publish import read_header
-from rlio.storage.sealed_index import list_to_read
 
-__all__ = ["FollowPass", "Taken", "rank_of"]
+__all__ = ["FollowPass", "Taken"]
 
 logger = logging.getLogger("rlio")
 
 #: Version of the order in which writers take turns; readers keep it in their state.
 _ORDER = ["follow", 1]
+# The least pause between two listings, in durations of a listing: 10^5 shards take a second of processor.
+_LISTINGS_APART = 10
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,8 @@ class FollowPass:
         options: How to read; no epochs, no shuffling, no seed.
         missing: "error" or "fill".
         idle_timeout: Seconds of waiting after which to end; None: never.
-        poll_seconds: Seconds between two listings while there is nothing to read.
+        poll_seconds: Seconds between two listings while there is nothing to read; more where a listing takes
+            long, see `pause`.
         slots: Deal the writers to so many slots, by CRC-32 of their ids modulo it; rank r of the world of
             ``options.shard`` has the slots s with s modulo world = r. Cursors then fit any number of ranks.
             None: the ranks are the slots.
@@ -153,6 +157,7 @@ class FollowPass:
         self._slots = slots
         self._idle_timeout = None if idle_timeout is None else _seconds("idle_timeout", idle_timeout)
         self._poll_seconds = _seconds("poll_seconds", poll_seconds)
+        self._listing_seconds = 0.0
         self._storage = storage
         self._options = options
         self._missing: Literal["error", "drop", "fill"] = missing
@@ -168,8 +173,7 @@ class FollowPass:
         self._current: tuple[Segment, list[Span], int] | None = None
         self._listing = Listing()
         self._reader: SegmentReader | None = None
-        self._given_up: set[str] = set()
-        self._gone: Counter[str] = Counter()
+        self._gone = GoneShards(storage, options.on_error)
         self._ahead: Ahead[_Decoded] = Ahead(self._decode)
         # Of frame stacks.
         self._buffers = Buffers()
@@ -212,11 +216,8 @@ class FollowPass:
 
     def take(self, n: int | None) -> Batch:
         """The next ``n`` units; None: ``batch_size``, else what is there. Waits for them."""
-        if self._over:
-            raise EndOfData(self._why_ended())
-        mark = self._mark()
         wanted = n or self._options.batch_size
-        try:
+        with self._serving() as mark:
             parts, found = self._gather(wanted)
             if parts and self._options.drop_last and wanted is not None and found < wanted:
                 tally = self._tally.plus(dropped=sum(part.agent_steps() for part in parts))
@@ -225,16 +226,31 @@ class FollowPass:
             if not parts:
                 raise EndOfData(self._why_ended())
             batch = parts[0] if len(parts) == 1 else concat_samples(parts)
-            self._tally = self._tally.plus(served=batch.agent_steps())
-            self._tally.check(self._storage.uri)
+            self._count(batch)
             return batch
+
+    @contextmanager
+    def _serving(self) -> Iterator[_Mark]:
+        """Undoes what fails: rows that were read and not served are read again.
+
+        Raises:
+            EndOfData: The end was reached before.
+        """
+        if self._over:
+            raise EndOfData(self._why_ended())
+        mark = self._mark()
+        try:
+            yield mark
         except EndOfData:
             self._tally.check(self._storage.uri)
             raise
         except BaseException:
-            # What was read and not served is read again: the error comes back until its cause is gone.
             self._go_back(mark)
             raise
+
+    def _count(self, batch: Batch) -> None:
+        self._tally = self._tally.plus(served=batch.agent_steps())
+        self._tally.check(self._storage.uri)
 
     def _why_ended(self) -> str:
         waiting = "" if self._rows else rows_waiting(self._storage)
@@ -247,10 +263,7 @@ class FollowPass:
             EndOfData: Every writer is closed, and its rows were given.
             OptionError: What is counted are no rows: there are sequences, or several agents.
         """
-        if self._over:
-            raise EndOfData(self._why_ended())
-        mark = self._mark()
-        try:
+        with self._serving():
             chunk = self._chunk or self._look()
             if chunk is None:
                 self._over = self._is_complete()
@@ -265,15 +278,8 @@ class FollowPass:
                 )
             batch, units = self._serve(chunk, min(n, chunk.units))
             batch = self._segments.filled(batch)
-            self._tally = self._tally.plus(served=units)
-            self._tally.check(self._storage.uri)
+            self._count(batch)
             return Taken(batch, chunk.writer, self._rows[chunk.writer] - units)
-        except EndOfData:
-            self._tally.check(self._storage.uri)
-            raise
-        except BaseException:
-            self._go_back(mark)
-            raise
 
     @property
     def listing(self) -> Listing:
@@ -340,6 +346,11 @@ class FollowPass:
         return batch, units
 
     @property
+    def pause(self) -> float:
+        """Seconds until the next listing while there is nothing to read."""
+        return max(self._poll_seconds, _LISTINGS_APART * self._listing_seconds)
+
+    @property
     def _segments(self) -> SegmentReader:
         """The reader of row groups; there is one as soon as there are rows."""
         assert self._reader is not None
@@ -368,7 +379,7 @@ class FollowPass:
             if left <= 0:
                 self._end_idle()
                 break
-            self._closing.wait(min(left, self._poll_seconds))
+            self._closing.wait(min(left, self.pause))
         return None
 
     def _look(self) -> _Chunk | None:
@@ -393,7 +404,7 @@ class FollowPass:
             spans, batch = self._ahead.get(key)
         except ShardGone as gone:
             self._forget_listing()
-            self._bear(gone)
+            self._gone.miss(gone)
             return None
         if index == 0:
             self._queue.popleft()
@@ -439,38 +450,21 @@ class FollowPass:
         self._current = self._spans_of = None
         self._ahead.forget()
 
-    def _bear(self, gone: ShardGone) -> None:
-        """A shard is gone: another has its rows, as the next listing will show; if not, it is damage.
-
-        Raises:
-            HoleError: It was listed again and again, and is not there.
-        """
-        path = gone.segment.ref.path
-        self._gone[path] += 1
-        if self._gone[path] <= listings.PATIENCE.listings:
-            logger.info("%s is gone: listing again", self._storage.uri_of(path))
-            if self._gone[path] > 1:
-                listings.PATIENCE.sleep(listings.PATIENCE.seconds)
-        elif self._options.on_error == "skip":
-            self._given_up.add(path)
-        else:
-            raise HoleError(
-                f"the shard is listed and is not there, in {self._gone[path]} attempts: restore it, or read "
-                "with on_error='skip'",
-                uri=self._storage.uri_of(path),
-            ) from gone.error
-
     # ---- listings ----
 
     def _poll(self) -> bool:
         """List once, more often only where rows are missing; whether there is anything to go on with."""
+        began = time.monotonic()
+        took: list[float] = []
 
         def lacks(found: Listing) -> bool:
+            took.append(time.monotonic() - began)
             own = self._own(found.staying_with(self._rows))
             return any(found.cover(w, start=self._rows.get(w, 0)).holes for w in own)
 
         # An attempt of which rows were served is not given up for another that a later listing shows.
-        self._listing = found = list_to_read(self._storage, lacks=lacks).staying_with(self._rows)
+        self._listing = found = list_settled(self._storage, lacks=lacks).staying_with(self._rows)
+        self._listing_seconds = took[0] if took else 0.0
         if not found.writers or (self._reader is None and not self._begin()):
             return False
         progress = False
@@ -569,7 +563,7 @@ class FollowPass:
             dataset,
             group_options(dataset, self._options, self._missing),
             counting_of(dataset, self._options.columns),
-            given_up=self._given_up,
+            given_up=self._gone.given_up,
             learn=self._learn,
         )
         return True
@@ -663,7 +657,7 @@ class FollowPass:
         assert self._pending is not None
         (until, served), writer = self._pending, self._turn
         first = self._rows[writer]
-        self._listing = found = list_to_read(
+        self._listing = found = list_settled(
             self._storage, lacks=lambda found: bool(found.cover(writer, start=first, end=until).holes)
         )
         if self._reader is None and not self._begin():
@@ -679,7 +673,7 @@ class FollowPass:
         try:
             parts = list(self._parts(segments))
         except ShardGone as gone:
-            self._bear(gone)
+            self._gone.miss(gone)
             return None
         self._pending = None
         if holes or None in parts:
@@ -714,12 +708,6 @@ class FollowPass:
         self._closing.set()
         self._ahead.close()
         self._chunk = None
-
-
-def rank_of(writer: str, *, world: int, slots: int | None = None) -> int:
-    """The rank, of ``world``, that follows a writer; by its slot where there are ``slots``."""
-    number = zlib.crc32((part_of(writer) or writer).encode())  # All attempts at a part are one rank's.
-    return (number if slots is None else number % slots) % world
 
 
 def _check_combination(options: ReadOptions, missing: str) -> None:

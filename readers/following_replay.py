@@ -35,10 +35,11 @@ from rlio.interfaces import Batch, InputReader, JsonState, ReadLedger, ReadOptio
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.options import checked_keywords, expected
 from rlio.readers.feeding import Cursors, Feed
-from rlio.readers.follow import FollowPass, rank_of
+from rlio.readers.follow import FollowPass
 from rlio.readers.follow_marks import Markers, MarkKeeper
 from rlio.readers.following_state import FollowState, merge_states
 from rlio.readers.ring_rows import reread
+from rlio.replay.order import rank_of
 from rlio.replay.positions import draw_seed
 from rlio.replay.priorities import Prioritised
 from rlio.replay.samplers import PrioritisedSampler, UniformSampler

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlio.errors import StateError, excerpt
 from rlio.interfaces import JsonState
-from rlio.readers.follow import rank_of
+from rlio.replay.order import rank_of
 from rlio.storage.names import MAX_ROW, is_writer_id
 
 __all__ = ["FollowState", "merge_states"]

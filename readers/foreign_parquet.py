@@ -24,7 +24,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
@@ -36,7 +35,6 @@ from rlio.errors import (
     CorruptData,
     MissingColumn,
     OptionError,
-    RlioError,
     SchemaError,
     UnknownLayout,
     UnsafeData,
@@ -54,6 +52,7 @@ from rlio.readers.inputs import (
     StoredReader,
     TableCursor,
     find_files,
+    guarded,
     raise_at,
 )
 from rlio.readers.packed import Allowance
@@ -67,6 +66,7 @@ from rlio.readers.space_arrays import Spaces, check_spaces, fit_space, space_of
 from rlio.readers.uniform import Uniform
 from rlio.storage import InputFile, open_input
 from rlio.storage.filesystem import StrPath
+from rlio.storage.open_files import OpenFiles
 
 __all__ = ["ForeignParquetReader"]
 
@@ -183,7 +183,7 @@ class _Groups:
         self._limits = limits
         self._asked = columns
         self._refuse = refuse
-        self._open: OrderedDict[int, ForeignFile] = OrderedDict()
+        self._open: OpenFiles[int, ForeignFile] = OpenFiles(_OPEN_FILES, close=ForeignFile.close)
         self.rows_are_batches = False
         #: (file, row group within it, number of its first row in the file).
         self.places: list[tuple[int, int, int]] = []
@@ -240,9 +240,9 @@ class _Groups:
         return rows_are_batches
 
     def _file(self, number: int) -> ForeignFile:
-        if number in self._open:
-            self._open.move_to_end(number)
-            return self._open[number]
+        return self._open.get(number) or self._open.add(number, self._opened(number))
+
+    def _opened(self, number: int) -> ForeignFile:
         stream = open_input(self._files[number])
         try:
             file = open_parquet(stream, limits=self._limits)
@@ -250,9 +250,6 @@ class _Groups:
         except BaseException:
             stream.close()
             raise
-        self._open[number] = file
-        if len(self._open) > _OPEN_FILES:
-            self._open.popitem(last=False)[1].close()
         return file
 
     def _check_extensions(self, extensions: Mapping[str, Extension]) -> None:
@@ -268,21 +265,7 @@ class _Groups:
                 )
 
     def _guarded(self, number: int, record: int | None, action: Callable[[], T]) -> T:
-        """What ``action`` returns; what pyarrow says about damage becomes CorruptData with the place."""
-        uri = self._files[number].uri
-        try:
-            return action()
-        except (SchemaError, CorruptData) as error:
-            raise_at(error, uri=uri, record=record)
-        except RlioError:
-            raise
-        except (OSError, ValueError, TypeError, KeyError, NotImplementedError) as error:
-            # pyarrow's errors carry no errno, unlike those of the filesystem.
-            if getattr(error, "errno", None) is not None:
-                raise
-            raise CorruptData(
-                f"not readable as Parquet: {excerpt(str(error))}", uri=uri, record=record
-            ) from error
+        return guarded(self._files[number], record, action, format="Parquet")
 
     def read(
         self, group: int, start: int, stop: int, columns: frozenset[str] | None, use: Callable[[Any], T]
@@ -345,8 +328,7 @@ class _Groups:
         return self._files[number].uri, first + row
 
     def close(self) -> None:
-        while self._open:
-            self._open.popitem()[1].close()
+        self._open.close()
 
 
 def _rows_are_batches(schema: Any) -> bool:

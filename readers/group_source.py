@@ -30,7 +30,6 @@ from rlio.replay.filter_pushdown import Matches
 from rlio.replay.order import WindowOrder, WindowRef
 from rlio.replay.segment_reader import (
     Ahead,
-    Counting,
     GroupOptions,
     SegmentReader,
     Span,
@@ -40,7 +39,7 @@ from rlio.replay.segment_reader import (
 from rlio.schemas.folded import Folded, join_folded
 from rlio.storage.listing import Segment
 
-__all__ = ["Dealt", "GroupSource", "RecordedOrder", "WindowedOrder", "open_groups"]
+__all__ = ["Dealt", "GroupSource", "Groups", "RecordedOrder", "WindowedOrder"]
 
 logger = logging.getLogger("rlio")
 
@@ -89,28 +88,38 @@ class _Chosen:
         return np.flatnonzero(bits[start % 8 :][: stop - start])
 
 
-class GroupSource(ABC):
-    """Units of an epoch by position.
+@dataclass(frozen=True)
+class Groups:
+    """Row groups that are read.
 
-    Args:
-        dataset: What is read.
-        options: How.
-        counting: What is counted; with a filter, rows.
+    Attributes:
+        dataset: Whose they are.
+        options: What is read of each.
         given_up: Paths of shards that are listed and not there: damage; may grow.
         matches: What a filter lets pass, segment by segment; None: there is no filter.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        options: GroupOptions,
-        counting: Counting,
-        *,
-        given_up: set[str],
-        matches: Iterator[Matches] | None = None,
-    ) -> None:
-        self._reader = SegmentReader(dataset, options, counting, given_up=given_up, weigh=self._weigh)
-        self._matches = matches
+    dataset: Dataset
+    options: GroupOptions
+    given_up: set[str]
+    matches: Iterator[Matches] | None = None
+
+
+class GroupSource(ABC):
+    """Units of an epoch by position.
+
+    Args:
+        groups: What is read; with a filter, rows are counted.
+
+    Raises:
+        ShardGone: A shard is not there any more: list again.
+    """
+
+    def __init__(self, groups: Groups) -> None:
+        dataset, options = groups.dataset, groups.options
+        counting = counting_of(dataset, options.columns)
+        self._reader = SegmentReader(dataset, options, counting, given_up=groups.given_up, weigh=self._weigh)
+        self._matches = groups.matches
         # Kept, as finding them again would mean to decode the filter's columns each time: at most a bit for
         # each row of the data, and at most 4 bytes for each row that passes.
         self._chosen: dict[Segment, _Chosen] = {}
@@ -205,28 +214,20 @@ class GroupSource(ABC):
 class RecordedOrder(GroupSource):
     """Writers by id, rows ascending."""
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        options: GroupOptions,
-        counting: Counting,
-        *,
-        given_up: set[str],
-        matches: Iterator[Matches] | None = None,
-    ) -> None:
-        super().__init__(dataset, options, counting, given_up=given_up, matches=matches)
-        self._segments = dataset.segments
+    def __init__(self, groups: Groups) -> None:
+        super().__init__(groups)
+        self._segments = groups.dataset.segments
         self._groups: list[int] = []
-        if counting.by_row and matches is None:
+        if self.by_row and groups.matches is None:
             sizes = [segment.rows for segment in self._segments]
         else:
             sizes = []
-            for _, groups in self._survey():
-                sizes.append(sum(units for _, units in groups))
-                self._groups += [] if counting.by_row else [units for _, units in groups]
+            for _, found in self._survey():
+                sizes.append(sum(units for _, units in found))
+                self._groups += [] if self.by_row else [units for _, units in found]
         self._starts = [0, *accumulate(sizes)]
         self.total = self._starts[-1]
-        self._joint = any(schema.multi_agent for schema in dataset.schemas.values())
+        self._joint = any(schema.multi_agent for schema in groups.dataset.schemas.values())
         self._ahead: Ahead[_Group] = Ahead(self._load)
         self._group: _Group | None = None
         self._spans_of: Segment | None = None
@@ -360,20 +361,11 @@ _NO_WINDOW = _Window(None, None, None, None)
 class WindowedOrder(GroupSource):
     """Windows of row groups permuted, units permuted within: `rlio.replay.order.WindowOrder`."""
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        options: GroupOptions,
-        counting: Counting,
-        *,
-        seed: int,
-        given_up: set[str],
-        matches: Iterator[Matches] | None = None,
-    ) -> None:
-        super().__init__(dataset, options, counting, given_up=given_up, matches=matches)
+    def __init__(self, groups: Groups, *, seed: int) -> None:
+        super().__init__(groups)
         self._groups: list[tuple[Segment, Span, int]] = []
-        for segment, groups in self._survey():
-            self._groups += [(segment, span, units) for span, units in groups if units]
+        for segment, found in self._survey():
+            self._groups += [(segment, span, units) for span, units in found if units]
         self._order = self._order_of(seed)
         self.total = len(self._order)
         self._ahead: Ahead[_Window] = Ahead(self._load)
@@ -489,25 +481,6 @@ def _rows_of_units(batch: Batch | None, span: Span) -> NDArray[np.int64]:
 
 def _digest(sizes: list[int]) -> str:
     return hashlib.blake2b(np.array(sizes, "<i8").tobytes(), digest_size=8).hexdigest()
-
-
-def open_groups(
-    dataset: Dataset,
-    options: GroupOptions,
-    *,
-    seed: int | None,
-    given_up: set[str],
-    matches: Iterator[Matches] | None = None,
-) -> GroupSource:
-    """The groups of a data set in recorded order, or shuffled by ``seed``; see `GroupSource`.
-
-    Raises:
-        ShardGone: A shard is not there any more: list again.
-    """
-    counting = counting_of(dataset, options.columns)
-    if seed is None:
-        return RecordedOrder(dataset, options, counting, given_up=given_up, matches=matches)
-    return WindowedOrder(dataset, options, counting, seed=seed, given_up=given_up, matches=matches)
 
 
 def _take(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 from rlio.batch import concat_samples, count_units
 from rlio.dataset import Dataset, dataset_on
@@ -17,12 +17,16 @@ from rlio.errors import CorruptData, EndOfData, OptionError, StateError, excerpt
 from rlio.interfaces import Batch, JsonState, ReadLedger, ReadOptions, Unit
 from rlio.joining import Unlike
 from rlio.read_options import check_batch_size
-from rlio.readers.passes import Kept, SnapshotPass
+from rlio.readers.cold_pass import ColdPass
+from rlio.readers.stored_pass import Kept, StoredPass
 from rlio.replay.positions import check_offset, own_batch_size
 
-__all__ = ["GrowingPass"]
+__all__ = ["GrowingPass", "SnapshotPass"]
 
 logger = logging.getLogger("rlio")
+
+#: What reads epochs of one snapshot.
+SnapshotPass: TypeAlias = ColdPass | StoredPass
 
 # How batches of two epochs are joined, of which one has columns that the other lacks.
 _JOINED: Final[dict[str, Unlike]] = {"error": "error", "drop": "intersect", "fill": "fill"}
@@ -206,36 +210,26 @@ class GrowingPass:
     def _step_over(self, n: int) -> None:
         """Step over ``n`` batches by their positions."""
         size = self._size_of(None)
-        while n:
+        missing = n * size
+        while True:
             running = self._current
-            left = running.total - running.offset if running.epoch < (running.options.epochs or 0) else 0
-            whole = min(n, left // size)
-            running.skip(whole, size)
-            n -= whole
-            if n:
-                self._step_across(size, left - whole * size)
-                n -= 1
-
-    def _step_across(self, size: int, left: int) -> None:
-        """Step over a batch of which ``left`` units are in this epoch."""
-        missing = size
-        while missing:
-            running = self._current
-            part = min(missing, left)
-            if part:
-                running.skip(1, part)
-            missing -= part
+            over = running.epoch >= (running.options.epochs or 0)
+            left = 0 if over else min(missing, running.total - running.offset)
+            running.skip(left // size, size)
+            if left % size:
+                running.skip(1, left % size)
+            missing -= left
             if not missing:
                 return
             if self._is_over(running):
-                if missing == size or self.options.drop_last:
+                if missing >= size or self.options.drop_last:
                     raise EndOfData(f"all {self.options.epochs} epochs have been read")
                 return
             self._take_up()
-            left = self._current.total
-            if left < missing:
+            total = self._current.total
+            if total < (missing % size or size):  # A whole epoch, and what is before and after it.
                 self._check_size(size)
-            if not left:
+            if not total:
                 raise EndOfData(self._current.dataset.why_empty())
 
     def _is_over(self, running: SnapshotPass) -> bool:

@@ -28,7 +28,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, NoReturn, Protocol
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +46,8 @@ from rlio.errors import (
 from rlio.foreign_layouts import refuse_known
 from rlio.interfaces import Batch, Endless, InputReader, JsonState, ReadLedger, ReadOptions
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.replay.order import ORDER_VERSION, Permutation
+from rlio.replay.order import ORDER_VERSION, Permutation, share
+from rlio.replay.positions import choose_seed
 from rlio.storage import InputFile, expand_inputs
 from rlio.storage.paths import StrPath
 
@@ -59,13 +60,15 @@ __all__ = [
     "StoredReader",
     "TableCursor",
     "TableSource",
-    "draw_seed",
     "find_files",
+    "guarded",
     "index_in",
     "raise_at",
 ]
 
 logger = logging.getLogger("rlio")
+
+T = TypeVar("T")
 
 # A shuffled window holds so many rows or bytes: rows of a batch then come from some 16 places of a large
 # file, and memory stays bounded.
@@ -78,16 +81,6 @@ _KEPT_ERRORS = 1000
 _KNOWN_PLACES = 1_000_000
 
 
-def draw_seed(options: ReadOptions, reader: str) -> int:
-    """The seed of the order: the given one, or one from the OS, which is logged."""
-    if options.seed is not None:
-        return options.seed
-    seed = int(np.random.SeedSequence().generate_state(1, np.uint64)[0] >> np.uint64(1))
-    if options.shuffle:
-        logger.info("%s: seed %d, drawn from the OS", reader, seed)
-    return seed
-
-
 def raise_at(error: RlioError, *, uri: str, record: int | None = None) -> NoReturn:
     """Raise ``error`` with the place where it happened, unless it knows one already."""
     if error.uri is not None:
@@ -95,6 +88,30 @@ def raise_at(error: RlioError, *, uri: str, record: int | None = None) -> NoRetu
     # The message ends with the column, if that was known; it comes again, together with the place.
     message = str(error).removesuffix(f" [column {error.column}]")
     raise type(error)(message, uri=uri, record=record, column=error.column) from error
+
+
+def guarded(file: InputFile, record: int | None, action: Callable[[], T], *, format: str) -> T:
+    """What ``action`` returns; what a library says about damage becomes CorruptData with the place.
+
+    Args:
+        file: The file.
+        record: Number of the record or row group; None: the file as a whole.
+        action: Reads.
+        format: Name of the format, for the message.
+    """
+    try:
+        return action()
+    except (SchemaError, CorruptData) as error:
+        raise_at(error, uri=file.uri, record=record)
+    except RlioError:
+        raise
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
+        # Errors of the library carry no errno, unlike those of the filesystem.
+        if getattr(error, "errno", None) is not None:
+            raise
+        raise CorruptData(
+            f"not readable as {format}: {excerpt(str(error))}", uri=file.uri, record=record
+        ) from error
 
 
 def find_files(
@@ -355,10 +372,6 @@ class TableCursor:
             self._plan = (self._epoch, order, bounds)
         return self._plan[1:]
 
-    def _share(self, rows: int) -> tuple[int, int]:
-        rank, world = self._options.shard
-        return rows * rank // world, rows * (rank + 1) // world
-
     def _load(self, group: int, start: int, stop: int) -> SampleBatch | None:
         try:
             return self._source.load(group, start, stop)
@@ -367,7 +380,7 @@ class TableCursor:
             return None
 
     def _in_order(self, group: int) -> SampleBatch | None:
-        start, stop = self._share(self._source.rows[group])
+        start, stop = share(self._source.rows[group], self._options.shard)
         batch = self._load(group, start, stop) if start < stop else None
         self._count(stop - start, lost=0 if batch is not None else stop - start)
         return batch
@@ -379,7 +392,7 @@ class TableCursor:
     def _shuffled(self, groups: list[int]) -> SampleBatch | None:
         rows = np.array([self._source.rows[group] for group in groups], np.int64)
         ends = np.cumsum(rows)
-        start, stop = self._share(int(ends[-1]))
+        start, stop = share(int(ends[-1]), self._options.shard)
         order = Permutation(int(ends[-1]), seed=self._seed, epoch=self._epoch, key=(1, self._window))
         picks = order.take(start, stop)
         if start == stop:
@@ -469,7 +482,7 @@ class StoredReader(InputReader):
         self.options = options
         self._make_cursor = make_cursor
         self.drop_last = options.drop_last
-        self._seed = draw_seed(options, type(self).__name__)
+        self._seed = choose_seed(options, type(self).__name__) or 0  # Which is not used without shuffling.
         self._failures = Failures(options.on_error)
         self._files_seal = _seal_files(files)
         self._options_seal = {

@@ -21,7 +21,6 @@ import contextlib
 import logging
 from array import array
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Generator, Hashable, Mapping, Sequence
 from io import BytesIO
 from itertools import accumulate
@@ -49,6 +48,7 @@ from rlio.schemas.json_lines import is_provenance, parse_head
 from rlio.storage import InputFile, ShardName
 from rlio.storage.filesystem import StrPath
 from rlio.storage.names import HEADER
+from rlio.storage.open_files import OpenFiles
 
 __all__ = ["JsonReader", "LineDecoder"]
 
@@ -253,8 +253,7 @@ class _Records:
         self._unlike = unlike
         self.blank_lines = 0
         self._uniform: Uniform | None = None
-        #: Streams by number of the file, the one used last at the end.
-        self._streams: OrderedDict[int, IO[bytes]] = OrderedDict()
+        self._streams: OpenFiles[int, IO[bytes]] = OpenFiles(_OPEN_FILES, close=lambda stream: stream.close())
 
     def decode(self, file: int, line: Line) -> Batch:
         """The batch in ``line``; raises CorruptData or SchemaError with the place."""
@@ -314,24 +313,14 @@ class _Records:
         """The line at ``offset``, whose bytes are known to be ``size``."""
         source = self.files[file]
         try:
-            return source.line_at(self._stream(file), offset=offset, size=size, number=number)
+            stream = self._streams.get(file) or self._streams.add(file, source.open())
+            return source.line_at(stream, offset=offset, size=size, number=number)
         except CorruptData as error:
             raise_at(error, uri=source.uri, record=number)
 
-    def _stream(self, file: int) -> IO[bytes]:
-        """An open stream of a file; the few used last stay open."""
-        if file in self._streams:
-            self._streams.move_to_end(file)
-            return self._streams[file]
-        self._streams[file] = stream = self.files[file].open()
-        if len(self._streams) > _OPEN_FILES:
-            self._streams.popitem(last=False)[1].close()
-        return stream
-
     def close(self) -> None:
         """Close the files."""
-        while self._streams:
-            self._streams.popitem()[1].close()
+        self._streams.close()
 
 
 class _IndexedRecords:

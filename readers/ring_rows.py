@@ -12,7 +12,7 @@ Example:
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
@@ -20,8 +20,7 @@ from typing import Literal
 from rlio.dataset import dataset_on
 from rlio.interfaces import ReadOptions
 from rlio.readers.follow import Taken
-from rlio.replay.segment_reader import SegmentReader, ShardGone, counting_of, group_options
-from rlio.storage import listing as listings
+from rlio.replay.segment_reader import GoneShards, SegmentReader, ShardGone, counting_of, group_options
 from rlio.storage.filesystem import Storage
 
 __all__ = ["RingRows", "reread"]
@@ -83,15 +82,14 @@ def reread(
         DataNotFound: The data set is gone.
     """
     wanted = {writer: rows for writer, rows in sorted(ranges.items()) if rows}
-    gone: Counter[str] = Counter()
-    given_up: set[str] = set()
+    gone = GoneShards(storage, "skip")
     while wanted:
         dataset = dataset_on(storage, at={writer: [rows.start, rows.stop] for writer, rows in wanted.items()})
         reader = SegmentReader(
             dataset,
             group_options(dataset, replace(options, on_error="skip"), missing),
             counting_of(dataset, options.columns),
-            given_up=given_up,
+            given_up=gone.given_up,
         )
         try:
             for segment in dataset.segments:
@@ -102,12 +100,6 @@ def reread(
                         yield Taken(batch, writer, span.first)
                     wanted[writer] = range(span.end, wanted[writer].stop)
             return
-        except ShardGone as found:
-            # Another shard has its rows, as the next listing shows; or it is lost.
-            path = found.segment.ref.path
-            gone[path] += 1
-            if gone[path] > listings.PATIENCE.listings:
-                given_up.add(path)
-            else:
-                listings.PATIENCE.sleep(listings.PATIENCE.seconds)
+        except ShardGone as error:
+            gone.miss(error)
         wanted = {writer: rows for writer, rows in wanted.items() if rows}

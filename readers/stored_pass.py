@@ -7,27 +7,27 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 from rlio.columns import Columns
 from rlio.dataset import Dataset, common_columns
 from rlio.errors import LedgerError, OptionError
-from rlio.interfaces import Batch, JsonState, ReadLedger, ReadOptions, Unit
-from rlio.readers.passes import Kept
+from rlio.interfaces import ReadLedger, ReadOptions
 from rlio.replay.draws import Draw, Units
 from rlio.replay.epochs import Passage, StorePass
-from rlio.replay.joint_gather import RowSource
 from rlio.replay.positions import columns_digest
 from rlio.replay.segment_reader import counting_of, own_size
 from rlio.replay.store import ReplayStore
 from rlio.schemas.schema import PolicySchema, Schema
 
-__all__ = ["Cache", "StoredOptions", "StoredPass", "choose_cache"]
+__all__ = ["Cache", "Kept", "StoredOptions", "StoredPass", "choose_cache"]
 
 logger = logging.getLogger("rlio")
 
-#: Where rows are kept for random access.
-Cache = Literal["auto", "memory", "disk", "none"]
+#: Where a pass keeps its rows for random access.
+Kept: TypeAlias = Literal["memory", "disk", "none"]
+#: Where the user wants them to be.
+Cache: TypeAlias = Literal["auto", "memory", "disk", "none"]
 
 # With cache="auto": stores up to so many bytes are kept in memory, and on disk. The same on any machine,
 # since the order of the rows depends on it.
@@ -55,7 +55,7 @@ class StoredOptions:
     prefetch: bool
 
 
-class StoredPass:
+class StoredPass(StorePass):
     """Reads epochs of a data set from a store of it.
 
     Args:
@@ -66,7 +66,6 @@ class StoredPass:
 
     def __init__(self, dataset: Dataset, options: ReadOptions, stored: StoredOptions) -> None:
         self.dataset = dataset
-        self.options = options
         self.cache: Kept = stored.cache
         common_columns(dataset, missing=stored.missing, wanted=options.columns)
         self._store = ReplayStore.open(
@@ -78,30 +77,25 @@ class StoredPass:
             on_error=options.on_error,
             wait=False,
         )
-        plain = stored.draw.unit == "steps"
-        self._pass = StorePass(
-            Passage(
-                open=self._open,
-                draw=stored.draw,
-                digest=dataset.digest,
-                uri=dataset.uri,
-                why_empty=self._store.why_empty,
-                batch_size=own_size(dataset) if plain else _OWN_SEQUENCES,
-                prefetch=stored.prefetch,
-                also={
-                    "columns": columns_digest(options),
-                    "on_error": options.on_error,
-                    "missing": stored.missing,
-                },
-            ),
-            options,
+        passage = Passage(
+            open=self._open,
+            draw=stored.draw,
+            digest=dataset.digest,
+            uri=dataset.uri,
+            why_empty=self._store.why_empty,
+            batch_size=own_size(dataset) if stored.draw.unit == "steps" else _OWN_SEQUENCES,
+            prefetch=stored.prefetch,
+            also={
+                "columns": columns_digest(options),
+                "on_error": options.on_error,
+                "missing": stored.missing,
+            },
         )
-        self._draw = stored.draw
-        self._began = 0
+        super().__init__(passage, options)
 
     def _open(self) -> tuple[Units, int]:
         """The units, once the store is built; and that it holds what the shards' names say."""
-        units = self._store.units(self._draw)
+        units = self._store.units(self.passage.draw)
         named = len(self.dataset) + sum(rows for _, rows in self.dataset.lost_rows())
         if len(self._store) + self._store.skipped != named:
             raise LedgerError(
@@ -112,16 +106,6 @@ class StoredPass:
         return units, self._store.row_bytes
 
     @property
-    def unit(self) -> Unit:
-        """What is counted."""
-        return self._pass.unit
-
-    @property
-    def total(self) -> int:
-        """Units of one epoch, of all ranks together; waits for the store."""
-        return self._pass.total
-
-    @property
     def skipped(self) -> int:
         """Rows lost to damage, each once; waits for the store."""
         self._store.wait()
@@ -130,50 +114,16 @@ class StoredPass:
     @property
     def ledger(self) -> ReadLedger:
         """What became of the rows."""
-        found = self._pass.ledger
+        found = super().ledger
         if self.options.shard[0] != 0:  # Rows that no position stands for are counted by the first rank.
             return found
-        ended = (self.options.epochs or 0) if self._pass.cut_short else self._pass.epoch
-        lost = (ended - self._began) * self.skipped
+        lost = self._ended * self.skipped
         return found.plus(expected=lost, skipped=lost, trimmed=self.dataset.trimmed_rows)
-
-    @property
-    def epoch(self) -> int:
-        """Number of the epoch that the next batch begins in."""
-        return self._pass.epoch
-
-    @property
-    def seed(self) -> int | None:
-        """Seed of the order; None if it is the recorded one."""
-        return self._pass.seed
-
-    def take(self, n: int | None) -> Batch:
-        """The next ``n`` units; None: as many as the options say."""
-        return self._pass.take(n)
-
-    @property
-    def offset(self) -> int:
-        """Units of this epoch that all ranks together have been dealt."""
-        return self._pass.offset
-
-    @property
-    def batch_size(self) -> int:
-        """Units of a batch, where no number is asked for."""
-        return self._pass.batch_size
-
-    def skip(self, n: int, size: int | None = None) -> None:
-        """Go where ``n`` calls of `take` would lead; ``size`` units each, None: `batch_size`."""
-        self._pass.skip(n, size)
 
     def serves(self, dataset: Dataset) -> bool:
         """Whether another listing of the data set has the same rows."""
         ours = self.dataset
         return dataset.digest == ours.digest and dataset.lost_rows() == ours.lost_rows()
-
-    def extend(self, epochs: int) -> None:
-        """Read so many epochs in all."""
-        self.options = replace(self.options, epochs=epochs)
-        self._pass.extend(epochs)
 
     def check_whole_epochs(self) -> None:
         """Compare what became of the rows; that the store holds them all is seen when it is opened.
@@ -183,23 +133,9 @@ class StoredPass:
         """
         self.ledger.check(self.dataset.uri)
 
-    @property
-    def row_source(self) -> RowSource:
-        """Its next rows, for whoever gathers them with those of others."""
-        return self._pass
-
-    def position(self) -> JsonState:
-        """What `seek` needs."""
-        return self._pass.position()
-
-    def seek(self, position: JsonState) -> None:
-        """Continue from a position; the ledger begins anew."""
-        self._pass.seek(position)
-        self._began = self._pass.epoch
-
     def close(self) -> None:
         """Let go of the store, and end its threads."""
-        self._pass.close()
+        super().close()
         self._store.close()
 
 

@@ -39,11 +39,10 @@ from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.schema import Schema, canonical_json
 from rlio.storage.filesystem import Storage
 from rlio.storage.json_shard import schema_lookup
-from rlio.storage.listing import Coverage, Listing, Segment
+from rlio.storage.listing import Coverage, Listing, Segment, list_settled
 from rlio.storage.names import HEADER, MAX_ROW, is_writer_id
 from rlio.storage.publish import read_header
 from rlio.storage.schema_files import check_agreement, read_schemas
-from rlio.storage.sealed_index import list_to_read
 from rlio.storage.shards import OpenShard, open_shard
 from rlio.storage.spool import Spool, find_logs, spool_of
 
@@ -629,7 +628,7 @@ def _listed(storage: Storage, at: Snapshot | None) -> Dataset:
         seen.append(Dataset(storage, listing, at=at))
         return bool(seen[-1].holes or seen[-1].missing_shards())
 
-    listing = list_to_read(storage, lacks=lacks)
+    listing = list_settled(storage, lacks=lacks)
     found = seen[-1] if seen[-1]._listing is listing else Dataset(storage, listing, at=at)
     for writer, rows in found._unfinished():
         if not found._is_closed(writer):

@@ -410,7 +410,7 @@ def test_closing_closes_the_files(tmp_path: Path) -> None:
     save(tmp_path / "a.hdf5", datasets(40))
     reader = D4RLReader(tmp_path)
     reader.sample()
-    ((file, stream),) = reader._handles._open.values()
+    ((file, stream),) = reader._handles._open
     reader.close()
     assert not file
     assert stream.closed

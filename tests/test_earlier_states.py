@@ -19,7 +19,6 @@ import rlio
 from rlio.errors import StateError
 from rlio.storage.filesystem import Storage
 from rlio.storage.progress import list_marks
-from rlio.storage.sealed_index import list_index, load_index
 
 GOLDEN = Path(__file__).with_name("golden") / "states"
 #: Readers that drop what they hold, also in the version that saved it, and say so.
@@ -113,11 +112,10 @@ def test_an_earlier_store_in_a_cache_folder_is_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("data")
-def test_an_earlier_index_of_sealed_writers_is_used() -> None:
-    storage = Storage.open(INDEXED)
-    (found,) = list_index(storage).indexes
-    assert load_index(storage, found.object).listing.sealed == {"w0": 6, "w1": 6, "w2": 6}
+def test_an_earlier_index_of_sealed_writers_is_passed_over_and_gc_removes_it() -> None:
     assert_identical(load(INDEXED), rlio.concat_samples([episode(env, 0, 6) for env in range(3)]))
+    assert [one.kind for one in rlio.gc(INDEXED, grace=0).removed] == ["index"]
+    assert Storage.open(INDEXED).list("_index") == []
 
 
 def test_earlier_marks_of_followers_are_heard() -> None:

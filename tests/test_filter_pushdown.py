@@ -22,7 +22,7 @@ from rlio.errors import (
     OptionError,
     SchemaConflict,
 )
-from rlio.replay.filter_pushdown import is_ruled_out, matches, resolve
+from rlio.replay.filter_pushdown import is_ruled_out, matches
 from rlio.replay.filters import RowFilter
 from rlio.replay.segment_reader import ShardGone
 from rlio.schemas.shard_file import ShardFile
@@ -64,8 +64,20 @@ def in_groups(*batches: Any, bytes_: int = 256, **options: Any) -> str:
         return store(*batches, **options)
 
 
+class Found:
+    """All that a filter lets pass of a data set: the sums of what `matches` gives."""
+
+    def __init__(self, data: rlio.Dataset, row_filter: RowFilter, **options: Any) -> None:
+        parts = list(matches(data, row_filter, **options))
+        self.positions = np.concatenate([np.empty(0, np.int64), *(part.positions for part in parts)])
+        self.total = sum(part.rows for part in parts)
+        self.lost = sum(part.lost for part in parts) + sum(rows for _, rows in data.lost_rows())
+        self.groups_read = sum(part.groups_read for part in parts)
+        self.groups_passed_over = sum(part.groups_passed_over for part in parts)
+
+
 def positions(root: str, text: str, **options: Any) -> list[int]:
-    return resolve(rlio.open_dataset(root), RowFilter.parse(text), **options).positions.tolist()
+    return Found(rlio.open_dataset(root), RowFilter.parse(text), **options).positions.tolist()
 
 
 # ---- what is found, and what is not read ----
@@ -76,7 +88,7 @@ def test_only_groups_that_may_match_are_read_and_of_those_only_the_filters_colum
     data = rlio.open_dataset(root)
     groups = len(data.open_shard(data.segments[0]).rows)
     assert groups >= 4
-    found = resolve(data, RowFilter.parse("t >= 60 and rewards > 0"))
+    found = Found(data, RowFilter.parse("t >= 60 and rewards > 0"))
     assert found.positions.tolist() == [61, 62]
     assert found.positions.dtype == np.int64
     assert (found.total, found.lost) == (64, 0)
@@ -86,14 +98,14 @@ def test_only_groups_that_may_match_are_read_and_of_those_only_the_filters_colum
 
 
 def test_nothing_is_read_where_no_group_may_match(reads: Reads) -> None:
-    found = resolve(rlio.open_dataset(in_groups(steps(64))), RowFilter.parse("rewards > 2 or t < 0"))
+    found = Found(rlio.open_dataset(in_groups(steps(64))), RowFilter.parse("rewards > 2 or t < 0"))
     assert (found.positions.tolist(), found.total, found.groups_read) == ([], 64, 0)
     assert reads.groups == []
 
 
 @pytest.mark.parametrize("text", ["obs[0] >= 60", "t >= 60 or isnan(rewards)", "not rewards < 5 or t >= 60"])
 def test_what_bounds_do_not_tell_is_read(text: str, reads: Reads) -> None:
-    found = resolve(rlio.open_dataset(in_groups(steps(64))), RowFilter.parse(text))
+    found = Found(rlio.open_dataset(in_groups(steps(64))), RowFilter.parse(text))
     assert found.positions.tolist() == [60, 61, 62, 63]
     assert found.groups_passed_over == 0
     assert len(reads.groups) == found.groups_read > 1
@@ -117,7 +129,7 @@ def test_a_snapshot_cuts_groups_and_positions_begin_at_its_rows() -> None:
     root = in_groups(steps(64), writer_id=A)
     for at, wanted, found in (({A: 30}, "t > 26", [27, 28, 29]), ({A: [10, 30]}, "t > 26", [17, 18, 19])):
         data = rlio.open_dataset(root, at=at)
-        got = resolve(data, RowFilter.parse(wanted))
+        got = Found(data, RowFilter.parse(wanted))
         assert (got.positions.tolist(), got.total) == (found, len(data))
 
 
@@ -133,7 +145,7 @@ def test_an_empty_data_set_has_no_rows_that_match() -> None:
     root = fresh_root()
     with ParquetWriter(root):
         pass
-    found = resolve(rlio.open_dataset(root), RowFilter.parse("t > 1"))
+    found = Found(rlio.open_dataset(root), RowFilter.parse("t > 1"))
     assert (found.positions.tolist(), found.positions.dtype, found.total) == ([], np.int64, 0)
 
 
@@ -142,7 +154,7 @@ def test_json_shards_have_no_bounds_and_give_the_same_rows() -> None:
     with JsonWriter(root, roll=Roll(max_seconds=None)) as writer:
         for first in range(0, 60, 10):
             writer.write(steps(10, first))
-    found = resolve(rlio.open_dataset(root), RowFilter.parse("t >= 58 or t == 3"))
+    found = Found(rlio.open_dataset(root), RowFilter.parse("t >= 58 or t == 3"))
     assert (found.positions.tolist(), found.total) == ([3, 58, 59], 60)
     assert (found.groups_read, found.groups_passed_over) == (6, 0)
 
@@ -150,10 +162,10 @@ def test_json_shards_have_no_bounds_and_give_the_same_rows() -> None:
 def test_a_function_is_given_all_columns_or_those_it_asked_for(reads: Reads) -> None:
     root = in_groups(steps(20))
     chosen = RowFilter.of(lambda batch: batch["t"] > 17, columns=["t"], name="late")
-    assert resolve(rlio.open_dataset(root), chosen).positions.tolist() == [18, 19]
+    assert Found(rlio.open_dataset(root), chosen).positions.tolist() == [18, 19]
     assert {tuple(columns or ()) for columns in reads.columns} == {("t",)}
     everything = RowFilter.of(lambda batch: (batch["t"] > 17) & (batch["obs"][:, 0] > 18), name="late")
-    assert resolve(rlio.open_dataset(root), everything).positions.tolist() == [19]
+    assert Found(rlio.open_dataset(root), everything).positions.tolist() == [19]
 
 
 def test_a_group_is_ruled_out_by_its_own_bounds() -> None:
@@ -184,7 +196,7 @@ def test_new_obs_has_no_bounds_since_most_of_it_is_not_stored() -> None:
 def test_scalar_leaves_of_nested_columns_are_ruled_out_by_their_own_bounds(reads: Reads) -> None:
     t = np.arange(64)
     root = in_groups(SampleBatch(obs={"a/b": t, "v": np.stack([t, t], 1), "w": (t * 2.0, t % 2 == 0)}))
-    found = resolve(rlio.open_dataset(root), RowFilter.parse("obs['a/b'] > 60 and obs.w[1]"))
+    found = Found(rlio.open_dataset(root), RowFilter.parse("obs['a/b'] > 60 and obs.w[1]"))
     assert found.positions.tolist() == [62]
     assert found.groups_read == len(reads.groups) == 1
     assert positions(root, "obs.w[0] >= 124 and obs.v[1] != 63") == [62]
@@ -199,28 +211,10 @@ def agents(rows: int) -> MultiAgentBatch:
     return MultiAgentBatch({"a": own["a"], "b": own["b"][: rows // 2]}, rows)
 
 
-def test_of_several_policies_the_rows_of_one_are_counted() -> None:
-    root = in_groups(agents(10), agents(10), agents(6))
-    assert positions(root, "rewards == 3", policy="a") == [3, 13, 23]
-    assert positions(root, "rewards == -2", policy="b") == [2, 7, 12]
-    assert positions(root, "rewards > 0", policy="b") == []
-    with pytest.raises(OptionError, match="name the one"):
+def test_several_policies_are_refused() -> None:
+    root = in_groups(agents(10))
+    with pytest.raises(OptionError):
         positions(root, "rewards > 0")
-    with pytest.raises(OptionError, match="no policy 'c'"):
-        positions(root, "rewards > 0", policy="c")
-
-
-def test_of_several_policies_a_group_that_holds_no_match_counts_all_the_same() -> None:
-    near, far = agents(10), agents(10)
-    for part in far.values():
-        part["rewards"] = part["rewards"] + 100
-    root = in_groups(near, far, writer_id=A)
-    assert positions(root, "rewards > 107", policy="a") == [18, 19]
-    assert positions(root, "rewards > 98", policy="b") == [5, 6]
-    # A snapshot that ends with the first of the batches.
-    data = rlio.open_dataset(root, at={A: 15})
-    assert resolve(data, RowFilter.parse("rewards > -2"), policy="b").positions.tolist() == [0, 1]
-    assert resolve(data, RowFilter.parse("rewards > 8"), policy="a").total == 10
 
 
 def test_rows_within_sequences_are_rows() -> None:
@@ -230,7 +224,7 @@ def test_rows_within_sequences_are_rows() -> None:
     root = in_groups(batch, batch)
     assert positions(root, "rewards > 9") == [10, 11, 22, 23]
     counted = RowFilter.of(lambda batch: np.asarray(batch["rewards"]) > 9, name="late")
-    assert resolve(rlio.open_dataset(root), counted).positions.tolist() == [10, 11, 22, 23]
+    assert Found(rlio.open_dataset(root), counted).positions.tolist() == [10, 11, 22, 23]
     with pytest.raises(OptionError, match="a row a sequence"):
         positions(root, "seq_lens > 1")
 
@@ -275,8 +269,8 @@ def test_a_damaged_group_is_an_error_or_counted_and_keeps_its_positions() -> Non
     data = rlio.open_dataset(root)
     rows = data.open_shard(data.segments[0]).rows
     with pytest.raises(CorruptData, match="CRC-32"):
-        resolve(data, RowFilter.parse("t >= 0"))
-    found = resolve(data, RowFilter.parse("t >= 0"), on_error="skip")
+        Found(data, RowFilter.parse("t >= 0"))
+    found = Found(data, RowFilter.parse("t >= 0"), on_error="skip")
     assert found.positions.tolist() == [*range(rows[0]), *range(rows[0] + rows[1], 64)]
     assert (found.total, found.lost) == (64, rows[1])
 
@@ -293,7 +287,7 @@ def test_a_shard_that_is_damaged_as_a_whole_is_counted() -> None:
     path = next(path for path in files(root) if A in path)
     content = files(root)[path]
     put(path, content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
-    found = resolve(rlio.open_dataset(root), RowFilter.parse("t > 10 and t < 23"), on_error="skip")
+    found = Found(rlio.open_dataset(root), RowFilter.parse("t > 10 and t < 23"), on_error="skip")
     assert (found.positions.tolist(), found.total, found.lost) == ([20, 21, 22], 30, 20)
 
 
@@ -303,8 +297,8 @@ def test_missing_rows_are_an_error_or_counted_and_have_no_positions() -> None:
     grow(root, A, 15, 5)
     data = rlio.open_dataset(root)
     with pytest.raises(HoleError):
-        resolve(data, RowFilter.parse("t > 8"))
-    found = resolve(data, RowFilter.parse("t > 8"), on_error="skip")
+        Found(data, RowFilter.parse("t > 8"))
+    found = Found(data, RowFilter.parse("t > 8"), on_error="skip")
     assert (found.positions.tolist(), found.total, found.lost) == ([9, 10, 11, 12, 13, 14], 15, 5)
 
 
@@ -314,9 +308,9 @@ def test_a_shard_that_is_gone_asks_for_another_listing() -> None:
     ((path, _),) = files(root).items()
     remove(path)
     with pytest.raises(ShardGone):
-        resolve(data, RowFilter.parse("t > 8"))
+        Found(data, RowFilter.parse("t > 8"))
     gone = {data.segments[0].ref.path}
-    found = resolve(data, RowFilter.parse("t > 8"), on_error="skip", given_up=gone)
+    found = Found(data, RowFilter.parse("t > 8"), on_error="skip", given_up=gone)
     assert (found.positions.tolist(), found.lost) == ([], 20)
 
 
@@ -451,13 +445,13 @@ def test_the_rows_are_those_of_a_mask_over_everything(
         expected = np.flatnonzero(chosen.mask(everything)).tolist()
     except OptionError:  # Integers beyond 64 bits.
         assume(False)
-    found = resolve(rlio.open_dataset(root), chosen)
+    found = Found(rlio.open_dataset(root), chosen)
     assert found.positions.tolist() == expected
     assert found.total == len(everything)
     # And without bounds.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rlio.storage.shards.ParquetShard.bounds", lambda *_: {})
-        plain = resolve(rlio.open_dataset(root), chosen)
+        plain = Found(rlio.open_dataset(root), chosen)
     assert plain.positions.tolist() == expected
     assert plain.groups_passed_over == 0
     assert plain.groups_read == found.groups_read + found.groups_passed_over
@@ -486,5 +480,5 @@ def test_texts_of_the_law_rule_some_groups_out() -> None:
     passed = []
     for batch in (low, high):
         data = rlio.open_dataset(store(batch))
-        passed += [text for text in TEXTS if resolve(data, RowFilter.parse(text)).groups_passed_over]
+        passed += [text for text in TEXTS if Found(data, RowFilter.parse(text)).groups_passed_over]
     assert len(set(passed)) > len(TEXTS) // 3

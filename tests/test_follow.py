@@ -256,6 +256,24 @@ def test_an_empty_poll_is_one_listing_and_batches_that_are_there_need_none(
     assert calls.count("_schema") == 1
 
 
+def test_listings_that_take_long_are_as_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = fresh_root()
+    grow(root, A, 0, 3)
+    real = Storage.list
+
+    def slow(self: Storage, prefix: str = "", **options: Any) -> Any:
+        time.sleep(0.02)
+        return real(self, prefix, **options)
+
+    with follow(root, idle_timeout=0, poll_seconds=0.01) as reader:
+        assert drain(reader) == [0, 1, 2]
+        assert reader._pass.pause < 0.2  # type: ignore[attr-defined] # it is not waited for here
+        monkeypatch.setattr(Storage, "list", slow)
+        reader.load_state_dict(reader.state_dict())
+        assert drain(reader) == []
+        assert reader._pass.pause >= 0.2  # type: ignore[attr-defined]
+
+
 # ---- ranks ----
 
 

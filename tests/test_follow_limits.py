@@ -34,7 +34,7 @@ from rlio import (
     SamplesPerInsert,
     StateError,
 )
-from rlio.readers.follow import rank_of
+from rlio.replay.order import rank_of
 from rlio.replay.samples_per_insert import Account
 from rlio.storage.filesystem import Storage
 from rlio.storage.progress import list_marks, newest

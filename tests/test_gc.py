@@ -265,6 +265,21 @@ def test_a_path_that_is_not_ours_is_refused_at_the_last_moment(monkeypatch: pyte
     assert len(rlio.open_dataset(root)) == 12
 
 
+def test_indexes_of_early_versions_are_not_used_and_go(tmp_path: Path) -> None:
+    root = store_small(numbered(3), root=str(tmp_path))
+    kinds_of_objects = ("00000001-0123456789abcdef-187-0a1b2c3d", "change-0123456789abcdef-187-0a1b2c3d")
+    (tmp_path / "_index").mkdir()
+    for name in kinds_of_objects:
+        (tmp_path / "_index" / f"{name}.json.zst").write_bytes(b"an index")
+    (tmp_path / "_index" / "notes.txt").write_bytes(b"mine")
+    report = rlio.verify(root)
+    assert ("unused-index", "note") in [(one.code, one.severity) for one in report.findings]
+    assert len(rlio.open_dataset(root)) == 3
+    assert rlio.gc(root).removed == ()
+    assert kinds(rlio.gc(root, grace=0)) == {"index": 2}
+    assert [path.name for path in (tmp_path / "_index").iterdir()] == ["notes.txt"]
+
+
 def test_unfinished_files_go_when_they_are_old(tmp_path: Path) -> None:
     root = str(tmp_path)
     store_small(numbered(3), root=root)

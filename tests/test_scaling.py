@@ -49,8 +49,7 @@ def test_it_measures_what_it_says(run: dict[str, Any]) -> None:
     assert listed["names"]["facts"]["bytes"] > 1200 * len(
         "000000000000-2048-123456-00000000-00000000.parquet"
     )
-    assert {"open", "open, index", "poll", "poll, index", "cover", "share"} <= listed.keys()
-    assert 0 < listed["open, index"]["facts"]["bytes"] < listed["names"]["facts"]["bytes"] / 2
+    assert {"open", "poll", "cover", "share"} <= listed.keys()
     assert run["read"][0]["values"]["resume"]["facts"]["bytes"] < 1024
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -157,8 +158,8 @@ def test_the_ledgers_of_readers_that_take_turns_add_up(stored: str, shuffle: boo
 
 def test_what_drop_last_drops_is_counted_by_the_one_whose_turn_it_is() -> None:
     root = store(numbered(61))
-    for readers in (1, 2, 3, 20):
-        found = ledgers_of_turns(root, readers, batch_size=4, epochs=1, drop_last=True)
+    for readers, cache in itertools.product((1, 2, 3, 20), ("none", "memory")):
+        found = ledgers_of_turns(root, readers, batch_size=4, epochs=1, drop_last=True, cache=cache)
         assert sum(ledger.served for ledger in found) == 60
         assert sum(ledger.dropped for ledger in found) == 1
         assert sum(ledger.expected for ledger in found) == 61

@@ -40,7 +40,6 @@ from rlio.storage.markers import disclaim, seal
 from rlio.storage.names import DATA_DIR, check_writer_id, schema_path
 from rlio.storage.publish import put_header, put_shard
 from rlio.storage.publisher import Publisher, check_schema
-from rlio.storage.sealed_index import put_change
 from rlio.storage.spool import (
     AbandonedLog,
     LogFolder,
@@ -383,13 +382,12 @@ class _Recovery:
     def run(self) -> RecoveredLog:
         """Publish the rows of the log, say that its writer is done, and remove it."""
         put_header(self._storage)  # Where it was lost nobody could open what is stored now.
-        before = _coverage(self._announced(), self._writer)
+        before = _coverage(list_writer(self._storage, self._writer), self._writer)
         self._publish_shards()
         end = self._publish_frames(_end_of([*before, *self._published]))
         end = max(end, self._last_spilled)
         self._move_aside()
         if end:
-            self._announced()  # Again: storing may have taken hours.
             seal(self._storage, self._writer, end)
         disclaim(self._storage, self._writer)
         for _, path in self._folder.shards():
@@ -403,16 +401,6 @@ class _Recovery:
             set_aside=tuple(self._set_aside),
             error="; ".join(self._errors) or None,
         )
-
-    def _announced(self) -> Listing:
-        """List the writer's folder, and announce a change if it is sealed.
-
-        An index may say that what is sealed is all. The log is a better copy.
-        """
-        listing = list_writer(self._storage, self._writer)
-        if self._writer in listing.sealed:
-            put_change(self._storage, [self._writer])
-        return listing
 
     def _publish_shards(self) -> None:
         """Store encoded shards that an earlier version has left in the log, and before them their schemas."""

@@ -130,8 +130,6 @@ def _compact_text(report: CompactReport) -> Iterator[str]:
         made = "" if report.dry_run else f" into {len(run.shards)}, {run.bytes_after:,} bytes"
         yield f"{will} {len(run.sources):,} shards, {run.bytes_before:,} bytes{made}: {rows}"
     yield from (f"left as it is: {message}" for message in report.skipped)
-    if report.index is not None:
-        yield f"the index of finished writers is {report.index}"
     where = report.uri if report.into is None else f"{report.uri} -> {report.into}"
     counts = f"{report.shards_before:,} live shards -> {report.shards_after:,}"
     yield f"{where}: {counts}; {report.rows:,} rows {'would be merged' if report.dry_run else 'merged'}"

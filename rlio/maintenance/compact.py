@@ -37,12 +37,11 @@ from rlio.maintenance.compaction import (
     is_by_row,
     size_of,
 )
-from rlio.maintenance.indexing import Changes, refresh_index
 from rlio.maintenance.merging import ParquetMerger
 from rlio.maintenance.progress import Progress, silent
 from rlio.schemas.parquet import Compression
 from rlio.storage.filesystem import Storage
-from rlio.storage.listing import Listing, Segment, list_shards
+from rlio.storage.listing import Segment, list_shards
 from rlio.storage.names import parse_trim, writer_dir
 from rlio.storage.shards import ParquetShard
 
@@ -78,9 +77,6 @@ def compact(
     the order in which ``shuffle=True`` draws rows, and ``max_seq_len`` and ``num_grad_updates`` of a batch
     that is served, which sum up the row groups that it comes from.
 
-    Where there are many shards, it leaves an index of the writers that are sealed, by which readers need not
-    list these: advice that may be removed at any time (docs/design/sealed-index.md).
-
     A data set with shards of JSON lines is refused. Copy it into Parquet instead::
 
         with rlio.DatasetReader(ROOT, epochs=1) as reader, rlio.ParquetWriter(NEW) as writer:
@@ -110,7 +106,7 @@ def compact(
         HoleError: With ``into``: rows are missing.
         OptionError: An option is illegal, ``into`` is a root that has something else, or the data set has
             shards of JSON lines: copy it into Parquet.
-        PublishError: A new shard, or the index, could not be stored.
+        PublishError: A new shard could not be stored.
     """
     if into is not None and (min_shards is not None or on_error != "raise"):
         raise OptionError("into= copies every row: min_shards and on_error='skip' have no meaning with it")
@@ -177,7 +173,6 @@ class _InPlace:
         self._options = options
         self._done: list[Compacted] = []
         self._skipped: list[str] = []
-        self._changes = Changes(storage, (), Listing())
 
     def run(self) -> CompactReport:
         listing = list_shards(self._storage)
@@ -190,7 +185,6 @@ class _InPlace:
             if (found := list(_candidates(segments, self._options)))
         }
         total = sum(size_of(run) for runs in candidates.values() for run in runs)
-        self._changes = Changes(self._storage, candidates, listing)
         with self._options.progress("compact", total) as advance:
             for writer, runs in candidates.items():
                 self._compact_writer(writer, runs, advance)
@@ -203,11 +197,7 @@ class _InPlace:
             shards_after=shards - gone,
             runs=tuple(self._done),
             skipped=tuple(self._skipped),
-            index=None if self._options.dry_run else self._index(),
         )
-
-    def _index(self) -> str | None:
-        return refresh_index(self._storage, finished=self._changes.nonces, begin=True)
 
     def _compact_writer(
         self, writer: str, candidates: list[list[Segment]], advance: Callable[[int], None]
@@ -322,7 +312,6 @@ class _InPlace:
     def _prepare(self, run: _Run) -> None:
         """What comes before a shard is stored."""
         self._check_trim(run)
-        self._changes.announce()
 
     def _check_trim(self, run: _Run) -> None:
         """Give up a run of which a part was trimmed meanwhile.

@@ -72,7 +72,6 @@ class CompactReport:
         shards_after: Live shards that are there now (in a dry run: one a run, at least).
         runs: What was merged.
         skipped: Messages about runs that were left as they are because of damage, with ``on_error="skip"``.
-        index: URI of the index of sealed writers that was stored; None if none was.
     """
 
     uri: str
@@ -82,7 +81,6 @@ class CompactReport:
     shards_after: int
     runs: tuple[Compacted, ...] = ()
     skipped: tuple[str, ...] = ()
-    index: str | None = None
 
     @property
     def rows(self) -> int:

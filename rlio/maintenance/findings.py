@@ -56,9 +56,7 @@ CODES: Final[Mapping[str, Severity]] = MappingProxyType(
         "foreign": "note",
         "unfinished": "note",
         "quarantined": "note",
-        "index-differs": "error",
-        "index-damaged": "warning",
-        "index-elsewhere": "note",
+        "unused-index": "note",
         # Schemas and values.
         "schema-conflict": "error",
         "nan": "warning",

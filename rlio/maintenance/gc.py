@@ -1,7 +1,7 @@
 """`gc`: removes what no reader needs any more, and nothing that is the only copy of a row.
 
 What goes: shards whose rows larger shards have, shards below a trim marker, torn objects of whose rows there
-is another copy, attempts at a part of a job that are not taken, unfinished files, indexes that were replaced,
+is another copy, attempts at a part of a job that are not taken, unfinished files, indexes of early versions,
 and log folders that are empty. Only names of our own grammar are ever removed, one by one, under ``data/``,
 ``_tmp/`` and ``_index/``.
 
@@ -37,7 +37,6 @@ from typing import Any, Final, Literal, TypeAlias
 
 from rlio.dataset import require_header
 from rlio.errors import CorruptData, DataNotFound, OptionError, excerpt
-from rlio.maintenance.indexing import LEAST_AGE, Changes, refresh_index
 from rlio.maintenance.merging import open_whole
 from rlio.maintenance.progress import Progress, silent
 from rlio.storage.filesystem import Storage
@@ -45,6 +44,7 @@ from rlio.storage.json_shard import JsonShard, schema_lookup
 from rlio.storage.listing import Listing, PassedOver, Segment, ShardRef, list_shards
 from rlio.storage.names import (
     DATA_DIR,
+    INDEX_DIR,
     TMP_DIR,
     WAL_DIR,
     ShardName,
@@ -56,7 +56,6 @@ from rlio.storage.names import (
     writer_dir,
 )
 from rlio.storage.parallel import each
-from rlio.storage.sealed_index import StoredIndex, list_index, load_index, parse_index_name
 
 __all__ = ["Collected", "GcReport", "Kept", "gc"]
 
@@ -69,6 +68,7 @@ _GRACE: Final = 24 * 3600.0
 # A writer makes its log's folder first, and what belongs into it a moment later.
 _LEAST_FOLDER_AGE: Final = 60.0
 _UNFINISHED: Final = re.compile(rf"{TMP_DIR}/[0-9a-f]{{32}}\.tmp")
+_INDEX: Final = re.compile(rf"{INDEX_DIR}/(?:[0-9]{{8}}|change)-[0-9a-f-]+\.json\.zst")
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ class Collected:
     Attributes:
         uri: The object.
         kind: "covered" (a larger shard has its rows), "trimmed", "torn", "attempt" (of an attempt at a part
-            of a job that is not taken), "unfinished", "index" (of sealed writers: an old one, or what
-            announced changes) or "log folder".
+            of a job that is not taken), "unfinished", "index" (of sealed writers, which early versions
+            kept) or "log folder".
         bytes: Its size; 0 where it is not known.
     """
 
@@ -197,26 +197,21 @@ class _Collection:
     checked: dict[ShardRef, str | None] = field(default_factory=dict)
 
     def run(self, progress: Progress) -> GcReport:
-        self._settle_changes()
         listing = list_shards(self.storage)
         candidates = [
             *self._shards(listing),
             *self._attempts(listing),
             *self._unfinished(),
-            *self._replaced_indexes(),
+            *self._indexes(),
         ]
         self.ages.look_up([path for one in candidates for path in (one.path, *one.since)])
         doomed = [candidate for candidate in candidates if self._may_go(candidate)]
-        changes = self._announce(doomed, listing)
         with progress("gc", len(doomed)) as advance:
             paths = [] if self.dry_run else [candidate.path for candidate in doomed]
             for _ in each(self.storage, self._remove, paths):
                 advance(1)
         self.removed += [Collected(self.storage.uri_of(one.path), one.kind, one.bytes) for one in doomed]
         self._collect_log_folders()
-        if changes.nonces:
-            refresh_index(self.storage, finished=changes.nonces)
-        self._collect_changes()
         return GcReport(
             uri=self.storage.uri,
             grace=self.ages.grace,
@@ -285,64 +280,10 @@ class _Collection:
             if _UNFINISHED.fullmatch(path) and path != self.ages.probe:
                 yield _Candidate(path, "unfinished", size or 0)
 
-    # ---- the index of sealed writers: see docs/design/sealed-index.md ----
-
-    def _announce(self, doomed: list[_Candidate], listing: Listing) -> Changes:
-        """Say that sealed attempts lose their shards: an index may be from when one of them was taken."""
-        sealed = {writer for writer, passed in listing.passed_over.items() if passed.sealed is not None}
-        writers = {one.path.split("/")[1] for one in doomed if one.kind == "attempt"} & sealed
-        changes = Changes(self.storage, writers, listing)
-        if writers and not self.dry_run:
-            changes.announce()
-        return changes
-
-    def _settle_changes(self) -> None:
-        """Make an index that knows what became of changes whose makers are dead by now."""
-        folder = list_index(self.storage)
-        if folder.indexes and not self.dry_run:
-            settled = self._settled_by(folder.indexes[0])
-            dead = [
-                nonce
-                for nonce, stored in folder.changes.items()
-                if nonce not in settled and self._is_past(stored.path)
-            ]
-            if dead:
-                refresh_index(self.storage, finished=dead)
-
-    def _replaced_indexes(self) -> Iterator[_Candidate]:
-        folder = list_index(self.storage)
-        for index in folder.indexes[1:]:
-            newest = folder.indexes[0].object.path
-            yield _Candidate(index.object.path, "index", index.object.size, (newest,))
-        # A torn announcement stays until it is settled, like any other.
-        changes = {change.path for change in folder.changes.values()}
-        for path in folder.torn:
-            if path not in changes:
-                yield _Candidate(path, "index", 0)
-
-    def _collect_changes(self) -> None:
-        """Remove announcements of changes that every index knows of, and that no late one can miss."""
-        folder = list_index(self.storage)
-        settled = [self._settled_by(index) for index in folder.indexes]
-        for nonce, stored in folder.changes.items():
-            if not all(nonce in one for one in settled) or not self._is_past(stored.path):
-                self.waiting += 1
-                continue
-            if not self.dry_run:
-                self._remove(stored.path)
-            self.removed.append(Collected(self.storage.uri_of(stored.path), "index", stored.size))
-
-    def _is_past(self, path: str) -> bool:
-        """Whether nobody goes on with what was announced by an object."""
-        age = self.ages.of(path)
-        return age is not None and (self.ages.grace == 0 or age >= max(self.ages.grace, LEAST_AGE))
-
-    def _settled_by(self, index: StoredIndex) -> frozenset[str]:
-        try:
-            return load_index(self.storage, index.object).settled
-        except (CorruptData, DataNotFound) as error:
-            logger.warning("an index cannot be read: %s", error)
-            return frozenset()
+    def _indexes(self) -> Iterator[_Candidate]:
+        for path, size in self.storage.list(INDEX_DIR):
+            if _INDEX.fullmatch(path):
+                yield _Candidate(path, "index", size or 0)
 
     # ---- what goes ----
 
@@ -400,7 +341,7 @@ class _Collection:
                 or (part_of(parts[1]) is not None and parse_trim(parts[2]) is not None)
             )
         )
-        if not is_shard and not _UNFINISHED.fullmatch(path) and parse_index_name(path) is None:
+        if not (is_shard or _UNFINISHED.fullmatch(path) or _INDEX.fullmatch(path)):
             raise OptionError(f"{excerpt(path)} is not for gc to remove", uri=self.storage.uri)
         self.storage.remove(path)
         logger.info("removed %s", self.storage.uri_of(path))

@@ -148,8 +148,10 @@ class ParquetMerger:
 
     def _add_group(self, group: DecodedGroup, skip: int, writer: str | None) -> None:
         batch = to_batch(group)
-        parts = batch.policy_batches if isinstance(batch, MultiAgentBatch) else {DEFAULT_POLICY_ID: batch}
-        rows = {pid: _Rows(self._schema.policies[pid], pid, part, writer) for pid, part in parts.items()}
+        rows = {
+            pid: _Rows(self._schema.policies[pid], pid, part, writer)
+            for pid, part in batch.policies().items()
+        }
         if isinstance(batch, MultiAgentBatch):
             if skip:
                 raise CorruptData("rows of several agents are cut within a row group")

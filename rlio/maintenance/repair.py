@@ -29,13 +29,12 @@ from typing import Any, Literal, TypeAlias
 from rlio.errors import DataNotFound
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.maintenance.findings import Level, VerifyReport
-from rlio.maintenance.indexing import Changes, refresh_index
 from rlio.maintenance.progress import Progress, silent
 from rlio.maintenance.root_check import QUARANTINE_DIR
 from rlio.maintenance.row_ranges import joined, without
 from rlio.maintenance.verify import DamagedShard, Inspection, inspect
 from rlio.storage.filesystem import Storage
-from rlio.storage.names import DATA_DIR, HEADER, schema_path, writer_dir
+from rlio.storage.names import HEADER, schema_path, writer_dir
 from rlio.storage.publish import HEADER_BYTES
 
 __all__ = ["Action", "RepairReport", "repair"]
@@ -129,16 +128,12 @@ def repair(
     actions = _recover_logs(uri, found, storage_options=storage_options, spool=spool)
     if actions:
         found = look()
-    announced: list[str] = []
     for _ in range(_PASSES):
         run = _Repair(found)
         run.repair()
-        announced += run.changes.nonces
         if not run.actions:
             break
         actions += run.actions
-        found = look()
-    if refresh_index(storage, finished=announced) is not None:
         found = look()
     return RepairReport(actions=tuple(actions), before=before.report, after=found.report)
 
@@ -174,11 +169,6 @@ class _Repair:
 
     found: Inspection
     actions: list[Action] = field(default_factory=list)
-    changes: Changes = field(init=False)
-
-    def __post_init__(self) -> None:
-        writers = {shard.ref.writer for shard in self.found.damaged} | {w for w, _, _ in self.found.torn}
-        self.changes = Changes(self.found.storage, writers, self.found.listing)
 
     @property
     def storage(self) -> Storage:
@@ -292,7 +282,5 @@ class _Repair:
         else:
             return
         if not keep:
-            if path.startswith(f"{DATA_DIR}/"):
-                self.changes.announce()
             self.storage.remove(path)
         self._done("quarantined", self.storage.uri_of(path), f"moved to {aside}: {reason}", rows=rows)

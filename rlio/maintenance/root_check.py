@@ -16,11 +16,10 @@ from rlio.schemas.schema import Schema
 from rlio.storage.failures import explained
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import Listing
-from rlio.storage.names import DATA_DIR, HEADER, SCHEMA_DIR, TMP_DIR, WAL_DIR
+from rlio.storage.names import DATA_DIR, HEADER, INDEX_DIR, SCHEMA_DIR, TMP_DIR, WAL_DIR
 from rlio.storage.progress import PROGRESS_DIR, parse_mark_path
 from rlio.storage.publish import HEADER_BYTES, read_header
 from rlio.storage.schema_files import check_agreement
-from rlio.storage.sealed_index import INDEX_DIR, parse_index_name
 
 __all__ = ["QUARANTINE_DIR", "SchemaFiles", "check_header", "check_strays", "read_schema_files"]
 
@@ -123,7 +122,7 @@ def check_strays(storage: Storage, listing: Listing, findings: Findings) -> list
         if rejected not in torn:
             uri = storage.uri_of(rejected.path)
             findings.add("stray", f"{rejected.reason}: readers pass over it", uri=uri)
-    counted: dict[str, list[str]] = {TMP_DIR: [], QUARANTINE_DIR: []}
+    counted: dict[str, list[str]] = {TMP_DIR: [], QUARANTINE_DIR: [], INDEX_DIR: []}
     for entry in storage.list():
         top = entry.path.split("/", 1)[0]
         if top in counted and "/" in entry.path:
@@ -133,9 +132,6 @@ def check_strays(storage: Storage, listing: Listing, findings: Findings) -> list
         elif top == PROGRESS_DIR:
             if parse_mark_path(entry.path) is None:
                 findings.add("stray", "the name is that of no progress mark", uri=storage.uri_of(entry.path))
-        elif top == INDEX_DIR:
-            if parse_index_name(entry.path) is None:
-                findings.add("stray", "the name is that of no index", uri=storage.uri_of(entry.path))
         elif entry.path != HEADER and top not in (DATA_DIR, SCHEMA_DIR, WAL_DIR):
             findings.add("foreign", "it is no part of a data set", uri=storage.uri_of(entry.path))
     if counted[TMP_DIR]:
@@ -144,6 +140,13 @@ def check_strays(storage: Storage, listing: Listing, findings: Findings) -> list
             f"{len(counted[TMP_DIR])} unfinished files, being written or left by writers that died: "
             "`rlio gc` removes old ones",
             uri=storage.uri_of(TMP_DIR),
+        )
+    if counted[INDEX_DIR]:
+        findings.add(
+            "unused-index",
+            f"{len(counted[INDEX_DIR])} objects that an early version left to speed up listing, and that are "
+            "not used: `rlio gc` removes them",
+            uri=storage.uri_of(INDEX_DIR),
         )
     if counted[QUARANTINE_DIR]:
         findings.add(

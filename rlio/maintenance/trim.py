@@ -27,7 +27,6 @@ from typing import Any
 from rlio.dataset import require_header
 from rlio.errors import DataNotFound, OptionError, excerpt
 from rlio.maintenance.compaction import is_by_row
-from rlio.maintenance.indexing import Changes, refresh_index
 from rlio.maintenance.progress import Progress, silent
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import Listing, Segment, ShardRef, list_shards
@@ -136,13 +135,10 @@ def trim(
         ref for writer, row in marked.items() for ref in listing.shards.get(writer, []) if ref.name.end <= row
     ]
     if not dry_run:
-        changes = Changes(storage, [entry.writer for entry in trimmed], listing)
         for entry in trimmed:
-            changes.announce()
             put_marker(storage, entry.writer, entry.row)
             logger.info("trimmed %s: rows below %d of %s are gone", storage.uri, entry.row, entry.writer)
         _remove(storage, doomed, progress)
-        refresh_index(storage, finished=changes.nonces)
     left = sum(part.rows for writer in listing.shards for part in _live(listing, writer))
     return TrimReport(
         uri=storage.uri,

@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 from rlio.errors import OptionError
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.maintenance.findings import Findings, Level, VerifyReport, WriterLedger
-from rlio.maintenance.index_check import check_index
 from rlio.maintenance.logs import waiting_rows
 from rlio.maintenance.overlap_check import OverlapCheck
 from rlio.maintenance.progress import Progress, silent
@@ -51,7 +50,6 @@ from rlio.schemas.schema import Schema
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import Listing, Rejected, Segment, ShardRef, list_settled
 from rlio.storage.names import ShardName, part_of, schema_path, writer_dir
-from rlio.storage.sealed_index import list_index
 
 __all__ = ["DamagedShard", "Inspection", "inspect", "verify"]
 
@@ -171,12 +169,10 @@ class _Inspector:
 
     def run(self) -> Inspection:
         """Check everything."""
-        index = list_index(self.storage)
         self.listing = list_settled(self.storage, lacks=_lacks)
         header = check_header(self.storage, self.listing, self.findings)
         self.schemas = read_schema_files(self.storage, self.findings)
         self.quarantined = check_strays(self.storage, self.listing, self.findings)
-        check_index(self.storage, index, self.listing, self.findings)
         for writer, torn in sorted(self.listing.torn().items()):
             self.torn += [(writer, rejected, name) for rejected, name in torn]
         with self.progress("verify", self._bytes()) as advance:

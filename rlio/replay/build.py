@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from rlio.columns import Columns
 from rlio.dataset import Dataset, common_columns
 from rlio.errors import ClosedError
+from rlio.forks import BackgroundThread
 from rlio.interfaces import Batch
 from rlio.replay.rows import Piece, StoreRows
 from rlio.replay.segment_reader import GroupOptions, SegmentReader, counting_of, own_size
@@ -190,12 +191,12 @@ def build(
     pieces: dict[SegmentKey, Piece] = {}
     lost: dict[SegmentKey, int] = {}
     # One thread decodes, always the same one at a time, one group ahead of the one that packs.
-    with ThreadPoolExecutor(1, thread_name_prefix="rlio-decode") as pool:
-        coming = pool.submit(next, decoded, None)
+    with closing(BackgroundThread("rlio-decode")) as thread:
+        coming = thread.submit(next, decoded, None)
         while (found := coming.result()) is not None:
             if stop.is_set():
                 raise ClosedError("the store was closed while it was being built")
-            coming = pool.submit(next, decoded, None)
+            coming = thread.submit(next, decoded, None)
             if found.batch is None:
                 key = key_of(found.segment)
                 lost[key] = lost.get(key, 0) + found.rows

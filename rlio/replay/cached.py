@@ -35,7 +35,7 @@ class Cached:
         rows: Its rows.
         pieces: Those of the snapshot, in recorded order.
         skipped: Rows that were lost to damage when they were added.
-        reading: Keeps the store where it is until it is closed.
+        reading: Has the arrays mapped.
     """
 
     rows: StoreRows
@@ -138,7 +138,7 @@ def open_cached(
         contents = _contents(reading)
     if contents is None or not contents.serves(wanted):
         reading.close()
-        with entry.building() as making:
+        with entry.building(stop=stop) as making:
             _make(making, source, schema, wanted, progress=progress, stop=stop, given_up=given_up)
             # Opened before the right to build is given back, so that it cannot make way for another.
             reading = entry.reading()

@@ -26,7 +26,7 @@ from rlio.replay.steps import Steps, ranges
 from rlio.replay.table import Plan, RowTable
 from rlio.schemas.schema import Leaf, PolicySchema, rebuild
 
-__all__ = ["BATCH_INDEXES", "Draw", "Held", "RowUnits", "Span", "Units", "open_units"]
+__all__ = ["BATCH_INDEXES", "Draw", "Held", "RowRange", "RowUnits", "Units", "open_units"]
 
 Ids = NDArray[np.int64]
 
@@ -95,7 +95,7 @@ class Draw:
         }
 
 
-class Span(NamedTuple):
+class RowRange(NamedTuple):
     """Which rows of a table are seen.
 
     Attributes:
@@ -125,7 +125,7 @@ class Held:
     policy: PolicySchema
     table: RowTable
     rows: Ids | None = None
-    span: Span | None = None
+    span: RowRange | None = None
 
     @property
     def first(self) -> int:

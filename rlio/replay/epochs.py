@@ -1,14 +1,9 @@
-"""Passes over the units of a store: each unit once an epoch, recorded or shuffled, shared out to ranks.
-
-The position is one number, equal on all ranks after equal calls: rank r of w reads slice r of every
-``w * batch_size`` units, and the units that are left at the end of the last epoch are dealt evenly.
-"""
+"""Passes over the units of a store: each unit once an epoch, in recorded order or a permutation of all."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -16,19 +11,13 @@ from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch
 from rlio.errors import EndOfData
-from rlio.forks import BackgroundThread, cached_property
+from rlio.forks import cached_property
 from rlio.interfaces import Batch, JsonState, ReadLedger, ReadOptions, Unit
-from rlio.read_options import check_batch_size
 from rlio.replay.draws import Draw, RowUnits, Units
-from rlio.replay.order import ORDER_VERSION, Permutation
-from rlio.replay.positions import (
-    Span,
-    check_offset,
-    check_position,
-    choose_seed,
-    own_batch_size,
-    spans_of,
-)
+from rlio.replay.epoch_pass import EpochPass
+from rlio.replay.order import Permutation
+from rlio.replay.positions import UnitRange
+from rlio.replay.segment_reader import Ahead
 
 __all__ = ["OWN_BATCH", "Passage", "StorePass", "most_at_once"]
 
@@ -92,7 +81,7 @@ class _Block(NamedTuple):
     batch: Batch
 
 
-class StorePass:
+class StorePass(EpochPass):
     """Epochs over a store.
 
     Args:
@@ -100,13 +89,11 @@ class StorePass:
         options: How.
     """
 
+    order = "global"
+
     def __init__(self, passage: Passage, options: ReadOptions) -> None:
+        super().__init__(options, uri=passage.uri, usual=passage.batch_size)
         self.passage = passage
-        self.options = options
-        self.seed = choose_seed(options, passage.uri)
-        #: Number of the epoch that the next batch begins in.
-        self.epoch = 0
-        self._offset = 0
         #: The order of an epoch. One value, as the background thread may be an epoch ahead.
         self._order: tuple[int, Permutation] | None = None
         #: Units at some positions that were calculated ahead: (epoch, first position, units).
@@ -115,13 +102,10 @@ class StorePass:
         self._cut = 0
         # Batches that were skipped since the last one was given: most likely as many will be again.
         self._skipped = 0
-        self._ahead: Future[_Block] | None = None
-        self._thread = BackgroundThread("rlio-gather")
+        self._ahead: Ahead[_Block] = Ahead(self._load)
         self._served = self._dropped = 0
         #: Once it is closed, how many units there were, if that was known.
         self._last_total: int | None = None
-        #: Whether the end of the last epoch was dropped.
-        self.cut_short = False
 
     @cached_property
     def units(self) -> Units:
@@ -131,11 +115,6 @@ class StorePass:
     @cached_property
     def _opened(self) -> tuple[Units, int]:
         return self.passage.open()
-
-    @cached_property
-    def batch_size(self) -> int:
-        """Units of a batch, where no number is asked for; waits until they are known."""
-        return own_batch_size(self.options, self.passage.batch_size, there=lambda: self.total)
 
     @cached_property
     def _most(self) -> int:
@@ -151,11 +130,6 @@ class StorePass:
     def total(self) -> int:
         """Units of one epoch, of all ranks together."""
         return self.units.count if self._last_total is None else self._last_total
-
-    @property
-    def offset(self) -> int:
-        """Units of this epoch that all ranks together have been dealt."""
-        return self._offset
 
     @property
     def ledger(self) -> ReadLedger:
@@ -184,16 +158,15 @@ class StorePass:
     def _goes_on(self, key: _Key) -> bool:
         """Whether what comes next is the next batch that was gathered."""
         begins = key.offset + self._cut * key.stride * self.batch_size * self.options.shard[1]
-        return key.epoch == self.epoch and begins == self._offset
+        return key.epoch == self.epoch and begins == self.offset
 
     def _take(self, n: int) -> Batch:
         if self.total == 0:
-            raise EndOfData(self.passage.why_empty(self.unit))
-        if self.options.epochs is None:
-            check_batch_size(n, there=self.total, unit=self.unit, uri=self.passage.uri)
+            raise EndOfData(self._why_empty())
+        self._check_size(n)
         self._block = None
         if n == self.batch_size:
-            key = self._next_key(self.epoch, self._offset, self._skipped + 1)
+            key = self._next_key(self.epoch, self.offset, self._skipped + 1)
             self._skipped = 0
             if key is not None:
                 block = self._loaded(key)
@@ -218,52 +191,21 @@ class StorePass:
 
     def peek(self, n: int) -> Ids | None:
         """The numbers of the next ``n`` units; None if fewer are left."""
-        first, epochs = self._offset, self.options.epochs
-        if epochs is not None and (epochs - self.epoch) * self.total - first < n:
+        if self.options.epochs is not None and self._remaining(self.options.epochs) < n:
             return None
-        found = [self._numbers(span) for span in spans_of(self.epoch, first, first + n, self.total)]
+        found = [self._numbers(span) for span in self._spans(n)]
         return found[0] if len(found) == 1 else np.concatenate([np.empty(0, np.int64), *found])
 
     def advance(self, n: int) -> None:
         """Step over the next ``n`` units, which were given."""
         self._block = None
-        crossed, self._offset = divmod(self._offset + n, self.total)
-        self.epoch += crossed
+        self._step(n)
         self._served += n
 
     def skip(self, n: int, size: int | None = None) -> None:
-        """Go where ``n`` calls of `take` would lead; what they would give is in no number of the ledger.
-
-        Args:
-            n: Batches.
-            size: Units of each; None: `batch_size`.
-
-        Raises:
-            EndOfData: There are fewer; it is at the end then.
-            OptionError: As `take`.
-        """
+        """See `EpochPass.skip`."""
         self._skipped += n
-        size = size or self.batch_size
-        if self.options.epochs is None and self.total:
-            check_batch_size(size, there=self.total, unit=self.unit, uri=self.passage.uri)
-        total, epochs = self.total, self.options.epochs
-        covered = self.options.shard[1] * size
-        if not total and n:
-            raise EndOfData(self.passage.why_empty(self.unit))
-        whole = n
-        if epochs is not None:
-            whole = min(n, max((epochs - self.epoch) * total - self._offset, 0) // covered)
-        if whole:
-            crossed, self._offset = divmod(self._offset + whole * covered, total)
-            self.epoch += crossed
-        for _ in range(n - whole):  # The last one, which may be short, or the end.
-            self._deal(size)
-
-    def _step(self, units: int) -> None:
-        """Go on by as many units of all ranks, within the epoch."""
-        self._offset += units
-        if self._offset == self.total:
-            self.epoch, self._offset = self.epoch + 1, 0
+        super().skip(n, size)
 
     def _next_key(self, epoch: int, offset: int, stride: int) -> _Key | None:
         """The batches that can be gathered together from a position on; None where an epoch ends before."""
@@ -274,35 +216,27 @@ class StorePass:
 
     def _loaded(self, key: _Key) -> _Block:
         """The block of a key, from the background if it is there; announces the one after it."""
-        ahead = self._take_ahead()
-        block = None if ahead is None else ahead.result()
-        if block is None or block.key != key:
-            block = self._load(key)
+        block = self._ahead.get(key)
         if self.passage.prefetch:
             following = key.offset + key.batches * key.stride * self.batch_size * self.options.shard[1]
             crossed, at = divmod(following, self.total)
             coming = self._next_key(key.epoch + crossed, at, key.stride)
             if coming is not None:
-                self._ahead = self._thread.submit(self._load, coming)
+                self._ahead.announce(coming)
         return block
-
-    def _take_ahead(self) -> Future[_Block] | None:
-        """What the background thread was given last, if that is not the thread of the process that forked."""
-        ahead, self._ahead = self._ahead, None
-        return None if self._thread.was_forked() else ahead
 
     def _load(self, key: _Key) -> _Block:
         rank, world = self.options.shard
         size = self.batch_size
         if world == key.stride == 1:
-            numbers = self._numbers(Span(key.epoch, key.offset, key.offset + key.batches * size))
+            numbers = self._numbers(UnitRange(key.epoch, key.offset, key.offset + key.batches * size))
         else:
             first = key.offset + rank * size + np.arange(key.batches)[:, None] * (key.stride * world * size)
             positions = (first + np.arange(size)).reshape(-1)
             numbers = self._permutation(key.epoch).at(positions) if self.options.shuffle else positions
         return _Block(key, self.units.batch(numbers))
 
-    def _numbers(self, span: Span) -> Ids:
+    def _numbers(self, span: UnitRange) -> Ids:
         """The units at some positions."""
         if not self.options.shuffle:
             return np.arange(span.start, span.stop)
@@ -327,88 +261,33 @@ class StorePass:
             self._order = known
         return known[1]
 
-    def _deal(self, n: int) -> list[Span]:
-        """This rank's part of the next ``world * n`` units, and step over them.
-
-        Raises:
-            EndOfData: The last epoch is over, or its rest is dropped.
-        """
-        (rank, world), epochs, total = self.options.shard, self.options.epochs, self.total
-        covered = world * n
-        if epochs is not None:
-            left = (epochs - self.epoch) * total - self._offset
-            if left <= 0 or (self.options.drop_last and left < covered):
-                self._drop(left)
-                raise EndOfData(f"all {epochs} epochs of {total} {self.unit} have been read")
-            covered = min(covered, left)
-        first = self._offset + covered * rank // world
-        last = self._offset + covered * (rank + 1) // world
-        spans = list(spans_of(self.epoch, first, last, total))
-        crossed, self._offset = divmod(self._offset + covered, total)
-        self.epoch += crossed
-        if not spans:  # A rank that has no part in the last step.
-            raise EndOfData(f"all {epochs} epochs of {total} {self.unit} have been read")
-        return spans
+    def _why_empty(self) -> str:
+        return self.passage.why_empty(self.unit)
 
     def _drop(self, left: int) -> None:
-        """Count, once, the rows of this rank's part of what is left."""
-        if left > 0 and not self.cut_short:
-            self.cut_short = True
-            rank, world = self.options.shard
-            first = self._offset + left * rank // world
-            last = self._offset + left * (rank + 1) // world
-            spans = spans_of(self.epoch, first, last, self.total)
-            numbers = np.concatenate([np.empty(0, np.int64), *map(self._numbers, spans)])
-            if len(numbers):
-                self._dropped += self.units.batch(numbers).agent_steps()
+        numbers = [self._numbers(span) for span in self._spans(left, self.options.shard)]
+        if numbers:
+            self._dropped += self.units.batch(np.concatenate(numbers)).agent_steps()
 
     # ---- state ----
 
-    def position(self) -> JsonState:
-        """What `seek` needs."""
-        return {"epoch": self.epoch, "position": self._offset, "seed": self.seed, **self._fingerprint}
-
     def seek(self, position: JsonState) -> None:
-        """Continue from a position; the ledger begins anew.
-
-        Raises:
-            StateError: It is one of other data, or of other options.
-        """
-        check_position(position, self._fingerprint, self.options, uri=self.passage.uri)
-        epoch, offset = check_offset(position, self.options, total=self.total)
-        ahead = self._take_ahead()
-        if ahead is not None:  # Of another seed, perhaps; and what it calculates is kept for later.
-            wait([ahead])
-        self.seed, self._order = position["seed"], None
+        """See `EpochPass.seek`."""
+        super().seek(position)
+        self._ahead.forget()  # Of another seed, perhaps; and what it calculates is kept for later.
+        self._order = None
         self._known = (-1, 0, np.empty(0, np.int64))
-        self.epoch, self._offset = epoch, offset
         self._served = self._dropped = 0
-        self.cut_short = False
         self._block = None
 
-    @cached_property
-    def _fingerprint(self) -> dict[str, Any]:
-        """What must be the same for a position to mean the same units."""
-        return {
-            "order": ["global", ORDER_VERSION] if self.options.shuffle else ["recorded", 0],
-            "snapshot": self.passage.digest,
-            "options": {
-                "shuffle": self.options.shuffle,
-                "epochs": self.options.epochs,
-                **self.passage.draw.to_json(),
-                **self.passage.also,
-            },
-        }
-
-    def extend(self, epochs: int) -> None:
-        """Read so many epochs in all."""
-        self.options = replace(self.options, epochs=epochs)
-        self.__dict__.pop("_fingerprint", None)  # Which says how many they are.
+    def _identity(self) -> JsonState:
+        options = {**self.passage.draw.to_json(), **self.passage.also}
+        return {"snapshot": self.passage.digest, "options": options}
 
     def close(self) -> None:
         """End the background thread, and let go of what was gathered."""
-        self._thread.close()
-        self._ahead = self._block = None
+        self._ahead.close()
+        self._block = None
         if "_opened" in self.__dict__:  # Gigabytes, which should not wait for the garbage collector.
             self._last_total = self.total
             for name in ("_opened", "units"):

@@ -11,36 +11,39 @@ Example:
     >>> import rlio
     >>> with rlio.ParquetWriter("memory://pushdown-example") as writer:
     ...     writer.write(rlio.SampleBatch(rewards=[0.0, 1.0, 0.0, 2.0]))
-    >>> found = resolve(rlio.open_dataset("memory://pushdown-example"), RowFilter.parse("rewards > 0"))
-    >>> found.positions, found.total
-    (array([1, 3]), 4)
+    >>> data = rlio.open_dataset("memory://pushdown-example")
+    >>> [(found.positions, found.rows) for found in matches(data, RowFilter.parse("rewards > 0"))]
+    [(array([1, 3]), 4)]
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch import MultiAgentBatch
-from rlio.columns import DEFAULT_POLICY_ID, Columns
+from rlio.columns import DEFAULT_POLICY_ID
 from rlio.dataset import Dataset
 from rlio.errors import OptionError, excerpt
 from rlio.interfaces import Batch, ReadOptions
 from rlio.replay.filters import Ref, RowFilter
-from rlio.replay.segment_reader import SegmentReader, Span, counting_of, group_options
+from rlio.replay.segment_reader import (
+    GroupOptions,
+    SegmentReader,
+    Span,
+    counting_of,
+    group_options,
+    with_step_columns,
+)
 from rlio.schemas.parquet_statistics import Bounds
 from rlio.schemas.schema import Leaf, PolicySchema, Schema
 from rlio.storage.listing import Segment
 from rlio.storage.shards import OpenShard
 
-__all__ = ["Matches", "Resolved", "is_ruled_out", "matches", "resolve"]
-
-logger = logging.getLogger("rlio")
+__all__ = ["Matches", "check_filter", "filter_options", "is_ruled_out", "matches", "passing"]
 
 Rows = NDArray[np.int64]
 
@@ -68,26 +71,6 @@ class Matches(NamedTuple):
     spans: list[Span]
 
 
-@dataclass(frozen=True)
-class Resolved:
-    """What a filter lets pass of a data set.
-
-    Attributes:
-        positions: Of the rows that pass, in recorded order: writers by id, rows ascending, from 0; shape
-            (k,) int64. Rows that are lost have positions, rows that are missing have none. Where there are
-            several policies, only the rows of one are counted, and none of a damaged row group.
-        total: How many positions there are.
-        lost: Rows that are damaged or missing, and might have passed.
-        groups_read, groups_passed_over: Row groups that were read, and those that bounds ruled out.
-    """
-
-    positions: Rows
-    total: int
-    lost: int
-    groups_read: int
-    groups_passed_over: int
-
-
 def is_ruled_out(
     shard: OpenShard, group: int, row_filter: RowFilter, *, policy: str = DEFAULT_POLICY_ID
 ) -> bool:
@@ -103,11 +86,54 @@ def is_ruled_out(
     return not row_filter.may_match(bounds)
 
 
+def passing(batch: Batch | None, row_filter: RowFilter, policy: str) -> tuple[Rows, int]:
+    """The rows of a policy that pass, among those that a batch has of it; and how many these are."""
+    own = batch.get(policy) if isinstance(batch, MultiAgentBatch) else batch
+    if own is None or not own.count:
+        return np.empty(0, np.int64), 0
+    return np.flatnonzero(row_filter.mask(own, rows=own.count)), own.count
+
+
+def filter_options(
+    dataset: Dataset,
+    row_filter: RowFilter,
+    *,
+    missing: Literal["error", "drop", "fill"],
+    on_error: Literal["raise", "skip"],
+) -> GroupOptions:
+    """What is read of each row group to find the rows that a filter lets pass."""
+    columns = None if row_filter.columns is None else with_step_columns(dataset, list(row_filter.columns))
+    return group_options(dataset, ReadOptions(columns=columns, on_error=on_error), missing)
+
+
+def check_filter(
+    row_filter: RowFilter, schemas: Iterable[Schema], policy: str, columns: list[str] | None = None
+) -> None:
+    """Check that a filter fits the columns of a policy that any schema has.
+
+    Args:
+        row_filter: The filter.
+        schemas: Of all writers.
+        policy: The policy's id.
+        columns: Which of the columns are read; None: all.
+
+    Raises:
+        MissingColumn: There is no such column.
+        OptionError: The filter does not fit the columns.
+    """
+    leaves: dict[str, list[Leaf]] = {}
+    for schema in schemas:
+        if policy in schema.policies:
+            for name, found in schema.policies[policy].columns.items():
+                if columns is None or name in columns:
+                    leaves.setdefault(name, found)
+    row_filter.check(PolicySchema(tuple(leaf for found in leaves.values() for leaf in found)))
+
+
 def matches(
     dataset: Dataset,
     row_filter: RowFilter,
     *,
-    policy: str | None = None,
     missing: Literal["error", "drop", "fill"] = "error",
     on_error: Literal["raise", "skip"] = "raise",
     given_up: set[str] | None = None,
@@ -115,9 +141,8 @@ def matches(
     """What a filter lets pass, segment by segment in recorded order; one row group is in memory at a time.
 
     Args:
-        dataset: The snapshot.
+        dataset: The snapshot; of one policy.
         row_filter: The filter.
-        policy: Whose rows are wanted; None: those of the only policy that there is.
         missing: What to do where only some writers have a column that the filter needs: ``"error"``; with
             ``"fill"``, their rows have zeros, as when they are read; with ``"drop"``, it is no column.
         on_error: What to do with rows that are damaged or missing: ``"raise"``, or ``"skip"``: count and log
@@ -126,7 +151,7 @@ def matches(
 
     Raises:
         MissingColumn: There is no such column.
-        OptionError: The filter does not fit the columns, or there are several policies and none was named.
+        OptionError: The filter does not fit the columns, or there are several policies.
         SchemaConflict: Only some writers have a column, and ``missing`` is ``"error"``.
         CorruptData: Rows are damaged. (HoleError: missing.)
         ShardGone: A shard is not there any more: list again (`rlio.replay.segment_reader`).
@@ -136,69 +161,26 @@ def matches(
     schemas = list(dataset.schemas.values())
     if not schemas and not dataset.segments:
         return
-    pid = _policy_of(dataset, policy)
-    columns = _columns_to_read(row_filter, schemas)
-    options = group_options(dataset, ReadOptions(columns=columns, on_error=on_error), missing)
-    row_filter.check(_united(schemas, pid, options.columns))
+    policies = sorted({name for schema in schemas for name in schema.policies}) or [DEFAULT_POLICY_ID]
+    if len(policies) > 1:
+        raise OptionError(f"the data set has the policies {excerpt(policies)}: expected one", uri=dataset.uri)
+    options = filter_options(dataset, row_filter, missing=missing, on_error=on_error)
+    check_filter(row_filter, schemas, policies[0], options.columns)
     counting = counting_of(dataset, options.columns)
     reader = SegmentReader(dataset, options, counting, given_up=set() if given_up is None else given_up)
-    several = len({name for schema in schemas for name in schema.policies}) > 1
     start = 0
     for segment in dataset.segments:
-        found = _segment_matches(_Search(reader, row_filter, pid, several), segment, start)
+        found = _segment_matches(_Search(reader, row_filter, policies[0]), segment, start)
         start += found.rows
         yield found
 
 
-def resolve(
-    dataset: Dataset,
-    row_filter: RowFilter,
-    *,
-    policy: str | None = None,
-    missing: Literal["error", "drop", "fill"] = "error",
-    on_error: Literal["raise", "skip"] = "raise",
-    given_up: set[str] | None = None,
-) -> Resolved:
-    """All that a filter lets pass; see `matches`, whose arguments and errors these are.
-
-    Takes 8 bytes for each row that passes, twice while they are put together, and a row group.
-    """
-    parts: list[Rows] = []
-    total = lost = read = passed_over = 0
-    for found in matches(
-        dataset, row_filter, policy=policy, missing=missing, on_error=on_error, given_up=given_up
-    ):
-        parts.append(found.positions)
-        total += found.rows
-        lost += found.lost
-        read += found.groups_read
-        passed_over += found.groups_passed_over
-    positions = np.concatenate(parts) if parts else np.empty(0, np.int64)
-    lost += sum(rows for _, rows in dataset.lost_rows())
-    logger.info(
-        "filter %s: %d of %d rows of %s; %d row groups read, %d passed over",
-        excerpt(row_filter.text),
-        len(positions),
-        total,
-        dataset.uri,
-        read,
-        passed_over,
-    )
-    return Resolved(positions, total, lost, read, passed_over)
-
-
 class _Search(NamedTuple):
-    """What is looked for: see `matches`.
-
-    Attributes:
-        several: Whether there are other policies: then a row group has to be read to know how many of its
-            rows are this one's.
-    """
+    """What is looked for: see `matches`."""
 
     reader: SegmentReader
     row_filter: RowFilter
     policy: str
-    several: bool
 
 
 def _segment_matches(search: _Search, segment: Segment, start: int) -> Matches:
@@ -214,10 +196,10 @@ def _segment_matches(search: _Search, segment: Segment, start: int) -> Matches:
         batch = search.reader.read(segment, span)
         if batch is None:
             lost += len(span.rows)
-            at += 0 if search.several else len(span.rows)
+            at += len(span.rows)
             continue
         read += 1
-        rows, count = _passing(batch, search.row_filter, search.policy)
+        rows, count = passing(batch, search.row_filter, search.policy)
         parts.append(rows + at)
         at += count
     positions = np.concatenate(parts) if parts else np.empty(0, np.int64)
@@ -225,59 +207,7 @@ def _segment_matches(search: _Search, segment: Segment, start: int) -> Matches:
 
 
 def _is_span_ruled_out(search: _Search, segment: Segment, span: Span) -> bool:
-    if search.several or span.group < 0:
+    if span.group < 0:
         return False
     shard = search.reader.open(segment)
     return shard is not None and is_ruled_out(shard, span.group, search.row_filter, policy=search.policy)
-
-
-def _passing(batch: Batch, row_filter: RowFilter, policy: str) -> tuple[Rows, int]:
-    """The rows of a policy that pass, among those that it has; and how many these are."""
-    own = batch.get(policy) if isinstance(batch, MultiAgentBatch) else batch
-    if own is None or not own.count:
-        return np.empty(0, np.int64), 0
-    return np.flatnonzero(row_filter.mask(own, rows=own.count)), own.count
-
-
-def _policy_of(dataset: Dataset, policy: str | None) -> str:
-    """The policy whose rows are wanted."""
-    known = sorted({name for schema in dataset.schemas.values() for name in schema.policies})
-    if policy is None:
-        if len(known) > 1:
-            raise OptionError(
-                f"the data set has the policies {excerpt(known)}: name the one whose rows are wanted, "
-                "policy=",
-                uri=dataset.uri,
-            )
-        return known[0] if known else DEFAULT_POLICY_ID
-    if known and policy not in known:
-        raise OptionError(f"no policy {excerpt(policy)}; there are {excerpt(known)}", uri=dataset.uri)
-    return policy
-
-
-def _columns_to_read(row_filter: RowFilter, schemas: list[Schema]) -> list[str] | None:
-    """The columns of a filter; of several agents, also those that tell joint steps apart."""
-    if row_filter.columns is None:
-        return None
-    columns = list(row_filter.columns)
-    for name in (Columns.EPS_ID, Columns.T):
-        joint = any(
-            name in policy.columns
-            for schema in schemas
-            if schema.multi_agent
-            for policy in schema.policies.values()
-        )
-        if joint and name not in columns:
-            columns.append(name)
-    return columns
-
-
-def _united(schemas: list[Schema], policy: str, columns: list[str] | None) -> PolicySchema:
-    """The columns of a policy that any schema has, among those that are read."""
-    leaves: dict[str, list[Leaf]] = {}
-    for schema in schemas:
-        if policy in schema.policies:
-            for name, found in schema.policies[policy].columns.items():
-                if columns is None or name in columns:
-                    leaves.setdefault(name, found)
-    return PolicySchema(tuple(leaf for found in leaves.values() for leaf in found))

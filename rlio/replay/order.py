@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import operator
 import threading
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isqrt
@@ -30,8 +31,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rlio.errors import OptionError
+from rlio.storage.names import part_of
 
-__all__ = ["ORDER_VERSION", "Permutation", "UniformDraws", "WindowOrder", "WindowRef"]
+__all__ = ["ORDER_VERSION", "Permutation", "UniformDraws", "WindowOrder", "WindowRef", "rank_of", "share"]
 
 #: Version of the orders in this file; readers keep it in their state.
 ORDER_VERSION = 1
@@ -49,6 +51,21 @@ _ROUNDS = 6
 _MAX = 2**63 - 1
 
 _scratch = threading.local()
+
+
+def share(count: int, shard: tuple[int, int]) -> tuple[int, int]:
+    """The part of ``count`` units, from where to where, of a ``shard=(rank, world)``.
+
+    Parts follow each other in the order of the ranks, and differ by one unit at most.
+    """
+    rank, world = shard
+    return count * rank // world, count * (rank + 1) // world
+
+
+def rank_of(writer: str, *, world: int, slots: int | None = None) -> int:
+    """The rank, of ``world``, that follows a writer; by its slot where there are ``slots``."""
+    number = zlib.crc32((part_of(writer) or writer).encode())  # All attempts at a part are one rank's.
+    return (number if slots is None else number % slots) % world
 
 
 class Permutation:

@@ -18,22 +18,23 @@ from numpy.typing import NDArray
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.columns import DEFAULT_POLICY_ID, Columns
 from rlio.dataset import Dataset, common_columns
-from rlio.errors import HoleError, MissingColumn, OptionError, SchemaError, excerpt
+from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
 from rlio.interfaces import Batch, ReadOptions
 from rlio.replay.arrow_tables import WRITER, Layout, TableColumn, to_table
-from rlio.replay.filter_pushdown import is_ruled_out
+from rlio.replay.filter_pushdown import check_filter, filter_options, is_ruled_out, passing
 from rlio.replay.filters import RowFilter
 from rlio.replay.segment_reader import (
+    GoneShards,
     GroupOptions,
     SegmentReader,
     ShardGone,
     Span,
     counting_of,
     group_options,
+    with_step_columns,
 )
 from rlio.schemas.folded import unfold
-from rlio.schemas.schema import PolicySchema, Schema
-from rlio.storage import listing as listings
+from rlio.schemas.schema import Schema
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import Listing, Segment, ShardRef
 
@@ -136,37 +137,27 @@ def plan_of(
         SchemaConflict: Only some writers have a column, and ``missing`` is "error".
         SchemaError: The policies' columns differ.
     """
-    schemas = dataset.schemas
-    joint = any(schema.multi_agent for schema in schemas.values())
-    policies = sorted({pid for schema in schemas.values() for pid in schema.policies})
+    schemas = list(dataset.schemas.values())
+    joint = any(schema.multi_agent for schema in schemas)
+    policies = sorted({pid for schema in schemas for pid in schema.policies})
     if policy is not None and policy not in policies and policies:
         raise OptionError(f"policy={excerpt(policy)}: there are {excerpt(policies)}", uri=dataset.uri)
-    wanted = options.columns
-    if joint and wanted is not None:
-        wanted = _with_steps(dataset, wanted)
+    pids = [policy] if policy is not None else policies or [DEFAULT_POLICY_ID]
+    wanted = None if options.columns is None else with_step_columns(dataset, options.columns)
     shared = common_columns(dataset, missing=missing, wanted=wanted)
     wanted = shared if missing == "drop" else wanted
     chosen = group_options(dataset, replace(options, columns=wanted), missing)
-    counting = counting_of(dataset, chosen.columns)
     row_filter = None if filter is None else RowFilter.of(filter)
-    if not dataset.schemas:  # Nobody has written a row yet: there is none to choose.
+    if not schemas:  # There are no rows to choose among.
         row_filter = None
-    if row_filter is not None and (counting.unit == "sequences" or (joint and policy is None)):
-        what = "sequences (seq_lens)" if counting.unit == "sequences" else "joint steps of several agents"
-        hint = "leave filter= out, and" if counting.unit == "sequences" else "name one policy=, or"
-        raise OptionError(
-            f"filter chooses among rows, and the data has {what}: {hint} filter the result",
-            uri=dataset.uri,
-        )
-    pids = [policy] if policy is not None else policies or [DEFAULT_POLICY_ID]
-    layouts = {pid: _layout(list(schemas.values()), pid, chosen) for pid in pids}
-    layout = _shared_layout(layouts, joint=joint and policy is None, uri=dataset.uri)
-    if layout.joint and Columns.SEQ_LENS in layout.logical:
-        raise OptionError(
-            "the data has sequences (seq_lens) of several agents: name one policy=, or columns=[...] without "
-            "seq_lens and the states",
-            uri=dataset.uri,
-        )
+    searched = chosen
+    if row_filter is not None:
+        _check_chooses_rows(dataset, chosen, joint=joint and policy is None)
+        check_filter(row_filter, schemas, pids[0])
+        searched = filter_options(dataset, row_filter, missing=missing, on_error=options.on_error)
+    layout = _shared_layout(
+        {pid: _layout(schemas, pid, chosen) for pid in pids}, joint=joint and policy is None, uri=dataset.uri
+    )
     if options.columns is not None and joint:  # Those that joint steps are told apart by are read, not given.
         given = {*options.columns, Columns.NEXT_OBS_VALID}
         layout = replace(layout, columns=tuple(c for c in layout.columns if c.column in given))
@@ -177,30 +168,39 @@ def plan_of(
                 uri=dataset.uri,
                 column=name,
             )
-    if row_filter is not None:
-        _check_filter(row_filter, list(schemas.values()), pids[0])
-    if writers:
-        if WRITER in layout.logical:
-            raise OptionError("writers=True: the data has a column '_writer' already", uri=dataset.uri)
-        layout = replace(layout, columns=(*layout.columns, TableColumn(WRITER, WRITER, (), "<U", ())))
     return Plan(
         options=chosen,
-        layout=layout,
+        layout=_with_writers(layout, uri=dataset.uri) if writers else layout,
         policy=policy,
         row_filter=row_filter,
-        filter_options=chosen
-        if row_filter is None
-        else _filter_options(dataset, row_filter, options, missing),
-        schemas=schemas,
+        filter_options=searched,
+        schemas=dataset.schemas,
         writers=writers,
-        row_bytes=max((schema.row_bytes for schema in schemas.values()), default=1),
+        row_bytes=max((schema.row_bytes for schema in schemas), default=1),
     )
 
 
-def _with_steps(dataset: Dataset, wanted: list[str]) -> list[str]:
-    """The wanted columns and those by which joint steps are told apart."""
-    known = {c for schema in dataset.schemas.values() for p in schema.policies.values() for c in p.columns}
-    return [*wanted, *(n for n in (Columns.EPS_ID, Columns.T) if n in known and n not in wanted)]
+def _check_chooses_rows(dataset: Dataset, options: GroupOptions, *, joint: bool) -> None:
+    """Refuse a filter where single rows are not units.
+
+    Raises:
+        OptionError: The data has sequences; or the joint steps of several agents are read (``joint``).
+    """
+    sequences = counting_of(dataset, options.columns).unit == "sequences"
+    if sequences or joint:
+        what = "sequences (seq_lens)" if sequences else "joint steps of several agents"
+        hint = "leave filter= out, and" if sequences else "name one policy=, or"
+        raise OptionError(
+            f"filter chooses among rows, and the data has {what}: {hint} filter the result",
+            uri=dataset.uri,
+        )
+
+
+def _with_writers(layout: Layout, *, uri: str) -> Layout:
+    """The columns, and one that says whose each row is."""
+    if WRITER in layout.logical:
+        raise OptionError("writers=True: the data has a column '_writer' already", uri=uri)
+    return replace(layout, columns=(*layout.columns, TableColumn(WRITER, WRITER, (), "<U", ())))
 
 
 def _layout(schemas: list[Schema], pid: str, options: GroupOptions) -> Layout:
@@ -227,6 +227,7 @@ def _shared_layout(layouts: dict[str, Layout], *, joint: bool, uri: str) -> Layo
     """The columns that all policies have.
 
     Raises:
+        OptionError: Several agents have sequences.
         SchemaError: One lacks a column of another, or has it of another type.
     """
     (first, layout), *others = layouts.items()
@@ -240,30 +241,15 @@ def _shared_layout(layouts: dict[str, Layout], *, joint: bool, uri: str) -> Layo
                 uri=uri,
                 column=min(c.name for c in unlike),
             )
+    if joint and Columns.SEQ_LENS in layout.logical:
+        raise OptionError(
+            "the data has sequences (seq_lens) of several agents: name one policy=, or columns=[...] without "
+            "seq_lens and the states",
+            uri=uri,
+        )
     if joint and "policy_id" in layout.logical:
         raise SchemaError("the data has a column 'policy_id': name one policy=", uri=uri, column="policy_id")
     return replace(layout, joint=joint)
-
-
-def _filter_options(
-    dataset: Dataset, row_filter: RowFilter, options: ReadOptions, missing: Missing
-) -> GroupOptions:
-    """What is read of each group to find the rows that a filter lets pass."""
-    if row_filter.columns is None:
-        columns = None
-    else:
-        columns = list(row_filter.columns)
-        if any(schema.multi_agent for schema in dataset.schemas.values()):
-            columns = _with_steps(dataset, columns)
-    return group_options(dataset, ReadOptions(columns=columns, on_error=options.on_error), missing)
-
-
-def _check_filter(row_filter: RowFilter, schemas: list[Schema], pid: str) -> None:
-    found: dict[str, Any] = {}
-    for schema in schemas:
-        for name, own in schema.policies[pid].columns.items() if pid in schema.policies else ():
-            found.setdefault(name, own)
-    row_filter.check(PolicySchema(tuple(leaf for own in found.values() for leaf in own)))
 
 
 def split(dataset: Dataset, *, tasks: int | None = None) -> list[list[Rows]]:
@@ -345,8 +331,10 @@ class PartReader:
         return _signed(batch, writer)
 
     def _of_writer(self, rows: Rows) -> Iterator[Batch]:
-        cursor, gone_before = rows.first, 0
-        given_up: set[str] = set()
+        cursor = rows.first
+        on_error: Literal["raise", "skip"] = "skip" if self.plan.options.skip_damage else "raise"
+        missing = GoneShards(self.storage, on_error)
+        given_up = missing.given_up
         listing: Listing | None = Listing({rows.writer: list(rows.shards)})
         while cursor < rows.stop:
             dataset = Dataset(self.storage, listing or Listing(), at={rows.writer: [cursor, rows.stop]})
@@ -366,18 +354,7 @@ class PartReader:
                         cursor = span.end
                 return
             except ShardGone as gone:
-                # Compacted and collected, as another listing will show; if not, it is damage.
-                gone_before += 1
-                path = gone.segment.ref.path
-                if gone_before > 1:
-                    listings.PATIENCE.sleep(listings.PATIENCE.seconds)
-                if gone_before > listings.PATIENCE.listings:
-                    if not self.plan.options.skip_damage:
-                        raise HoleError(
-                            "the shard is listed and is not there: restore it, or read with on_error='skip'",
-                            uri=self.storage.uri_of(path),
-                        ) from gone.error
-                    given_up.add(path)
+                missing.miss(gone)
                 listing = None
 
     def _check(self, dataset: Dataset) -> None:
@@ -419,11 +396,7 @@ class PartReader:
         pid = self.plan.policy or next(iter(shard.schema.policies), DEFAULT_POLICY_ID)
         if is_ruled_out(shard, span.group, row_filter, policy=pid):
             return np.empty(0, np.int64)
-        batch = search.read(segment, span)
-        own = batch.get(pid) if isinstance(batch, MultiAgentBatch) else batch
-        if own is None or not own.count:
-            return np.empty(0, np.int64)
-        return np.flatnonzero(row_filter.mask(own, rows=own.count))
+        return passing(search.read(segment, span), row_filter, pid)[0]
 
 
 def _signed(batch: SampleBatch, writer: str) -> SampleBatch:

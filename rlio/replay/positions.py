@@ -16,7 +16,7 @@ from rlio.interfaces import ReadOptions
 from rlio.schemas.schema import canonical_json
 
 __all__ = [
-    "Span",
+    "UnitRange",
     "check_offset",
     "check_options",
     "check_position",
@@ -30,7 +30,7 @@ __all__ = [
 logger = logging.getLogger("rlio")
 
 
-class Span(NamedTuple):
+class UnitRange(NamedTuple):
     """Units ``start`` to ``stop - 1`` of an epoch."""
 
     epoch: int
@@ -38,12 +38,12 @@ class Span(NamedTuple):
     stop: int
 
 
-def spans_of(epoch: int, first: int, last: int, total: int) -> Iterator[Span]:
+def spans_of(epoch: int, first: int, last: int, total: int) -> Iterator[UnitRange]:
     """Cut positions counted from the beginning of ``epoch`` where epochs of ``total`` units meet."""
     while first < last:
         crossed, start = divmod(first, total)
         stop = min(start + last - first, total)
-        yield Span(epoch + crossed, start, stop)
+        yield UnitRange(epoch + crossed, start, stop)
         first += stop - start
 
 

@@ -26,7 +26,7 @@ from rlio.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
 from rlio.errors import OptionError, SchemaError, excerpt
 from rlio.interfaces import Batch
 from rlio.multi_agent import step_numbers
-from rlio.replay.draws import Draw, Held, Span, Units, open_units
+from rlio.replay.draws import Draw, Held, RowRange, Units, open_units
 from rlio.replay.ingest import Ingest, Part
 from rlio.replay.layout import RowLayout
 from rlio.replay.memory import Arrays, RamArrays
@@ -370,9 +370,9 @@ class StoreRows:
         first = spans[0][0] if spans else 0
         ends = np.cumsum([0, *(size for _, size in spans)]).tolist()
         if all(at == first + end for (at, _), end in zip(spans, ends, strict=False)):
-            return Held(pid, policy, table, span=Span(first, count, head))
+            return Held(pid, policy, table, span=RowRange(first, count, head))
         rows = np.concatenate([np.arange(at, at + size) for at, size in spans])
-        return Held(pid, policy, table, rows, Span(0, count, head))
+        return Held(pid, policy, table, rows, RowRange(0, count, head))
 
 
 class _Prefixed:

@@ -6,7 +6,7 @@ Not here: in which order they are read (`rlio.readers.group_source`, `rlio.reade
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
@@ -16,19 +16,22 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 from rlio.batch import SampleBatch, count_units, split_units
 from rlio.columns import Columns, is_per_sequence
 from rlio.dataset import Dataset, common_columns
-from rlio.errors import CorruptData, DataNotFound, OptionError
+from rlio.errors import CorruptData, DataNotFound, HoleError, OptionError
 from rlio.forks import BackgroundThread
 from rlio.interfaces import Batch, ReadOptions, Unit
 from rlio.schemas.filling import Filling
 from rlio.schemas.folded import Folded, unfold
+from rlio.storage import listing
+from rlio.storage.filesystem import Storage
 from rlio.storage.listing import Segment
-from rlio.storage.names import SCHEMA_DIR, writer_dir
-from rlio.storage.sealed_index import distrust_index
+from rlio.storage.names import SCHEMA_DIR
+from rlio.storage.open_files import OpenFiles
 from rlio.storage.shards import OpenShard
 
 __all__ = [
     "Ahead",
     "Counting",
+    "GoneShards",
     "GroupOptions",
     "SegmentReader",
     "ShardGone",
@@ -37,6 +40,7 @@ __all__ = [
     "group_options",
     "own_size",
     "split_batch",
+    "with_step_columns",
 ]
 
 logger = logging.getLogger("rlio")
@@ -98,12 +102,56 @@ class Span(NamedTuple):
 
 
 class ShardGone(Exception):
-    """A shard that was listed is not there: covered and collected, lost, or torn since. List again."""
+    """A shard that was listed is not there: it was compacted and collected, or it is lost. List again."""
 
-    def __init__(self, segment: Segment, error: DataNotFound | CorruptData) -> None:
+    def __init__(self, segment: Segment, error: DataNotFound) -> None:
         super().__init__(segment.ref.path)
         self.segment = segment
         self.error = error
+
+
+class GoneShards:
+    """Shards that are listed and not there: each is looked for in a few listings, and then it is lost.
+
+    Args:
+        storage: The root.
+        on_error: What to do with a shard that is lost: "raise", or "skip": its rows are damage.
+
+    Attributes:
+        given_up: Paths of the shards that are lost.
+    """
+
+    def __init__(self, storage: Storage, on_error: Literal["raise", "skip"]) -> None:
+        self.given_up: set[str] = set()
+        self._storage = storage
+        self._on_error = on_error
+        self._attempts: Counter[str] = Counter()
+
+    def miss(self, gone: ShardGone) -> None:
+        """Note that a shard is gone, before the caller lists again; wait where that has not helped before.
+
+        Raises:
+            HoleError: Listings have named it too often.
+        """
+        path = gone.segment.ref.path
+        self._attempts[path] += 1
+        attempts, patience = self._attempts[path], listing.PATIENCE
+        if attempts <= patience.listings:
+            logger.info("%s is gone: listing again", self._storage.uri_of(path))
+            if attempts > 1:
+                patience.sleep(patience.seconds)
+        elif self._on_error == "skip":
+            self.given_up.add(path)
+        else:
+            raise HoleError(
+                f"the shard is listed and is not there, in {attempts} attempts: restore it, or read with "
+                "on_error='skip'",
+                uri=self._storage.uri_of(path),
+            ) from gone.error
+
+    def forget(self) -> None:
+        """Count attempts from 0 again."""
+        self._attempts.clear()
 
 
 class SegmentReader:
@@ -136,7 +184,7 @@ class SegmentReader:
         self._given_up = given_up
         self._learn = learn
         self._weigh = weigh or _all_rows
-        self._open: OrderedDict[str, OpenShard] = OrderedDict()
+        self._open: OpenFiles[str, OpenShard] = OpenFiles(_OPEN_SHARDS)
         self._damaged: set[tuple[str, int]] = set()
 
     def with_options(self, options: GroupOptions, counting: Counting) -> SegmentReader:
@@ -154,26 +202,16 @@ class SegmentReader:
         path = segment.ref.path
         shard = self._open.get(path)
         if shard is not None:
-            self._open.move_to_end(path)
             return shard
         if (path, -1) in self._damaged:
             return None  # Its rows are passed over batch by batch, and looked at once.
         try:
             shard = self.dataset.open_shard(segment)
-        except CorruptData as error:
-            if self._is_torn(segment):
-                self._miss(segment, -1, self._weigh(segment, None), error)
-            else:
-                self._lose((path, -1), self._weigh(segment, None), error)
-            return None
-        except DataNotFound as error:
-            self._miss(segment, -1, self._weigh(segment, None), error)
+        except (CorruptData, DataNotFound) as error:
+            self._lose(segment, -1, self._weigh(segment, None), error)
             return None
         self._check_schema(shard, segment)
-        self._open[path] = shard
-        if len(self._open) > _OPEN_SHARDS:
-            self._open.popitem(last=False)
-        return shard
+        return self._open.add(path, shard)
 
     def _check_schema(self, shard: OpenShard, segment: Segment) -> None:
         """Raise where the schemas by which units are told apart do not have this shard's."""
@@ -218,11 +256,8 @@ class SegmentReader:
             return len(rows)
         try:
             part = shard.read(group, columns=self._columns(shard), rows=rows)
-        except CorruptData as error:
-            self._lose((segment.ref.path, group), len(rows), error)
-            return 0
-        except DataNotFound as error:
-            self._miss(segment, group, len(rows), error)
+        except (CorruptData, DataNotFound) as error:
+            self._lose(segment, group, len(rows), error)
             return 0
         return count_units(part, self.counting.unit)
 
@@ -245,11 +280,8 @@ class SegmentReader:
                 span.group, columns=self._columns(shard), rows=None if span.whole else span.rows
             )
             self._check(folded.batch, span, segment)
-        except CorruptData as error:
-            self._lose((segment.ref.path, span.group), self._weigh(segment, span), error)
-            return None
-        except DataNotFound as error:
-            self._miss(segment, span.group, self._weigh(segment, span), error)
+        except (CorruptData, DataNotFound) as error:
+            self._lose(segment, span.group, self._weigh(segment, span), error)
             return None
         return replace(folded, batch=self.filled(folded.batch))
 
@@ -285,25 +317,19 @@ class SegmentReader:
         found = [column for column in columns if column in has]
         return found or [column for column in has if not is_per_sequence(column)][:1]
 
-    def _is_torn(self, segment: Segment) -> bool:
-        """Whether a listing would not name the shard: by an index nobody knows how many bytes are there."""
-        entries = self.dataset.storage.list(writer_dir(segment.ref.writer))
-        size = next((size for path, size in entries if path == segment.ref.path), None)
-        return size is not None and size != segment.ref.name.size
+    def _lose(self, segment: Segment, group: int, rows: int, error: CorruptData | DataNotFound) -> None:
+        """Count lost rows once, or raise.
 
-    def _miss(self, segment: Segment, group: int, rows: int, error: DataNotFound | CorruptData) -> None:
-        """Ask for another listing, unless that was tried."""
-        if segment.ref.path not in self._given_up:
-            distrust_index(self.dataset.storage)
+        Raises:
+            ShardGone: The shard is not there, and another listing may show where its rows are.
+        """
+        path = segment.ref.path
+        if isinstance(error, DataNotFound) and path not in self._given_up:
             raise ShardGone(segment, error) from error
-        self._lose((segment.ref.path, group), rows, error)
-
-    def _lose(self, key: tuple[str, int], rows: int, error: Exception) -> None:
-        """Count lost rows once, or raise."""
         if not self.options.skip_damage:
             raise error
-        if key not in self._damaged:
-            self._damaged.add(key)
+        if (path, group) not in self._damaged:
+            self._damaged.add((path, group))
             self.skipped += rows
             logger.warning("skipped %d rows: %s", rows, error)
 
@@ -317,7 +343,7 @@ class Ahead(Generic[T]):
 
     def __init__(self, load: Callable[[Any], T]) -> None:
         self._load = load
-        self._thread = BackgroundThread("rlio-decode")
+        self._thread = BackgroundThread("rlio-ahead")
         #: What was announced, and what comes of it.
         self._announced: tuple[Hashable, Future[T]] | None = None
 
@@ -385,6 +411,18 @@ def _check_columns(dataset: Dataset, columns: list[str] | None) -> None:
                         f"columns={columns}: joint steps of several agents are told apart by eps_id and t; "
                         f"add {name!r}"
                     )
+
+
+def with_step_columns(dataset: Dataset, columns: list[str]) -> list[str]:
+    """The columns, and those by which joint steps of several agents are told apart."""
+    known = {
+        name
+        for schema in dataset.schemas.values()
+        for policy in schema.policies.values()
+        if schema.multi_agent
+        for name in policy.columns
+    }
+    return [*columns, *(n for n in (Columns.EPS_ID, Columns.T) if n in known and n not in columns)]
 
 
 def group_options(

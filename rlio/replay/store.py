@@ -18,7 +18,6 @@ import logging
 import os
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -46,11 +45,10 @@ from rlio.replay.rows import Piece, StoreRows
 from rlio.replay.samplers import EpochReader, PrioritisedSampler, UniformSampler
 from rlio.replay.saved import load_rows, save_rows
 from rlio.replay.scratch import ScratchArrays
-from rlio.replay.segment_reader import ShardGone
+from rlio.replay.segment_reader import GoneShards, ShardGone
 from rlio.replay.sequences import Sequences
 from rlio.replay.table import RowTable
 from rlio.schemas.schema import Schema
-from rlio.storage import listing
 
 __all__ = ["DrawKeywords", "ReplayStore", "UnitKeywords", "draw_of"]
 
@@ -269,21 +267,13 @@ class ReplayStore:
 
     def _build(self, source: Source, columns: frozenset[str] | None, progress: bool | None) -> None:
         """Read every row; in the background."""
-        given_up: set[str] = set()
-        attempts: Counter[str] = Counter()
+        missing = GoneShards(source.dataset.storage, source.on_error)
         while True:
             try:
-                self._read(source, columns, progress, given_up)
+                self._read(source, columns, progress, missing.given_up)
                 return
             except ShardGone as gone:
-                # Compacted meanwhile: the same rows lie in other shards now. Or lost.
-                path = gone.segment.ref.path
-                attempts[path] += 1
-                if attempts[path] > listing.PATIENCE.listings:
-                    if source.on_error == "raise":
-                        raise gone.error from gone
-                    given_up.add(path)
-                listing.PATIENCE.sleep(listing.PATIENCE.seconds)
+                missing.miss(gone)
                 source = replace(source, dataset=source.dataset.refresh(at=source.dataset.snapshot()))
                 if source.on_error == "raise":
                     source.dataset.check_complete()

@@ -20,7 +20,6 @@ from typing import Any, Final
 import zstandard
 
 from rlio.batch import MultiAgentBatch, SampleBatch
-from rlio.columns import DEFAULT_POLICY_ID
 from rlio.errors import CorruptData, DataNotFound, UnsafeData
 from rlio.schemas.folded import Folded
 from rlio.schemas.json_lines import (
@@ -194,9 +193,7 @@ class JsonShard:
         """
         table = StreamTable()
         for index in range(len(self._lines)):
-            batch = self.read(index)
-            parts = batch if isinstance(batch, MultiAgentBatch) else {DEFAULT_POLICY_ID: batch}
-            for pid, part in parts.items():
+            for pid, part in self.read(index).policies().items():
                 flat = {name: part[name] for name in STREAM_COLUMNS if self._is_single(pid, name)}
                 table.assign(pid, flat, len(part))
         return table.streams

@@ -301,12 +301,11 @@ def list_writer(storage: Storage, writer: str) -> Listing:
     return listing_of(storage.list(writer_dir(writer)))
 
 
-def listing_of(entries: Iterable[tuple[str, int | None]], *, known: Listing | None = None) -> Listing:
+def listing_of(entries: Iterable[tuple[str, int | None]]) -> Listing:
     """What the names and sizes of objects say.
 
     Args:
         entries: Path and bytes of each, sorted by path.
-        known: What is known of other writers; not modified.
     """
     listing = Listing()
     # Those of one folder come one after the other, but for what is deeper.
@@ -336,14 +335,6 @@ def listing_of(entries: Iterable[tuple[str, int | None]], *, known: Listing | No
             refs.append(_new(ShardRef, (writer, name, path)))
     for refs in listing.shards.values():
         refs.sort(key=_first_row)  # Stable: shards of one first row stay sorted by path.
-    if known is not None:
-        known = known._with_all()
-        listing = Listing(
-            dict(sorted((known.shards | listing.shards).items())),
-            [*known.rejected, *listing.rejected],
-            known.sealed | listing.sealed,
-            known.trimmed | listing.trimmed,
-        )
     return listing._chosen()
 
 
@@ -362,7 +353,6 @@ def list_settled(
     *,
     lacks: Callable[[Listing], bool],
     patience: Patience | None = None,
-    first: Callable[[Storage], Listing | None] | None = None,
 ) -> Listing:
     """List until nothing is lacking, or until several listings together lack it.
 
@@ -370,16 +360,11 @@ def list_settled(
         storage: The data set's root.
         lacks: Whether rows are missing in a listing.
         patience: How often and how long apart; None for the default.
-        first: Gives a listing by cheaper means, or None. It is taken if nothing is lacking in it, else it
-            does not count.
 
     Returns:
         What the listings saw together: a row that is missing here was in none of them.
     """
     patience = patience or PATIENCE
-    cheap = None if first is None else first(storage)
-    if cheap is not None and not lacks(cheap):
-        return cheap
     found = list_shards(storage)
     for _ in range(patience.listings - 1):
         if not lacks(found):

@@ -23,6 +23,7 @@ from rlio.errors import OptionError, excerpt
 __all__ = [
     "DATA_DIR",
     "HEADER",
+    "INDEX_DIR",
     "MAX_ROW",
     "MAX_ROWS",
     "MAX_SHARD_BYTES",
@@ -51,6 +52,8 @@ HEADER: Final = "_rlio.json"
 SCHEMA_DIR: Final = "_schema"
 DATA_DIR: Final = "data"
 TMP_DIR: Final = "_tmp"
+#: What early versions left as advice to readers: it is not used, and `gc` removes it.
+INDEX_DIR: Final = "_index"
 WAL_DIR: Final = "_wal"
 
 Suffix: TypeAlias = Literal["parquet", "jsonl", "jsonl.zst"]

@@ -1,43 +1,33 @@
-"""Epochs over a data set as it was listed: recorded order or shuffled, shared out among ranks.
+"""Epochs over a data set as it was listed, decoded from its shards: recorded order or shuffled.
 
-This is what `DatasetReader` does unless it follows. A position is a unit (row, sequence or joint step) of an
-epoch, counted over all ranks, so that states are equal on all ranks after equal calls.
+This is what `DatasetReader` does without a store, unless it follows. A position is a unit (row, sequence or
+joint step) of an epoch: see `rlio.replay.epoch_pass`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 from rlio.dataset import Dataset
-from rlio.errors import CorruptData, DataNotFound, EndOfData, HoleError, LedgerError, excerpt
+from rlio.errors import CorruptData, DataNotFound, EndOfData, LedgerError, excerpt
 from rlio.interfaces import Batch, JsonState, ReadLedger, ReadOptions, Unit
-from rlio.read_options import check_batch_size
-from rlio.readers.group_source import Dealt, GroupSource, WindowedOrder, open_groups
+from rlio.readers.group_source import Dealt, Groups, GroupSource, RecordedOrder, WindowedOrder
 from rlio.replay.buffers import Buffers
+from rlio.replay.epoch_pass import EpochPass
 from rlio.replay.filter_pushdown import matches
 from rlio.replay.filters import RowFilter
-from rlio.replay.order import ORDER_VERSION
-from rlio.replay.positions import (
-    check_offset,
-    check_position,
-    choose_seed,
-    columns_digest,
-    own_batch_size,
-    spans_of,
-)
-from rlio.replay.segment_reader import ShardGone, group_options, own_size
+from rlio.replay.order import share
+from rlio.replay.positions import columns_digest
+from rlio.replay.segment_reader import GoneShards, ShardGone, group_options, own_size
 from rlio.schemas.folded import Folded, unfold
-from rlio.storage import listing
 
-__all__ = ["EpochPass"]
+__all__ = ["ColdPass"]
 
 logger = logging.getLogger("rlio")
 
 
-class EpochPass:
+class ColdPass(EpochPass):
     """See the module.
 
     Args:
@@ -50,6 +40,7 @@ class EpochPass:
         OptionError: A filter does not fit the columns, or the data, of which single rows are not units.
     """
 
+    order = "windows"
     cache: Literal["memory", "disk", "none"] = "none"
 
     def __init__(
@@ -59,27 +50,16 @@ class EpochPass:
         missing: Literal["error", "drop", "fill"],
         row_filter: RowFilter | None = None,
     ) -> None:
+        super().__init__(options, uri=dataset.uri, usual=own_size(dataset))
         self.dataset = dataset
-        self.options = options
         self._filter = row_filter
         self._missing: Literal["error", "drop", "fill"] = missing
-        self.seed = choose_seed(options, dataset.uri)
-        # Paths of shards that are listed and not there, again and again.
-        self._given_up: set[str] = set()
+        self._gone = GoneShards(dataset.storage, options.on_error)
         # Of frame stacks.
         self._buffers = Buffers()
         self._source = self._open_first()
-        #: Units of a batch, where no number is asked for.
-        self.batch_size = own_batch_size(options, own_size(self.dataset), there=lambda: self._source.total)
-        #: Number of the epoch that the next batch begins in.
-        self.epoch = 0
-        # Units of this epoch that all ranks together have been dealt.
-        self._offset = 0
-        # Where the ledger began, and what it holds but for rows that have no position.
-        self._began = (0, 0)
+        # What the ledger holds but for rows that have no position.
         self._tally = ReadLedger()
-        # Whether drop_last dropped the end of the last epoch.
-        self._cut_short = False
         # Whether batches were stepped over unread, which are in no ledger.
         self._stepped_over = False
 
@@ -92,11 +72,6 @@ class EpochPass:
     def total(self) -> int:
         """Units of one epoch, of all ranks together."""
         return self._source.total
-
-    @property
-    def offset(self) -> int:
-        """Units of this epoch that all ranks together have been dealt."""
-        return self._offset
 
     @property
     def skipped(self) -> int:
@@ -112,11 +87,6 @@ class EpochPass:
         return self._tally.plus(expected=lost, skipped=lost, trimmed=self.dataset.trimmed_rows)
 
     @property
-    def _ended(self) -> int:
-        """Epochs that have ended since the ledger began; with the last one, those that drop_last dropped."""
-        return ((self.options.epochs or 0) if self._cut_short else self.epoch) - self._began[0]
-
-    @property
     def _reads_all(self) -> bool:
         """Whether the ledger holds what one reader alone read, from the beginning of an epoch."""
         return not self._began[1] and self.options.shard[1] == 1 and not self._stepped_over
@@ -128,8 +98,8 @@ class EpochPass:
         if self._source.total == 0:
             raise EndOfData(self._why_empty())
         self._check_size(n or self.batch_size)
-        before = self.epoch, self._offset, self._tally
-        attempts: Counter[str] = Counter()
+        before = self.epoch, self.offset, self._tally
+        self._gone.forget()
         while True:
             try:
                 parts = self._gather(n or self.batch_size)
@@ -142,54 +112,18 @@ class EpochPass:
                 raise
             except ShardGone as gone:
                 self._go_back(before)
-                self._list_again(gone, attempts)
+                self._list_again(gone)
             except BaseException:
                 # What was read and not served is read again: the error comes back until its cause is gone.
                 self._go_back(before)
                 raise
 
     def skip(self, n: int, size: int | None = None) -> None:
-        """Go where ``n`` calls of `take` would lead; what they would give is in no number of the ledger.
-
-        Args:
-            n: Batches.
-            size: Units of each; None: `batch_size`.
-
-        Raises:
-            EndOfData: There are fewer; it is at the end then.
-            OptionError: As `take`.
-        """
-        if n == 0:
+        """See `EpochPass.skip`. Where damage is passed over, only reading shows where a batch begins."""
+        self._stepped_over |= n > 0
+        if self.options.on_error == "raise":
+            super().skip(n, size)
             return
-        self._check_size(size or self.batch_size)
-        self._stepped_over = True
-        if self.options.on_error == "skip":
-            self._read_over(n, size)
-            return
-        total, epochs = self._source.total, self.options.epochs
-        covered = self.options.shard[1] * (size or self.batch_size)
-        if epochs is None and total:
-            self._step_over(n * covered)
-            return
-        left = max(((epochs or 0) - self.epoch) * total - self._offset, 0)
-        whole, rest = divmod(left, covered)
-        if n <= whole:
-            self._step_over(n * covered)
-            return
-        if self.options.drop_last:
-            self._step_over(whole * covered)
-            raise EndOfData(f"fewer than {n} batches are left: drop_last leaves the last {rest} {self.unit}")
-        start, stop = self._part_of(rest)
-        self._step_over(left)
-        if n > whole + (stop > start):
-            raise EndOfData(f"fewer than {n} batches were left of {epochs} epochs of {total} {self.unit}")
-
-    def _check_size(self, units: int) -> None:
-        if self.options.epochs is None and self.total:
-            check_batch_size(units, there=self.total, unit=self.unit, uri=self.dataset.uri)
-
-    def _read_over(self, n: int, size: int | None) -> None:
-        """Step over batches by reading them: those after damage are filled up with what comes next."""
         before = self._tally, self._cut_short
         try:
             for _ in range(n):
@@ -197,24 +131,13 @@ class EpochPass:
         finally:
             self._tally, self._cut_short = before
 
-    def _step_over(self, units: int) -> None:
-        """Step over units of all ranks."""
-        if units:
-            crossed, self._offset = divmod(self._offset + units, self._source.total)
-            self.epoch += crossed
-
-    def _part_of(self, covered: int) -> tuple[int, int]:
-        """This rank's part, from where to where, of so many units of all ranks."""
-        rank, world = self.options.shard
-        return covered * rank // world, covered * (rank + 1) // world
-
     def _why_empty(self) -> str:
         if self._filter is None or not len(self.dataset):
             return self.dataset.why_empty()
         return f"no row of {self.dataset.uri} passes the filter {excerpt(self._filter.text)}"
 
     def _go_back(self, before: tuple[int, int, ReadLedger]) -> None:
-        self.epoch, self._offset, self._tally = before
+        self.epoch, self.offset, self._tally = before
         self._source.rewind()
 
     def _gather(self, n: int) -> list[Folded]:
@@ -226,16 +149,12 @@ class EpochPass:
         if self.options.on_error == "skip":
             parts = self._gather_what_is_there(n)
         else:
-            covered = self._deal(self.options.shard[1] * n, [])
-            start, stop = self._part_of(covered)
-            spans = spans_of(self.epoch, self._offset + start, self._offset + stop, self.total)
-            self._step_over(covered)
             parts = []
-            for span in spans:
+            for span in self._deal(n):
                 for dealt in self._source.units(*span, range(n)):
                     self._put(dealt, parts)
         if not parts:  # A rank that has no part in the last step.
-            raise EndOfData(f"all {self.options.epochs} epochs of {self.total} {self.unit} have been read")
+            raise self._end()
         return parts
 
     def _gather_what_is_there(self, n: int) -> list[Folded]:
@@ -244,20 +163,20 @@ class EpochPass:
         What a rank has of a step, and where it ends, then depends on all that is damaged in it: every rank
         looks at the whole step (and makes batches of its own part), so that all agree.
         """
-        before = self.epoch, self._offset, self._tally
+        before = self.epoch, self.offset, self._tally
         rank, world = self.options.shard
-        parts, found = self._step(world * n, range(rank * n, (rank + 1) * n))
+        parts, found = self._look_through(world * n, range(rank * n, (rank + 1) * n))
         if found == world * n:
             return parts
         if self.options.drop_last:
-            self._drop(parts)
+            self._drop_parts(parts)
             raise EndOfData(f"the last {found} {self.unit} are fewer than {world * n}: drop_last drops them")
         if world > 1:  # The last step is dealt evenly, and only now it is known how much there is of it.
-            self.epoch, self._offset, self._tally = before  # Nobody got what was decoded: it serves again.
-            parts, _ = self._step(world * n, range(found * rank // world, found * (rank + 1) // world))
+            self.epoch, self.offset, self._tally = before  # Nobody got what was decoded: it serves again.
+            parts, _ = self._look_through(world * n, range(*share(found, self.options.shard)))
         return parts
 
-    def _step(self, units: int, wanted: range) -> tuple[list[Folded], int]:
+    def _look_through(self, units: int, wanted: range) -> tuple[list[Folded], int]:
         """Step over ``units`` that are not lost, or all that are left.
 
         Args:
@@ -270,9 +189,13 @@ class EpochPass:
         parts: list[Folded] = []
         found, began = 0, self.epoch
         while found < units and not (found and self._is_over()):
-            covered = self._deal(units - found, parts)
-            spans = list(spans_of(self.epoch, self._offset, self._offset + covered, self.total))
-            self._step_over(covered)
+            try:
+                covered = self._left(units - found)
+            except EndOfData:
+                self._drop_parts(parts)
+                raise
+            spans = self._spans(covered)
+            self._step(covered)
             for span in spans:
                 own = range(max(wanted.start - found, 0), max(wanted.stop - found, 0))
                 for dealt in self._source.units(*span, own):
@@ -284,42 +207,23 @@ class EpochPass:
 
     def _put(self, dealt: Dealt, parts: list[Folded]) -> None:
         """Count what was dealt, and take what is this rank's."""
-        rank, world = self.options.shard
-        lost = dealt.lost * (rank + 1) // world - dealt.lost * rank // world
+        first, last = share(dealt.lost, self.options.shard)
+        lost = last - first
         self._tally = self._tally.plus(expected=dealt.rows + lost, skipped=lost)
         if dealt.batch is not None:
             parts.append(dealt.batch)
 
-    def _deal(self, units: int, parts: list[Folded]) -> int:
-        """How many of the next ``units`` of all ranks there are; ``parts`` wait for them.
-
-        Raises:
-            EndOfData: The last epoch is over (or its rest is dropped).
-        """
-        epochs = self.options.epochs
-        if epochs is None:
-            return units
-        left = (epochs - self.epoch) * self.total - self._offset
-        if left <= 0 or (self.options.drop_last and left < units):
-            self._drop(parts)
-            self._drop_rest(left)
-            raise EndOfData(f"all {epochs} epochs of {self.total} {self.unit} have been read")
-        return min(units, left)
-
-    def _drop(self, parts: list[Folded]) -> None:
+    def _drop_parts(self, parts: list[Folded]) -> None:
         self._tally = self._tally.plus(dropped=sum(part.batch.agent_steps() for part in parts))
 
-    def _drop_rest(self, left: int) -> None:
-        """Count, once, the rows of the last ``left`` units, which are not read any more.
+    def _drop(self, left: int) -> None:
+        """See `EpochPass._drop`.
 
         Rows of sequences and joint steps are known only where this reader has read all the others.
         """
-        if left <= 0 or self._cut_short:
-            return
-        self._cut_short = True
         rows = 0
         if self._source.by_row:
-            start, stop = self._part_of(left)
+            start, stop = share(left, self.options.shard)
             rows = stop - start
         elif self._reads_all:
             epochs = (self.options.epochs or 0) - self._began[0]
@@ -347,7 +251,7 @@ class EpochPass:
         """
         ledger = self.ledger
         ledger.check(self.dataset.uri)
-        if not self._reads_all or not self.total or (self._offset and not self._cut_short):
+        if not self._reads_all or not self.total or (self.offset and not self._cut_short):
             return
         epochs, named = self._ended, self._ended * self._named_rows()
         if ledger.expected != named:
@@ -364,18 +268,13 @@ class EpochPass:
         ours = self.dataset
         return dataset.segments == ours.segments and dataset.lost_rows() == ours.lost_rows()
 
-    def extend(self, epochs: int) -> None:
-        """Read so many epochs in all."""
-        self.options = replace(self.options, epochs=epochs)
-
     def _open_first(self) -> GroupSource:
-        attempts: Counter[str] = Counter()
         while True:
             try:
                 return self._open(self.dataset)
             except ShardGone as gone:
+                self._gone.miss(gone)
                 self.dataset = self.dataset.refresh(at=self.dataset.snapshot())
-                self._try_again(gone, attempts)
 
     def _open(self, dataset: Dataset) -> GroupSource:
         options = group_options(dataset, self.options, self._missing)
@@ -386,11 +285,12 @@ class EpochPass:
                 self._filter,
                 missing=self._missing,
                 on_error=self.options.on_error,
-                given_up=self._given_up,
+                given_up=self._gone.given_up,
             )
-        return open_groups(dataset, options, seed=self.seed, given_up=self._given_up, matches=found)
+        groups = Groups(dataset, options, self._gone.given_up, found)
+        return RecordedOrder(groups) if self.seed is None else WindowedOrder(groups, seed=self.seed)
 
-    def _list_again(self, gone: ShardGone, attempts: Counter[str]) -> None:
+    def _list_again(self, gone: ShardGone) -> None:
         """Go on with the shards that hold the same rows now.
 
         Raises:
@@ -403,9 +303,9 @@ class EpochPass:
             # The rows are nowhere else: this is damage, raised or counted like any other.
             if self.options.on_error == "raise":
                 fresh.check_complete()
-            self._given_up.add(gone.segment.ref.path)
+            self._gone.given_up.add(gone.segment.ref.path)
             return
-        self._try_again(gone, attempts)
+        self._gone.miss(gone)
         if any(segment.ref.path == gone.segment.ref.path for segment in fresh.segments):
             return
         other = self._open(fresh)
@@ -421,64 +321,25 @@ class EpochPass:
         logger.info("%s: listed again, as %s is gone", self.dataset.uri, gone.segment.ref.path)
         self.dataset, self._source = fresh, other
 
-    def _try_again(self, gone: ShardGone, attempts: Counter[str]) -> None:
-        """Wait a moment, or give up on a shard that is listed and is not there.
-
-        Raises:
-            HoleError: It was not there for long enough.
-        """
-        path = gone.segment.ref.path
-        attempts[path] += 1
-        if attempts[path] <= listing.PATIENCE.listings:
-            listing.PATIENCE.sleep(listing.PATIENCE.seconds)
-        elif self.options.on_error == "skip":
-            self._given_up.add(path)
-        else:
-            raise HoleError(
-                f"the shard is listed and is not there, in {attempts[path]} attempts: restore it, or read "
-                "with on_error='skip'",
-                uri=self.dataset.storage.uri_of(path),
-            ) from gone.error
-
     # ---- state ----
 
-    def position(self) -> JsonState:
-        """What `seek` needs."""
-        return {"epoch": self.epoch, "position": self._offset, "seed": self.seed, **self._fingerprint()}
-
     def seek(self, position: JsonState) -> None:
-        """Continue from a position; the ledger begins anew.
-
-        Raises:
-            StateError: It is one of other data, or of other options.
-        """
-        check_position(position, self._fingerprint(), self.options, uri=self.dataset.uri)
-        if position["seed"] != self.seed:  # Drawn from the OS by both: the saved one counts.
-            self.seed = position["seed"]
-            if isinstance(self._source, WindowedOrder):
-                self._source.reseed(position["seed"])
-        epoch, offset = check_offset(position, self.options, total=self._source.total)
-        self.epoch, self._offset = self._began = (epoch, offset)
-        self._tally, self._cut_short, self._stepped_over = ReadLedger(), False, False
+        """See `EpochPass.seek`."""
+        drawn = self.seed
+        super().seek(position)
+        if self.seed is not None and self.seed != drawn and isinstance(self._source, WindowedOrder):
+            self._source.reseed(self.seed)
+        self._tally, self._stepped_over = ReadLedger(), False
         self._source.rewind()
 
-    def _fingerprint(self) -> dict[str, Any]:
-        """What must be the same for a position to mean the same rows."""
+    def _identity(self) -> JsonState:
         options = {
-            "shuffle": self.options.shuffle,
             "columns": columns_digest(self.options),
-            "epochs": self.options.epochs,
             "on_error": self.options.on_error,
             "missing": self._missing,
             "filter": None if self._filter is None else self._filter.text,
         }
-        order = ("windows", ORDER_VERSION) if self.options.shuffle else ("recorded", 0)
-        return {
-            "order": list(order),
-            "snapshot": self.dataset.digest,
-            "layout": self._source.layout,
-            "options": options,
-        }
+        return {"snapshot": self.dataset.digest, "layout": self._source.layout, "options": options}
 
     def close(self) -> None:
         """End the background thread."""

@@ -1,0 +1,210 @@
+"""`EpochPass`: what all passes over epochs share: positions, dealing to ranks, ends and saved states.
+
+A position counts the units of all ranks, so that it is equal on all ranks after equal calls. Rank r of w
+reads slice r of every ``w * batch_size`` units; the units that are left at the end of the last epoch are
+dealt evenly.
+
+Not here: what stands at a position (`rlio.replay.epochs`, `rlio.readers.cold_pass`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from rlio.errors import EndOfData
+from rlio.forks import cached_property
+from rlio.interfaces import Batch, JsonState, ReadOptions, Unit
+from rlio.read_options import check_batch_size
+from rlio.replay.order import ORDER_VERSION, share
+from rlio.replay.positions import (
+    UnitRange,
+    check_offset,
+    check_position,
+    choose_seed,
+    own_batch_size,
+    spans_of,
+)
+
+__all__ = ["EpochPass"]
+
+
+class EpochPass(ABC):
+    """Reads every unit once an epoch, in recorded order or shuffled.
+
+    Args:
+        options: How.
+        uri: For messages.
+        usual: Units of a batch where the user asks for no number.
+
+    Attributes:
+        options: How.
+        uri: For messages.
+        seed: Seed of the order; None: the order is the recorded one.
+        epoch: Number of the epoch that the next batch begins in.
+        offset: Units of this epoch that all ranks together have been dealt.
+    """
+
+    #: Name of the order of shuffled units; part of the state.
+    order: ClassVar[str]
+
+    def __init__(self, options: ReadOptions, *, uri: str, usual: int) -> None:
+        self.options = options
+        self.uri = uri
+        self.seed = choose_seed(options, uri)
+        self.epoch = 0
+        self.offset = 0
+        self._usual = usual
+        # Epoch and offset where the ledger began.
+        self._began = (0, 0)
+        # Whether drop_last dropped the end of the last epoch.
+        self._cut_short = False
+
+    # ---- hooks ----
+
+    @property
+    @abstractmethod
+    def unit(self) -> Unit:
+        """What is counted."""
+
+    @property
+    @abstractmethod
+    def total(self) -> int:
+        """Units of one epoch, of all ranks together."""
+
+    @abstractmethod
+    def take(self, n: int | None) -> Batch:
+        """The next ``n`` units of this rank; None: `batch_size`."""
+
+    @abstractmethod
+    def _why_empty(self) -> str:
+        """Why there is nothing to read."""
+
+    @abstractmethod
+    def _drop(self, left: int) -> None:
+        """Count the rows of the last ``left`` units, which ``drop_last`` drops. Called once."""
+
+    @abstractmethod
+    def _identity(self) -> JsonState:
+        """What else must be the same for a position to mean the same units: a dict ``options`` and others."""
+
+    # ---- positions ----
+
+    @cached_property
+    def batch_size(self) -> int:
+        """Units of a batch, where no number is asked for."""
+        return own_batch_size(self.options, self._usual, there=lambda: self.total)
+
+    def skip(self, n: int, size: int | None = None) -> None:
+        """Go where ``n`` calls of `take` would lead; the ledger does not count what they would give.
+
+        Args:
+            n: Batches.
+            size: Units of each; None: `batch_size`.
+
+        Raises:
+            EndOfData: There are fewer; the pass is at the end then.
+            OptionError: As `take`.
+        """
+        if not n:
+            return
+        size = size or self.batch_size
+        self._check_size(size)
+        if not self.total:
+            raise EndOfData(self._why_empty())
+        covered, whole = self.options.shard[1] * size, n
+        if self.options.epochs is not None:
+            whole = min(n, max(self._remaining(self.options.epochs), 0) // covered)
+        self._step(whole * covered)
+        if whole < n and self.options.drop_last:  # The reader that asks for the last batch counts its rows.
+            raise self._end()
+        for _ in range(n - whole):  # The last batch, which may be short, or the end.
+            self._deal(size)
+
+    def _remaining(self, epochs: int) -> int:
+        """Units of all ranks up to the end of ``epochs`` epochs."""
+        return (epochs - self.epoch) * self.total - self.offset
+
+    def _check_size(self, units: int) -> None:
+        if self.options.epochs is None and self.total:
+            check_batch_size(units, there=self.total, unit=self.unit, uri=self.uri)
+
+    def _step(self, units: int) -> None:
+        """Step over units of all ranks."""
+        if units:
+            crossed, self.offset = divmod(self.offset + units, self.total)
+            self.epoch += crossed
+
+    def _left(self, units: int) -> int:
+        """How many of the next ``units`` of all ranks there are.
+
+        Raises:
+            EndOfData: The last epoch is over, or its rest is dropped.
+        """
+        if self.options.epochs is None:
+            return units
+        left = self._remaining(self.options.epochs)
+        if left <= 0 or (self.options.drop_last and left < units):
+            if left > 0 and not self._cut_short:
+                self._cut_short = True
+                self._drop(left)
+            raise self._end()
+        return min(units, left)
+
+    def _spans(self, units: int, shard: tuple[int, int] = (0, 1)) -> list[UnitRange]:
+        """The part that a rank has of the next units of all ranks, cut where epochs meet."""
+        first, last = share(units, shard)
+        return list(spans_of(self.epoch, self.offset + first, self.offset + last, self.total))
+
+    def _deal(self, n: int) -> list[UnitRange]:
+        """This rank's part of the next ``world * n`` units; steps over all of them.
+
+        Raises:
+            EndOfData: As `_left`; or this rank has no part in the last step.
+        """
+        covered = self._left(self.options.shard[1] * n)
+        spans = self._spans(covered, self.options.shard)
+        self._step(covered)
+        if not spans:
+            raise self._end()
+        return spans
+
+    def _end(self) -> EndOfData:
+        return EndOfData(f"all {self.options.epochs} epochs of {self.total} {self.unit} have been read")
+
+    @property
+    def _ended(self) -> int:
+        """Epochs that have ended since the ledger began, a last one that drop_last cut short included."""
+        return ((self.options.epochs or 0) if self._cut_short else self.epoch) - self._began[0]
+
+    # ---- state ----
+
+    def position(self) -> JsonState:
+        """What `seek` needs."""
+        return {"epoch": self.epoch, "position": self.offset, "seed": self.seed, **self._fingerprint}
+
+    def seek(self, position: JsonState) -> None:
+        """Continue from a position; the ledger begins at 0.
+
+        Raises:
+            StateError: The position is of other data, or of other options.
+        """
+        check_position(position, self._fingerprint, self.options, uri=self.uri)
+        self._began = check_offset(position, self.options, total=self.total)
+        self.epoch, self.offset = self._began
+        self.seed = position["seed"]  # Where both were drawn from the OS, the saved one counts.
+        self._cut_short = False
+
+    @cached_property
+    def _fingerprint(self) -> dict[str, Any]:
+        """What must be the same for a position to mean the same units."""
+        found = self._identity()
+        options = {"shuffle": self.options.shuffle, "epochs": self.options.epochs}
+        order = [self.order, ORDER_VERSION] if self.options.shuffle else ["recorded", 0]
+        return {"order": order, **found, "options": options | found["options"]}
+
+    def extend(self, epochs: int) -> None:
+        """Read so many epochs in all."""
+        self.options = replace(self.options, epochs=epochs)
+        self.__dict__.pop("_fingerprint", None)  # It holds their number.

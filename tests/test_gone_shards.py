@@ -1,0 +1,95 @@
+"""A shard that is listed and not there is looked for in a few listings; then it is lost, in every reader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from stored_batches import numbered, store
+
+import rlio
+from rlio import DatasetReader, Roll
+from rlio.dataset import Dataset
+from rlio.errors import DataNotFound, HoleError
+from rlio.replay.segment_reader import GoneShards, ShardGone
+from rlio.storage import listing
+from rlio.storage.listing import Patience, Segment
+
+ROWS, LOST = 60, 20
+
+
+class Hidden:
+    """Hides the second shard from a number of attempts to open it, while listings name it."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, attempts: float) -> None:
+        self.attempts = attempts
+        self.waits: list[float] = []
+        patch.setattr(listing, "PATIENCE", Patience(sleep=self.waits.append))
+        opened = Dataset.open_shard
+
+        def open_shard(dataset: Dataset, segment: Segment) -> Any:
+            if segment.ref.name.first == LOST and self.attempts > 0:
+                self.attempts -= 1
+                raise DataNotFound("hidden", uri=segment.ref.path)
+            return opened(dataset, segment)
+
+        patch.setattr(Dataset, "open_shard", open_shard)
+
+
+def root() -> str:
+    return store(numbered(ROWS), roll=Roll(max_rows=LOST, max_seconds=None))
+
+
+def read(**options: Any) -> Callable[[str, str], list[int]]:
+    def rows(uri: str, on_error: Any) -> list[int]:
+        with DatasetReader(uri, on_error=on_error, batch_size=7, **options) as reader:
+            return np.concatenate([batch["t"] for batch in reader]).tolist()
+
+    return rows
+
+
+def exported(uri: str, on_error: Any) -> list[int]:
+    return rlio.open_dataset(uri).to_arrow(on_error=on_error)["t"].to_pylist()
+
+
+WAYS = {
+    "recorded": read(epochs=1, cache="none"),
+    "shuffled": read(epochs=1, cache="none", shuffle=True, seed=0),
+    "filtered": read(epochs=1, cache="none", filter="t >= 0"),
+    "stored": read(epochs=1, cache="memory"),
+    "followed": read(follow=True, idle_timeout=0),
+    "exported": exported,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_shard_that_comes_back_in_time_is_read(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden = Hidden(monkeypatch, attempts=3)
+    assert sorted(WAYS[way](root(), "raise")) == list(range(ROWS))
+    assert hidden.attempts == 0
+    assert hidden.waits == [0.1, 0.1]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_shard_that_stays_away_is_a_hole_or_damage(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    uri = root()
+    Hidden(monkeypatch, attempts=np.inf)
+    with pytest.raises(HoleError):
+        WAYS[way](uri, "raise")
+    assert sorted(WAYS[way](uri, "skip")) == [*range(LOST), *range(2 * LOST, ROWS)]
+
+
+def test_attempts_are_counted_by_shard_and_forgotten_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "PATIENCE", Patience(listings=2, seconds=0))
+    data = rlio.open_dataset(root())
+    first, second = (ShardGone(segment, DataNotFound("gone")) for segment in data.segments[:2])
+    gone = GoneShards(data.storage, "raise")
+    for error in (first, second, first, second):
+        gone.miss(error)
+    with pytest.raises(HoleError):
+        gone.miss(first)
+    gone.forget()
+    gone.miss(first)
+    assert not gone.given_up
