@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final, Literal, Unpack, cast
 
-from rlio.dataset import Dataset, Snapshot, open_dataset, refuse_open_options
+from rlio.dataset import Dataset, Snapshot, opened, refuse_open_options
 from rlio.errors import OptionError, excerpt
 from rlio.interfaces import (
     Batch,
@@ -167,13 +167,15 @@ class DatasetReader(InputReader):
         # does to them nothing is known.
         alone = self.options.shard[1] == 1 and type(self) is DatasetReader
         self.settled = alone and not (grow or self.drop_last)
-        dataset = _open(root, at, self.options, storage_options, limits)
-        opened = partial(_open_pass, draw=draw, cache=cache, missing=missing, prefetch=prefetch)
+        dataset = opened(
+            root, at=at, on_error=self.options.on_error, storage_options=storage_options, limits=limits
+        )
+        open_pass = partial(_open_pass, draw=draw, cache=cache, missing=missing, prefetch=prefetch)
         if grow:
             _check_growth(dataset, self.options)
-            self._pass = GrowingPass(dataset, self.options, missing, opened)
+            self._pass = GrowingPass(dataset, self.options, missing, open_pass)
         else:
-            self._pass = opened(dataset, self.options)
+            self._pass = open_pass(dataset, self.options)
 
     @property
     def cache(self) -> Kept:
@@ -267,27 +269,6 @@ class DatasetReader(InputReader):
 
     def _close(self) -> None:
         self._pass.close()
-
-
-def _open(
-    root: str | os.PathLike[str] | Dataset,
-    at: Snapshot | None,
-    options: ReadOptions,
-    storage_options: Mapping[str, Any] | None,
-    limits: Limits,
-) -> Dataset:
-    """The data set of ``root``, at a snapshot if one is given."""
-    if not isinstance(root, Dataset):
-        return open_dataset(
-            root, at=at, on_error=options.on_error, storage_options=storage_options, limits=limits
-        )
-    refuse_open_options(storage_options, limits)
-    if at is None:
-        return root
-    dataset = root.refresh(at=at)
-    if options.on_error == "raise":
-        dataset.check_complete()
-    return dataset
 
 
 def _storage(

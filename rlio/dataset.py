@@ -60,6 +60,8 @@ __all__ = [
     "common_columns",
     "dataset_on",
     "open_dataset",
+    "opened",
+    "refuse_open_options",
     "require_header",
 ]
 
@@ -583,6 +585,31 @@ def require_header(storage: Storage) -> None:
                 uri=storage.uri,
             ) from error
         raise
+
+
+def opened(
+    root: str | os.PathLike[str] | Dataset,
+    *,
+    at: Snapshot | None,
+    on_error: Literal["raise", "skip"],
+    storage_options: Mapping[str, Any] | None,
+    limits: Limits,
+) -> Dataset:
+    """`open_dataset`, or the data set that is open already.
+
+    Raises:
+        OptionError: As `open_dataset`; or options are given that an open data set has already.
+        DataNotFound: There is no data set.
+        HoleError: Rows are missing.
+    """
+    if isinstance(root, Dataset):
+        refuse_open_options(storage_options, limits)
+        dataset = root if at is None else root.refresh(at=at)
+    else:
+        dataset = open_dataset(root, at=at, on_error=on_error, storage_options=storage_options, limits=limits)
+    if on_error == "raise":
+        dataset.check_complete()
+    return dataset
 
 
 def refuse_open_options(storage_options: Mapping[str, Any] | None, limits: Limits) -> None:

@@ -110,7 +110,7 @@ def test_every_budget_of_replay_is_in_the_table(run: Run) -> None:
         ("random image batches of 256, contiguous", ">=", 1.5),
         ("memory that holds the images", "<=", 1 / 6),
         ("prioritised sample and update, 256", ">=", 2),
-        ("rollouts of 16 CartPole", ">=", 0.6),
+        ("rollouts of 16 CartPole", ">=", 1.2),
         ("rollouts of 16 CartPole", ">=", 25),
         ("recorder's overhead, rlio", "<=", 10),
         ("mixing three sources, hot stores", ">=", 0.9),

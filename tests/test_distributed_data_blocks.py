@@ -476,6 +476,14 @@ def write_part(storage: Storage, *batches: Any, **options: Any) -> PartWriter:
     return writer
 
 
+def test_options_that_an_open_data_set_has_already_are_refused() -> None:
+    data = rlio.open_dataset(store(numbered(4)))
+    for options in ({"storage_options": {}}, {"limits": rlio.Limits(group_rows=100)}):
+        for opened in (rlio.distributed.read_dataset, rlio.DatasetReader, rlio.ReplayStore.open):
+            with pytest.raises(OptionError):
+                opened(data, **options)
+
+
 def test_a_part_is_seen_whole_once_it_is_finished(tmp_path: Path) -> None:
     storage = Storage.open(tmp_path)
     writer = write_part(storage, numbered(5), numbered(5, first=5), roll=rlio.Roll(max_rows=3))

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlio.dataset import Dataset, Snapshot, open_dataset
+from rlio.dataset import Dataset, Snapshot, opened
 from rlio.distributed.blocks import ray_tensors
 from rlio.distributed.ray_import import require_ray
 from rlio.errors import OptionError, excerpt
@@ -91,7 +91,7 @@ def read_dataset(
     if tasks is not None and not (type(tasks) is int and tasks >= 1):
         raise OptionError(f"tasks={excerpt(tasks)}: a number of tasks, at least 1, or None")
     options = ReadOptions(columns=columns, on_error=on_error)
-    dataset = _opened(root, at, options, storage_options, limits)
+    dataset = opened(root, at=at, on_error=on_error, storage_options=storage_options, limits=limits)
     plan = plan_of(dataset, options, missing=missing, policy=policy, filter=filter, writers=writers)
     plan = replace(plan, layout=replace(plan.layout, tensors=ray_tensors))
     plan.layout.empty()  # Raises here, and not in tasks, where Arrow has no such type.
@@ -101,21 +101,3 @@ def read_dataset(
     # As many as there are: Ray would cut the blocks of fewer into more.
     made: ray.data.Dataset = ray.data.read_datasource(source, override_num_blocks=len(parts), **ray_options)
     return made
-
-
-def _opened(
-    root: str | os.PathLike[str] | Dataset,
-    at: Snapshot | None,
-    options: ReadOptions,
-    storage_options: Mapping[str, Any] | None,
-    limits: Limits,
-) -> Dataset:
-    if not isinstance(root, Dataset):
-        dataset = open_dataset(
-            root, at=at, on_error=options.on_error, storage_options=storage_options, limits=limits
-        )
-    else:
-        dataset = root if at is None else root.refresh(at=at)
-    if options.on_error == "raise":
-        dataset.check_complete()
-    return dataset

@@ -27,7 +27,7 @@ from typing import Any, Literal, Self, TypedDict, Unpack
 from tqdm import tqdm
 
 from rlio.batch import MultiAgentBatch, SampleBatch
-from rlio.dataset import Dataset, Snapshot, open_dataset, refuse_open_options
+from rlio.dataset import Dataset, Snapshot, opened
 from rlio.errors import ClosedError, OptionError, SchemaError, excerpt
 from rlio.interfaces import Batch, ReadOptions, Unit
 from rlio.limits import DEFAULT_LIMITS, Limits
@@ -223,15 +223,7 @@ class ReplayStore:
             CorruptData: Rows are damaged.
             OptionError: The data was recorded in sequences, or an option is illegal.
         """
-        if not isinstance(root, Dataset):
-            root = open_dataset(
-                root, at=at, on_error=on_error, storage_options=storage_options, limits=limits
-            )
-        else:
-            refuse_open_options(storage_options, limits)
-            root = root if at is None else root.refresh(at=at)
-        if on_error == "raise":
-            root.check_complete()
+        dataset = opened(root, at=at, on_error=on_error, storage_options=storage_options, limits=limits)
         store = cls.__new__(cls)
         if cache not in ("memory", "disk"):
             raise OptionError(f"cache={excerpt(cache)}: 'memory' or 'disk'")
@@ -241,13 +233,13 @@ class ReplayStore:
             raise OptionError(
                 "columns= with cache='disk': a store on disk has all; choose columns when drawing"
             )
-        store._init(live=False, uri=root.uri, digest=root.digest)
+        store._init(live=False, uri=dataset.uri, digest=dataset.digest)
         if cache == "disk":
             store._folder = (
                 cache_folder if isinstance(cache_folder, CacheFolder) else CacheFolder(cache_folder)
             )
-        store._dataset = root
-        store._start(Source(root, missing, on_error), columns, progress)
+        store._dataset = dataset
+        store._start(Source(dataset, missing, on_error), columns, progress)
         if wait:
             store.wait()
         return store
