@@ -34,18 +34,6 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Leave the processors to the process that runs Ray's group one by one: it would end last."""
-    is_nice = item.config.stash.setdefault(_NICE, not hasattr(item.config, "workerinput"))
-    if not is_nice and not item.nodeid.endswith("@ray"):
-        os.nice(5)
-        item.config.stash[_NICE] = True
-
-
-_NICE = pytest.StashKey[bool]()
-
-
 def _turn(item: pytest.Item) -> int:
     group = item.get_closest_marker("xdist_group")
     if group is None:
