@@ -37,6 +37,7 @@ ON_RAY = ("worker_group.py",)
 
 
 @pytest.mark.further  # The code of docs/distributed.md, which does the same, runs in `make test`.
+@pytest.mark.further  # The code of docs/distributed.md, which does the same, runs in `make test`.
 @pytest.mark.xdist_group("ray")
 @pytest.mark.parametrize("example", [each for each in EXAMPLES if each.name in ON_RAY], ids=NAME)
 def test_an_example_runs_on_a_cluster(
