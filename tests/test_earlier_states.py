@@ -71,6 +71,14 @@ def test_the_position_of_an_earlier_worker_of_several_agents_is_refused_and_the_
         assert worker.sample()
 
 
+def test_an_earlier_state_of_a_policy_server_is_refused() -> None:
+    position = {"runner": {"timesteps": 5, "rows_dropped": 0}}
+    state = {"version": 1, "reader": "PolicyServerInput", "position": position, "skip": 0, "dropped": 0}
+    spaces = Box(-1.0, 1.0, (3,)), Discrete(2)
+    with rlio.PolicyServerInput(rlio.RandomPolicy(), spaces=spaces) as server, pytest.raises(StateError):
+        server.load_state_dict(state)
+
+
 def test_a_policy_is_loaded_from_an_earlier_checkpoint() -> None:
     policy = _actor()
     policy.bind(Box(-1.0, 1.0, (3,)), Discrete(2), seed=1)
