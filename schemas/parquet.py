@@ -191,15 +191,19 @@ class ShardEncoder:
         """Whether the memory is large enough for this group, and the footer after it, in any case, and the
         footer stays within what readers accept by default; that of a single group may be larger.
         """
-        table = self._streams.streams
-        lengths = [len(key.encode("utf-8", "replace")) for key in table.eps_id if isinstance(key, str)]
-        rows, texts = len(table) + group.rows, sum(lengths) + group.rows * max(lengths, default=0)
+        streams, texts = self._streams_with(group)
         # Measured: 13 bytes a stream, 40 where its id is a UUID; 76 to 88 a column and group with its name.
-        footer = 32 * rows + 2 * texts + (len(self._groups) + 1) * self._group_footer_bytes
+        footer = 32 * streams + 2 * texts + (len(self._groups) + 1) * self._group_footer_bytes
         if self._groups and footer > Limits.footer_bytes:
             return False
-        streams = 200 * rows + 6 * (texts if lengths else 64 * group.rows)
-        return self.encoded_bytes + self._bound(group) + 2 * streams <= len(self._memory)
+        return self.encoded_bytes + self._bound(group) <= len(self._memory)
+
+    def _streams_with(self, group: RowGroup) -> tuple[int, int]:
+        """How many streams the footer may list with a group, at most, and the bytes of their ids' texts."""
+        table = self._streams.streams
+        lengths = [len(key.encode("utf-8", "replace")) for key in table.eps_id if isinstance(key, str)]
+        longest = max(lengths, default=0 if len(table) else 64)
+        return len(table) + group.rows, sum(lengths) + group.rows * longest
 
     def add(self, group: RowGroup) -> None:
         """Encode a group; its memory may be reused afterwards."""
@@ -247,7 +251,7 @@ class ShardEncoder:
         return EncodedShard(self._memory[:stop], self.rows, self._crc32, footer_crc32)
 
     def _bound(self, group: RowGroup) -> int:
-        """More bytes than a group and the footer after it, without its table of streams, can take."""
+        """More bytes than a group and the footer after it can take."""
         encoded = 0
         for name, (values, _) in group.columns.items():
             spec = self.schema.columns[name]
@@ -261,8 +265,9 @@ class ShardEncoder:
         encoded += sum(2 * group.rows * self.schema.columns[name].row_bytes for name in group.stacks)
         # A quarter more for levels and pages that do not compress; headers and a dictionary a column.
         encoded += encoded // 4 + 64 * group.rows + (16 << 10) * (len(self._fields) + 1)
-        texts = 8 * (len(self.schema.text) + len(self._provenance))
-        return encoded + texts + (len(self._groups) + 1) * 512 * (len(self._fields) + 1) + (1 << 20)
+        streams, texts = self._streams_with(group)
+        listed = 2 * (200 * streams + 6 * texts) + 8 * (len(self.schema.text) + len(self._provenance))
+        return encoded + listed + (len(self._groups) + 1) * 512 * (len(self._fields) + 1) + (1 << 20)
 
 
 def _dictionary_columns(schema: Schema) -> list[str]:
