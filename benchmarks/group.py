@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -19,7 +19,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 
 import rlio
-from rlio.distributed import WorkerGroup
+from rlio.distributed import Fragment, WorkerGroup
 
 __all__ = ["main", "measure"]
 
@@ -46,7 +46,7 @@ class _Waiting(gym.Env[Any, Any]):
 
 
 def measure(num_workers: int, *, step_seconds: float, rounds: int) -> tuple[float, float]:
-    """Steps a second of a group of ``num_workers``, as medians: of `sample`, and of `sample_async`."""
+    """Steps a second of a group of ``num_workers``, as medians: of `sample`, and of `submit` and `ready`."""
     config = rlio.RolloutConfig(rollout_fragment_length=_STEPS, horizon=1000)
     with WorkerGroup(
         lambda: _Waiting(step_seconds),
@@ -58,12 +58,19 @@ def measure(num_workers: int, *, step_seconds: float, rounds: int) -> tuple[floa
     ) as group:
         group.sample()  # The first of each checks its environment.
         together = statistics.median(_rate(lambda: len(group.sample())) for _ in range(rounds))
-        stream = group.sample_async(max_in_flight=2)
+        stream = _stream(group)
         for _ in range(2 * num_workers):
             next(stream)
         begun = time.perf_counter()
         steps = sum(next(stream).batch.count for _ in range(rounds * num_workers))
         return together, steps / (time.perf_counter() - begun)
+
+
+def _stream(group: WorkerGroup) -> Iterator[Fragment]:
+    """Fragments as they come; each worker samples one while another is on its way."""
+    while True:
+        group.submit(2)
+        yield from group.ready()
 
 
 def _rate(sample: Any) -> float:
@@ -80,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=10, help="fragments of each worker")
     options = parser.parse_args(arguments)
     print(f"steps that wait {options.step_ms:g} ms, fragments of {_STEPS} steps, {options.rounds} rounds")
-    print("| workers | sample(), steps/s | of one worker | sample_async(), steps/s | of one worker |")
+    print("| workers | sample(), steps/s | of one worker | submit(2), steps/s | of one worker |")
     print("|---|---|---|---|---|")
     first: tuple[float, float] | None = None
     for number in options.workers:

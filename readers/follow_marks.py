@@ -15,21 +15,18 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field
 
 from rlio.errors import OptionError, PublishError, RlioError, UnsafeData, excerpt
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import Listing
 from rlio.storage.names import MAX_ROW
+from rlio.storage.parallel import each
 from rlio.storage.progress import Mark, check_follower_name, list_marks, mark_path, newest, put_mark
 
 __all__ = ["Growing", "MarkKeeper", "Markers", "share_out"]
 
 logger = logging.getLogger("rlio")
-
-# Marks of many writers are put side by side: a store answers in tens of milliseconds, and has many hands.
-_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -296,13 +293,8 @@ class MarkKeeper:
 
     def _put_all(self, due: list[tuple[str, int, int]]) -> None:
         """Put marks, (writer, row, ceiling) each, side by side where that helps."""
-        if self._storage.is_local or len(due) < 2:
-            for one in due:
-                self._put(*one)
-            return
-        with ThreadPoolExecutor(min(len(due), _AT_ONCE), thread_name_prefix="rlio-marks") as pool:
-            for _ in pool.map(lambda one: self._put(*one), due):
-                pass
+        for _ in each(self._storage, lambda one: self._put(*one), due):
+            pass
 
     def _put(self, writer: str, row: int, ceiling: int) -> None:
         """Put one mark, then remove those before it."""

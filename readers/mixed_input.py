@@ -19,7 +19,6 @@ import logging
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -33,7 +32,6 @@ from rlio.read_options import check_batch_size
 from rlio.readers.mix_block import MixBlock, plain_columns, woven
 from rlio.readers.mix_schedule import Schedule, Shares, Weight, whole_weights
 from rlio.readers.mix_source import MOST_AHEAD, MixSource
-from rlio.readers.uniform import policies_of
 from rlio.replay.buffers import Buffers
 from rlio.replay.joint_gather import JointGather
 from rlio.replay.order import Permutation
@@ -390,11 +388,12 @@ class MixedInput(InputReader):
                 self._meet(source.name, part)
         self._say_left_out()
         for source, own in zip(self._sources, drawn, strict=True):
-            for policy, rows in chain.from_iterable(map(policies_of, own)):
-                self._align(source.name, policy, rows)
+            for batch in own:
+                for policy, rows in batch.policies().items():
+                    self._align(source.name, policy, rows)
 
     def _meet(self, source: str, batch: Batch) -> None:
-        for policy, rows in policies_of(batch):
+        for policy, rows in batch.policies().items():
             if len(rows):
                 self._met.setdefault(policy, {}).setdefault(source, frozenset(rows))
 
@@ -483,7 +482,9 @@ class MixedInput(InputReader):
 
     def _seek(self, position: JsonState) -> None:
         names = [source.name for source in self._sources]
-        checks = [("names", position["names"], names), ("order", position["order"], self._order)]
+        # States of 4d4987e have the names as the keys of "sources" only.
+        stored = position.get("names", list(position["sources"]))
+        checks = [("names", stored, names), ("order", position["order"], self._order)]
         if self._function is None:
             checks.append(("weights", position["weights"], self._whole))
         for key, found, expected in checks:
@@ -564,13 +565,10 @@ def _named(sources: Sources) -> tuple[dict[str, InputReader], list[Weight] | Non
 
 def _mark(batch: Batch, name: str) -> None:
     """Give ``batch``, which is ours, the column `Columns.SOURCE`."""
-    if isinstance(batch, MultiAgentBatch):
-        for part in batch.policy_batches.values():
-            _mark(part, name)
-        return
-    rows = np.empty(len(batch), object)
-    if Columns.SOURCE in batch:
-        rows[:] = [f"{name}/{inner}" for inner in batch[Columns.SOURCE]]
-    else:
-        rows[:] = name
-    batch[Columns.SOURCE] = rows
+    for part in batch.policies().values():
+        rows = np.empty(len(part), object)
+        if Columns.SOURCE in part:
+            rows[:] = [f"{name}/{inner}" for inner in part[Columns.SOURCE]]
+        else:
+            rows[:] = name
+        part[Columns.SOURCE] = rows

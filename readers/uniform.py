@@ -22,14 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.arrays import zero_leaf
-from rlio.batch import MultiAgentBatch, SampleBatch
-from rlio.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
+from rlio.batch import SampleBatch
+from rlio.columns import Columns, is_per_sequence
 from rlio.errors import MissingColumn, SchemaError, excerpt
 from rlio.interfaces import Batch
 from rlio.nested import Path, leaves, map_structure, path_text
 from rlio.read_options import Unlike
 
-__all__ = ["Uniform", "policies_of"]
+__all__ = ["Uniform"]
 
 _Leaf: TypeAlias = tuple[str, Path]
 #: Dtype and shape of a row of each leaf.
@@ -67,7 +67,7 @@ class Uniform:
         """
         policies: dict[str, list[tuple[str, SampleBatch]]] = {}
         for uri, batch in found:
-            for policy, rows in policies_of(batch):
+            for policy, rows in batch.policies().items():
                 if len(rows):
                     policies.setdefault(policy, []).append((uri, rows))
         for policy, parts in policies.items():
@@ -79,7 +79,7 @@ class Uniform:
 
     def adopt(self, batch: Batch) -> None:
         """Expect batches like this one from now on; of policies that were not seen before."""
-        for policy, rows in policies_of(batch):
+        for policy, rows in batch.policies().items():
             if len(rows) and policy not in self._policies:
                 self._policies[policy] = _types(rows)
 
@@ -91,7 +91,7 @@ class Uniform:
             MissingColumn: One that was there is absent.
         """
         self.adopt(batch)
-        for policy, rows in policies_of(batch):
+        for policy, rows in batch.policies().items():
             if len(rows):
                 if policy in self._chosen:
                     self._choose(rows, self._chosen[policy])
@@ -185,13 +185,6 @@ def _choose(parts: list[tuple[str, SampleBatch]], *, fill: bool) -> dict[str, An
 def _may_lack(name: str, parts: list[tuple[str, SampleBatch]]) -> bool:
     """Whether it is known what a column is where it is absent."""
     return name in _KEPT and all(_KEPT[name] in rows for _, rows in parts)
-
-
-def policies_of(batch: Batch) -> list[tuple[str, SampleBatch]]:
-    """Policy ids and their rows; of a SampleBatch, those of ``default_policy``."""
-    if isinstance(batch, MultiAgentBatch):
-        return list(batch.policy_batches.items())
-    return [(DEFAULT_POLICY_ID, batch)]
 
 
 def _types(rows: Mapping[str, Any] | SampleBatch) -> _Types:

@@ -97,8 +97,7 @@ def concat_samples_into_ma_batch(
         if not isinstance(sample, SampleBatch | MultiAgentBatch):
             raise _no_batch(i, sample)
         env_steps += sample.env_steps()
-        policies = {DEFAULT_POLICY_ID: sample} if isinstance(sample, SampleBatch) else sample.policy_batches
-        for policy_id, batch in policies.items():
+        for policy_id, batch in sample.policies().items():
             parts.setdefault(policy_id, []).append(batch)
     return MultiAgentBatch(
         {policy_id: concat_sample_batches(own, columns=columns) for policy_id, own in parts.items()},

@@ -84,6 +84,10 @@ class MultiAgentBatch:
     def __iter__(self) -> Iterator[str]:
         return iter(self.policy_batches)
 
+    def policies(self) -> Mapping[str, SampleBatch]:
+        """Policy id -> its rows, as of a `SampleBatch`; not a copy."""
+        return self.policy_batches
+
     def keys(self) -> KeysView[str]:
         """The policy ids."""
         return self.policy_batches.keys()

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
-import weakref
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import torch
 
 from rlio.errors import ClosedError, EndOfData, OptionError, excerpt
-from rlio.forks import Owner
+from rlio.forks import ReadAhead
 from rlio.interfaces import Batch, InputReader, JsonState, Restorable
 from rlio.nested import leaves
 
 __all__ = ["Prefetch"]
 
 logger = logging.getLogger("rlio")
-
-# How long a thread that nobody closed is waited for, when its iterator or the interpreter goes away: it may
-# be in a `sample` that waits for rows.
-_LAST_SECONDS = 5.0
 
 #: A dict of tensors, or of such dicts by policy.
 Tensors = dict[str, Any]
@@ -36,49 +30,6 @@ class _Ready(NamedTuple):
     tensors: Tensors
     state: JsonState
     copied: torch.cuda.Event | None
-
-
-class _Over(NamedTuple):
-    """Why the thread ended: what the reader raised, and its state then."""
-
-    error: BaseException
-    state: JsonState | None
-
-
-class _Pump:
-    """What the thread and the iterator share: up to ``depth`` items, and whether to go on."""
-
-    def __init__(self, depth: int) -> None:
-        self._depth = depth
-        self._changed = threading.Condition()
-        self._items: deque[_Ready | _Over] = deque()
-        self.stopped = False
-
-    def put(self, item: _Ready | _Over) -> bool:
-        """Wait for room; False if nobody wants more."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.stopped or len(self._items) < self._depth)
-            self._items.append(item)
-            self._changed.notify_all()
-            return not self.stopped
-
-    def get(self) -> _Ready | _Over:
-        """Wait for the next item."""
-        with self._changed:
-            self._changed.wait_for(lambda: bool(self._items))
-            item = self._items.popleft()
-            self._changed.notify_all()
-            return item
-
-    def stop(self) -> None:
-        """Tell the thread to end."""
-        with self._changed:
-            self.stopped = True
-            self._changed.notify_all()
-
-    def left(self) -> int:
-        """Batches that were not delivered."""
-        return sum(isinstance(item, _Ready) for item in self._items)
 
 
 class _Copier:
@@ -146,14 +97,13 @@ class Prefetch(Restorable, Iterator[Tensors]):
         if depth < 1:
             raise OptionError(f"prefetch(depth={depth}): batches that may wait, at least 1")
         self._reader = reader
-        self._depth = depth
         self._copier = _Copier(device, pin_memory)
         self._state = reader.state_dict()
-        self._pump: _Pump | None = None
-        self._end_thread: Callable[[float | None], None] | None = None
-        #: Whose the thread is.
-        self._owner = Owner()
-        self._finalizer: weakref.finalize[Any, Any] | None = None
+        self._ahead: ReadAhead[_Ready] = ReadAhead(
+            partial(_next_of, reader, self._copier), depth, name="rlio-prefetch"
+        )
+        # Whether the reader may stand behind batches that were not delivered.
+        self._is_ahead = False
         self._ended = self._closed = False
 
     def __iter__(self) -> Self:
@@ -169,55 +119,24 @@ class Prefetch(Restorable, Iterator[Tensors]):
         if self._closed:
             raise ClosedError("this prefetch() is closed: begin another one, or use it before close()")
         self._check_loaded()
-        self._check_owner()
+        self._ahead.check()
         if self._ended:
             raise StopIteration
-        item = (self._pump or self._start()).get()
-        if isinstance(item, _Ready):
-            tensors = self._copier.receive(item)
-            self._state = item.state
-            return tensors
-        if isinstance(item.error, EndOfData):
-            self._stop()
-            self._ended = True
-            self._state = item.state or self._state
-            raise StopIteration
-        self._go_back()  # The batch may have been read, and its copy have failed.
-        raise item.error
-
-    def _check_owner(self) -> None:
-        if self._pump is not None:
-            self._owner.check("prefetch()")
-
-    def _start(self) -> _Pump:
-        owner = self._owner = Owner()
-        pump = self._pump = _Pump(self._depth)
-        # A daemon: the interpreter waits for other threads before anybody could tell them to end.
-        thread = threading.Thread(
-            target=_run, args=(pump, self._reader, self._copier), name="rlio-prefetch", daemon=True
-        )
-
-        def end(timeout: float | None) -> None:
-            if not owner.is_here:
-                return  # A fork has no such thread, and the pump's lock may never be released there.
-            pump.stop()
-            if thread is not threading.current_thread():  # Garbage is collected in any thread.
-                thread.join(timeout)
-
-        self._end_thread = end
-        self._finalizer = weakref.finalize(self, end, _LAST_SECONDS)
-        thread.start()
-        return pump
-
-    def _stop(self) -> int:
-        """End the thread, and give the number of batches that it read in vain."""
-        pump, self._pump = self._pump, None
-        if pump is None or self._end_thread is None:
-            return 0
-        self._end_thread(None)
-        if self._finalizer is not None:
-            self._finalizer.detach()
-        return pump.left()
+        self._is_ahead = True
+        try:
+            item = self._ahead.get()
+        except BaseException as error:
+            if self._ahead.is_running:
+                raise  # This thread was interrupted; the other one reads on.
+            if not isinstance(error, EndOfData):
+                self._go_back()  # The batch may have been read, and its copy have failed.
+                raise
+            self._ended, self._is_ahead = True, False
+            with contextlib.suppress(ClosedError):  # The reader was closed since.
+                self._state = self._reader.state_dict()
+            raise StopIteration from None
+        self._state = item.state
+        return self._copier.receive(item)
 
     def state_dict(self) -> JsonState:
         """The reader's state after the last batch that was delivered: the reader alone may go on from it.
@@ -239,7 +158,7 @@ class Prefetch(Restorable, Iterator[Tensors]):
         """
         if self._closed:
             raise ClosedError("this prefetch() is closed: load the state into another one")
-        self._check_owner()
+        self._ahead.check()
         self._go_back()
         with self._loading():
             self._reader.load_state_dict(state)
@@ -248,9 +167,9 @@ class Prefetch(Restorable, Iterator[Tensors]):
 
     def _go_back(self) -> None:
         """End the thread and bring the reader to where it was after the last batch that was delivered."""
-        running = self._pump is not None
-        left = self._stop()
-        if running and self._reader.replayable:
+        left = len(self._ahead.halt())
+        is_ahead, self._is_ahead = self._is_ahead, False
+        if is_ahead and self._reader.replayable:
             with contextlib.suppress(ClosedError):  # A reader that is closed has no place to go back to.
                 self._reader.load_state_dict(self._state)
         elif left:
@@ -264,7 +183,7 @@ class Prefetch(Restorable, Iterator[Tensors]):
         """End the thread, after the `sample` that is under way. May be called again."""
         if not self._closed:
             self._closed = True
-            if self._pump is None or self._owner.is_here:
+            if not self._ahead.is_lost:
                 self._go_back()
 
     def __enter__(self) -> Self:
@@ -276,19 +195,7 @@ class Prefetch(Restorable, Iterator[Tensors]):
         self.close()
 
 
-def _run(pump: _Pump, reader: InputReader, copier: _Copier) -> None:
-    """What the thread does. It holds no reference to the `Prefetch`, which may be dropped without closing."""
-    try:
-        while not pump.stopped:
-            try:
-                batch = reader.sample()
-            except EndOfData as end:
-                pump.put(_Over(end, reader.state_dict()))
-                return
-            tensors, copied = copier.send(batch)
-            del batch  # Its memory may be used again while this thread waits for room.
-            if not pump.put(_Ready(tensors, reader.state_dict(), copied)):
-                return
-            del tensors, copied
-    except BaseException as error:  # The caller's, whatever it is: it is raised there.
-        pump.put(_Over(error, None))
+def _next_of(reader: InputReader, copier: _Copier) -> _Ready:
+    """The next batch of a reader; in the thread."""
+    tensors, copied = copier.send(reader.sample())
+    return _Ready(tensors, reader.state_dict(), copied)

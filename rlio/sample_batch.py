@@ -523,6 +523,10 @@ class SampleBatch(ColumnMapping):
             }
         )
 
+    def policies(self) -> Mapping[str, SampleBatch]:
+        """Policy id -> its rows, as of a `MultiAgentBatch`: this batch is that of ``default_policy``."""
+        return {DEFAULT_POLICY_ID: self}
+
     def as_multi_agent(self, policy_id: str = DEFAULT_POLICY_ID) -> MultiAgentBatch:
         """This batch as the only policy of a `MultiAgentBatch`; each row is an environment step."""
         from rlio.multi_agent import MultiAgentBatch

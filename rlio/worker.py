@@ -66,7 +66,7 @@ class RolloutWorker(InputReader):
     shuffled by batches if ``rollout.shuffle_buffer_size`` says so.
 
     Args:
-        env: What `make_vector_env` takes; with several policies, what `MultiAgentEnvRunner` takes; or an
+        env: What `make_stepper` takes; with several policies, what `MultiAgentEnvRunner` takes; or an
             `ExternalEnv`. None for reading or learning only: policies need spaces then.
         policy: Acts and learns; bound to the environment's spaces, if it was not before. A `Policy`, a
             `PolicySpec`, a class of policies, or a ``"module:name"`` of one; or several, by id, for an
@@ -152,23 +152,9 @@ class RolloutWorker(InputReader):
                 callbacks=self.callbacks,
             )
             if env is not None:
-                self.runner = make_runner(
-                    env,
-                    self.group,
-                    config=self.rollout,
-                    callbacks=self.callbacks,
-                    seed=seed,
-                    place=self._place,
-                )
+                self.runner = self._make_runner(env, seed)
                 opened.callback(self.runner.stop)
-                self.group.count_steps = self._env_steps
-            hears = "on_sample_end" in overridden(self.callbacks)
-            self._inputs = WorkerInput(
-                self.runner,
-                config=self.rollout,
-                policies=policies,
-                hear=self._hear if hears else None,
-            )
+            self._inputs = self._make_inputs()
             context = IOContext(
                 worker_index=worker_index,
                 num_workers=num_workers,
@@ -179,20 +165,31 @@ class RolloutWorker(InputReader):
                 default_sampler_input=None if self.runner is None else self._inputs.sampler,
             )
             self.group.announce()
-            self.writer = resolve_output(
-                output, replace(context, options=dict(expected_mapping(output_options, "output_options")))
-            )
+            self.writer = resolve_output(output, _with_options(context, "output_options", output_options))
             opened.callback(self.writer.close)
             self._inputs.writer = self.writer if output is not None and record == "live" else None
-            self.reader = self._inputs.open(
-                input, replace(context, options=dict(expected_mapping(input_options, "input_options")))
-            )
+            self.reader = self._inputs.open(input, _with_options(context, "input_options", input_options))
             opened.callback(self.reader.close)
             if record == "all" and output is not None:
                 refuse_same_root(input, context.log_dir if output == "logdir" else output)
                 self.reader = RecordingInput(self.reader, self.writer)
             opened.pop_all()
         self.replayable, self.unit = self.reader.replayable, self.reader.unit
+
+    def _make_runner(self, env: Any, seed: int | None) -> AnyRunner:
+        self.group.count_steps = self._env_steps
+        return make_runner(
+            env, self.group, config=self.rollout, callbacks=self.callbacks, seed=seed, place=self._place
+        )
+
+    def _make_inputs(self) -> WorkerInput:
+        hears = "on_sample_end" in overridden(self.callbacks)
+        return WorkerInput(
+            self.runner,
+            config=self.rollout,
+            policies=self.group.policies,
+            hear=self._hear if hears else None,
+        )
 
     def _policy_spaces(self, *, needed: bool = False) -> dict[str, Spaces]:
         """Spaces by policy id; of policies that have none yet, only if they are ``needed``, which raises."""
@@ -703,6 +700,10 @@ def _stored_components(
             uri=os.fspath(folder),
         )
     return components
+
+
+def _with_options(context: IOContext, name: str, options: Any) -> IOContext:
+    return replace(context, options=dict(expected_mapping(options, name)))
 
 
 _ARGUMENTS = frozenset(signature(RolloutWorker.__init__).parameters) - {"self"}

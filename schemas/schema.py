@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from rlio.arrays import joint_dtype, to_numpy
 from rlio.batch import MultiAgentBatch, SampleBatch
-from rlio.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
+from rlio.columns import Columns, is_per_sequence
 from rlio.errors import CorruptData, MissingColumn, SchemaConflict, SchemaError, UnsafeData, excerpt
 from rlio.forks import cached_property
 from rlio.limits import DEFAULT_LIMITS, Limits
@@ -249,7 +249,7 @@ class Schema:
         Raises:
             SchemaError: A column, or the columns together, cannot be stored.
         """
-        parts = batch.policy_batches if isinstance(batch, MultiAgentBatch) else {DEFAULT_POLICY_ID: batch}
+        parts = batch.policies()
         fresh = {pid: part for pid, part in parts.items() if pid not in self.policies and part.keys()}
         tells = [
             pid

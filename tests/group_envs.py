@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from gymnasium.spaces import Box, Discrete
 from linear_policy import LinearPolicy
 
 from rlio.connectors.connector import Connector, Streams
-from rlio.distributed import WorkerGroup, WorkerStatus
+from rlio.distributed import Fragment, WorkerGroup, WorkerStatus
 from rlio.envs.context import EnvContext
 
 __all__ = [
@@ -139,6 +140,13 @@ class Counting(Connector):
 
     def final(self, values: Any, streams: Streams | None = None) -> Any:
         return values
+
+
+def stream(group: WorkerGroup, max_in_flight: int) -> Iterator[Fragment]:
+    """Fragments as they come, while workers go on sampling."""
+    while True:
+        group.submit(max_in_flight)
+        yield from group.ready()
 
 
 def settle(group: WorkerGroup) -> None:

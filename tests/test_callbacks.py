@@ -9,7 +9,6 @@ import pytest
 
 from rlio.errors import OptionError
 from rlio.rollout.callbacks import Callbacks, RunningEpisode, combine, overridden
-from rlio.rollout.memory_tracking import MemoryTrackingCallbacks
 
 EPISODE = RunningEpisode(eps_id=3)
 
@@ -110,27 +109,3 @@ def test_an_episode_knows_who_acts_for_whom() -> None:
     assert episode.policy_for("a") == "left"
     with pytest.raises(OptionError, match="agents so far are \\['a'\\]"):
         episode.policy_for("b")
-
-
-def test_memory_is_tracked_at_the_end_of_every_so_many_episodes() -> None:
-    """Row "MemoryTrackingCallbacks"."""
-    callbacks = MemoryTrackingCallbacks(top=2, every=2)
-    try:
-        kept = [bytearray(10_000_000)]
-        episodes = [RunningEpisode(eps_id=i) for i in range(2)]
-        for episode in episodes:
-            callbacks.on_episode_end(runner=None, env=None, episode=episode)
-        assert not episodes[0].custom_metrics
-        metrics = episodes[1].custom_metrics
-        lines = {name: size for name, size in metrics.items() if ":" in name}
-        assert len(lines) == 2
-        (largest,) = (name for name, size in lines.items() if size >= len(kept[0]))
-        assert "test_callbacks.py:" in largest
-        assert metrics["memory/rss"] > metrics["memory/traced"] > len(kept[0])
-    finally:
-        callbacks.stop()
-        callbacks.stop()
-    callbacks.on_episode_end(runner=None, env=None, episode=EPISODE)
-    assert not EPISODE.custom_metrics
-    with pytest.raises(OptionError):
-        MemoryTrackingCallbacks(top=0)

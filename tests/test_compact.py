@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from golden_data import cartpole_like, frames, sequences, two_policies
+from growing_data import encode, publish
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from stored_batches import assert_identical, files, fresh_root, group_bytes, load, numbered, put, remove
@@ -35,7 +36,6 @@ from rlio.maintenance.compact import compact as compact_function
 from rlio.maintenance.merging import open_whole
 from rlio.schemas.provenance import Provenance
 from rlio.storage.filesystem import Storage
-from rlio.storage.json_shard import JsonShard, schema_lookup
 from rlio.storage.listing import list_shards
 from rlio.storage.names import ShardName
 from rlio.storage.publish import publish_shard
@@ -95,18 +95,12 @@ def written_batches(root: str) -> list[Any]:
     found: list[Any] = []
     for segment in rlio.open_dataset(root).segments:
         row, writer = segment.ref.name.first, segment.ref.writer
-        if segment.ref.name.suffix == "parquet":
-            file = open_whole(storage, segment.ref)
-            for index, info in enumerate(file.groups):
-                group = file.read_group(index, batches=True)
-                for begin, text in zip(group.begins.tolist(), group.batches, strict=True):
-                    found.append((writer, row + begin, json.loads(text), file.provenance))
-                row += info.rows
-        else:
-            shard = JsonShard(storage, segment.ref, schema_lookup(storage))
-            for text, _, rows in shard.stored_lines():
-                found.append((writer, row, text, shard.provenance))
-                row += rows
+        file = open_whole(storage, segment.ref)
+        for index, info in enumerate(file.groups):
+            group = file.read_group(index, batches=True)
+            for begin, text in zip(group.begins.tolist(), group.batches, strict=True):
+                found.append((writer, row + begin, json.loads(text), file.provenance))
+            row += info.rows
     return found
 
 
@@ -151,11 +145,10 @@ def shards(root: str) -> list[Any]:
 # ---- every row, batch and episode survives ----
 
 
-@pytest.mark.parametrize("kind", WRITERS)
 @pytest.mark.parametrize("make_batch", [cartpole_like, frames, sequences])
 @pytest.mark.parametrize("limit", [1 << 23, 900], ids=["one group", "small groups"])
 @pytest.mark.each_value_once
-def test_compacted_shards_serve_what_the_small_ones_did(kind: str, make_batch: Any, limit: int) -> None:
+def test_compacted_shards_serve_what_the_small_ones_did(make_batch: Any, limit: int) -> None:
     batch = make_batch()
     has_sequences = "seq_lens" in batch
     count = len(batch["seq_lens"]) if has_sequences else len(batch)
@@ -164,16 +157,15 @@ def test_compacted_shards_serve_what_the_small_ones_did(kind: str, make_batch: A
         for i in range(0, count, 2 if has_sequences else 7)
     ]
     with group_bytes(limit):
-        root = store_small(*parts, kind=kind, provenance=Provenance(env="Golden-v0", seed=3))
+        root = store_small(*parts, provenance=Provenance(env="Golden-v0", seed=3))
         report = assert_unchanged_by_compaction(root)
         assert (report.shards_before, report.shards_after) == (len(parts), 1)
         assert assert_unchanged_by_compaction(root).runs == ()
 
 
-@pytest.mark.parametrize("kind", WRITERS)
-def test_joint_steps_of_several_agents_survive(kind: str) -> None:
+def test_joint_steps_of_several_agents_survive() -> None:
     batch = two_policies()
-    root = store_small(*[batch] * 4, kind=kind)
+    root = store_small(*[batch] * 4)
     assert assert_unchanged_by_compaction(root, batch_size=3).shards_after == 1
 
 
@@ -230,11 +222,10 @@ def test_a_joint_step_that_two_shards_share_is_served_twice_as_it_was() -> None:
     sizes=st.lists(st.integers(1, 15), min_size=2, max_size=4),
     limit=st.sampled_from([1, 200, 5000, 1 << 23]),
     max_rows=st.sampled_from([3, 7, 20]),
-    kind=st.sampled_from(["parquet", "parquet", "jsonl"]),
     seed=st.integers(0, 2**31),
 )
 def test_columns_of_every_kind_survive_to_the_bit(
-    specs: dict[str, Any], sizes: list[int], limit: int, max_rows: int, kind: str, seed: int
+    specs: dict[str, Any], sizes: list[int], limit: int, max_rows: int, seed: int
 ) -> None:
     batches = [
         SampleBatch({name: make(spec, rows, seed + 97 * i) for name, spec in specs.items()})
@@ -242,13 +233,12 @@ def test_columns_of_every_kind_survive_to_the_bit(
     ]
     with group_bytes(limit):
         root = fresh_root()
-        with WRITERS[kind](root, roll=Roll(max_rows=max_rows, max_seconds=None)) as writer:
+        with ParquetWriter(root, roll=Roll(max_rows=max_rows, max_seconds=None)) as writer:
             for batch in batches:
                 writer.write(batch)
         assert_unchanged_by_compaction(root, batch_size=13)
         assert len(shards(root)) == 1
-    if kind == "parquet":  # JSON has one NaN only.
-        assert_identical(load(root), concat_samples(batches))
+    assert_identical(load(root), concat_samples(batches))
 
 
 @settings(max_examples=6)
@@ -353,12 +343,22 @@ def test_shards_of_another_schema_or_provenance_are_not_merged() -> None:
     assert [open_whole(Storage.open(root), ref).provenance["seed"] for ref in shards(root)] == [1, 2]
 
 
-def test_parquet_and_json_shards_of_one_root_keep_their_kind() -> None:
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.zst"])
+def test_a_data_set_with_json_shards_is_refused_and_a_copy_in_parquet_has_its_rows(kind: str) -> None:
     root = store_small(*pieces(numbered(9), 3), writer_id="w0")
-    store_small(*pieces(numbered(9, 9), 3), root=root, kind="jsonl", writer_id="w1")
-    store_small(*pieces(numbered(9, 18), 3), root=root, kind="jsonl.zst", writer_id="w2")
-    assert_unchanged_by_compaction(root)
-    assert [ref.name.suffix for ref in shards(root)] == ["parquet", "jsonl", "jsonl.zst"]
+    store_small(*pieces(numbered(9, 9), 3), root=root, kind=kind, writer_id="w1")
+    before = files(root, "")
+    for options in ({}, {"into": fresh_root()}, {"dry_run": True}, {"on_error": "skip"}):
+        with pytest.raises(OptionError) as caught:
+            rlio.compact(root, **options)
+        assert caught.value.uri == Storage.open(root).uri
+        assert files(root, "") == before
+    new = fresh_root()
+    with DatasetReader(root, epochs=1) as reader, ParquetWriter(new) as writer:
+        for batch in reader:
+            writer.write(batch)
+    assert rlio.compact(new).shards_after == 1
+    assert_identical(load(new), load(root))
 
 
 def test_a_hole_is_never_closed() -> None:
@@ -370,50 +370,30 @@ def test_a_hole_is_never_closed() -> None:
     assert [(s.first, s.rows) for s in data.segments] == [(0, 8), (12, 8)]
 
 
-def two_that_overlap(kind: str) -> str:
+def two_that_overlap() -> str:
     """A root with rows 0 to 7 in one shard and 4 to 11 in another, and nothing else."""
-    root = store_small(*pieces(numbered(12), 2), kind=kind)
-    small, store = list(shard_files(root)), Storage.open(root)
-    for keep in (slice(0, 4), slice(2, 6)):
-        copy = fresh_root()
-        store_small(*pieces(numbered(12), 2), root=copy, kind=kind)
-        names = list(shard_files(copy))
-        for path in names[: keep.start] + names[keep.stop :]:
-            remove(path)
-        rlio.compact(copy)
-        (ref,) = (ref for ref in list_shards(Storage.open(copy)).shards["w0"] if ref.name.rows == 8)
-        publish_shard(
-            store,
-            "w0",
-            Storage.open(copy).read(ref.path),
-            first=ref.name.first,
-            rows=ref.name.rows,
-            suffix=ref.name.suffix,
-            footer_crc32=ref.name.footer_crc32,
-        )
-    for path in small:
-        remove(path)
+    root, small = fresh_root(), pieces(numbered(12), 2)
+    for first in (0, 4):
+        publish(root, "w0", first, encode(*small[first // 2 : first // 2 + 4]))
     return root
 
 
-@pytest.mark.parametrize("kind", WRITERS)
-def test_shards_that_overlap_in_part_become_one_of_their_rows(kind: str) -> None:
+def test_shards_that_overlap_in_part_become_one_of_their_rows() -> None:
     """Two compactors that began at different moments leave such shards."""
-    root = two_that_overlap(kind)
+    root = two_that_overlap()
     assert [(s.first, s.skip, s.rows) for s in rlio.open_dataset(root).segments] == [(0, 0, 8), (8, 4, 4)]
     rlio.compact(root)
     assert [(s.first, s.skip, s.rows) for s in rlio.open_dataset(root).segments] == [(0, 0, 12)]
     assert_identical(load(root), numbered(12))
 
 
-@pytest.mark.parametrize("kind", WRITERS)
-def test_rows_below_a_trim_are_left_out_where_a_shard_can_be_cut(kind: str) -> None:
-    root = store_small(*pieces(numbered(40), 8), kind=kind)
+def test_rows_below_a_trim_are_left_out() -> None:
+    root = store_small(*pieces(numbered(40), 8))
     rlio.trim(root, before={"w0": 11})
     rlio.compact(root)
     assert load(root)["t"].tolist() == list(range(11, 40))
     (segment,) = rlio.open_dataset(root).segments
-    assert segment.ref.name.first == (11 if kind == "parquet" else 8)
+    assert segment.ref.name.first == 11
 
 
 def test_a_dry_run_says_what_would_be_done_and_writes_nothing() -> None:
@@ -447,9 +427,8 @@ def test_a_root_without_a_data_set_is_named() -> None:
 # ---- damage ----
 
 
-@pytest.mark.parametrize("kind", WRITERS)
-def test_a_damaged_shard_raises_and_all_stays_as_it_was(kind: str) -> None:
-    root = store_small(*pieces(numbered(12), 3), kind=kind)
+def test_a_damaged_shard_raises_and_all_stays_as_it_was() -> None:
+    root = store_small(*pieces(numbered(12), 3))
     path = list(shard_files(root))[1]
     for place in range(0, len(files(root)[path]), 41):
         data = bytearray(files(root)[path])
@@ -534,14 +513,14 @@ def test_racing_compactors_and_a_writer_and_a_reader_do_no_harm(tmp_path: Path) 
 def test_a_compactor_whose_shards_go_lists_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another compactor was quicker, and gc came after it."""
     root = store_small(*pieces(numbered(12), 3))
-    from rlio.maintenance import compact as module
+    from rlio.maintenance import compaction as module
 
     original, calls = module.open_whole, []
 
     def late(storage: Storage, ref: Any) -> Any:
         if not calls:
             calls.append(ref)
-            module.compact(root)
+            compact_function(root)
             rlio.gc(root, grace=0)
         return original(storage, ref)
 
@@ -553,7 +532,7 @@ def test_a_compactor_whose_shards_go_lists_again(monkeypatch: pytest.MonkeyPatch
 
 def test_rows_that_are_trimmed_meanwhile_stay_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     root = store_small(*pieces(numbered(12), 3))
-    from rlio.maintenance import compact as module
+    from rlio.maintenance import compaction as module
 
     original, calls = module.open_whole, []
 
@@ -594,16 +573,12 @@ def test_duckdb_counts_each_row_once_while_covered_shards_wait_for_gc(tmp_path: 
 # ---- into a new root ----
 
 
-@pytest.mark.parametrize("kind", WRITERS)
 @pytest.mark.parametrize("make_batch", [cartpole_like, frames, sequences, two_policies])
-@pytest.mark.each_value_once
-def test_a_copy_of_many_writers_has_all_rows_in_their_order_under_one(kind: str, make_batch: Any) -> None:
+def test_a_copy_of_many_writers_has_all_rows_in_their_order_under_one(make_batch: Any) -> None:
     root, batch = fresh_root(), make_batch()
     for number in range(5):
         # Ids that repeat from writer to writer stay apart.
-        store_small(
-            batch, batch, root=root, kind=kind, writer_id=f"w{number}", provenance=Provenance(seed=number)
-        )
+        store_small(batch, batch, root=root, writer_id=f"w{number}", provenance=Provenance(seed=number))
     new = fresh_root()
     report = rlio.compact(root, into=new)
     assert report.rows == len(rlio.open_dataset(root)) == len(rlio.open_dataset(new))
@@ -638,15 +613,6 @@ def test_the_column_says_whose_rows_they_were_and_survives_another_copy() -> Non
         for batch in reader:
             writer.write(batch)
     assert load(third)["_writer"].tolist() == ["w0", "w0", "w1", "w1", "w2", "w2"]
-
-
-def test_compressed_json_columns_stay_compressed_in_a_copy() -> None:
-    root = store_small(numbered(40), kind="jsonl", compress_columns=("obs",))
-    new = fresh_root()
-    rlio.compact(root, into=new)
-    (data,) = [data for path, data in files(new).items() if path.endswith(".jsonl")]
-    assert b'"obs":{"zstd":' in data
-    assert b'"t":[0,1,' in data
 
 
 def test_a_copy_that_was_interrupted_is_completed_by_another_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -697,7 +663,7 @@ def test_a_copy_of_what_is_incomplete_is_refused() -> None:
 
 def test_a_copy_leaves_out_what_was_trimmed() -> None:
     root = store_small(*pieces(numbered(12), 5), writer_id="w0")
-    store_small(*pieces(numbered(12), 5), root=root, kind="jsonl", writer_id="w1")
+    store_small(*pieces(numbered(12), 5), root=root, writer_id="w1")
     rlio.trim(root, before={"w0": 7, "w1": 3})
     new = fresh_root()
     rlio.compact(root, into=new)

@@ -72,55 +72,33 @@ def test_a_batch_has_a_fragment_of_each_worker_in_their_order_and_belongs_to_the
         assert whose[0] == batches[0]["obs"][0, 0] != whose[-1]
         assert all(batch[name].flags.writeable for name in batch)
     check_rows(columns_of(batches))
-    fragments = pair.group.sample_fragments()
-    assert [fragment.worker_index for fragment in fragments] == [1, 2]
 
 
-def what_is_there(group: WorkerGroup, **options: Any) -> Any:
-    """A batch of those who are not told to wait, however long they take."""
-    while not len(batch := group.sample(timeout_s=0.01, **options)):
-        pass
-    return batch
-
-
-def test_a_single_fragment_belongs_to_the_caller_too(pair: Pair) -> None:
-    wait = pair.order("wait-2")
-    try:
-        batch = what_is_there(pair.group)
-        assert len(batch) == STEPS
-        assert all(batch[name].flags.writeable for name in batch)
-    finally:
-        wait.unlink()
-    pair.group.sample()
-
-
-def test_so_many_steps_are_whole_rounds_or_exactly_so_many(pair: Pair) -> None:
+def test_exactly_so_many_steps_are_given_and_what_is_left_over_comes_next(pair: Pair) -> None:
     group = pair.group
-    assert len(group.sample(num_steps=2 * STEPS)) == 2 * STEPS
-    assert len(group.sample(num_steps=2 * STEPS + 1)) == 4 * STEPS
     parts = [group.sample(7), group.sample(2 * STEPS), group.sample()]
     assert [len(part) for part in parts] == [7, 2 * STEPS, 2 * STEPS - 7]
-    group.sample(2 * STEPS - 5)
-    assert len(group.sample(num_steps=5)) == 5  # what was left over is enough
-    group.sample(2 * STEPS - 5)
-    assert len(group.sample(num_steps=6)) == 5 + 2 * STEPS
+    parts += [group.sample(5 * STEPS), group.sample()]
+    assert [len(part) for part in parts[3:]] == [5 * STEPS, STEPS]
+    check_rows(columns_of(parts))
 
 
 def test_who_is_late_is_served_by_the_next_call_and_nothing_is_lost(pair: Pair) -> None:
     group = pair.group
-    before = group.sample()
+    batches = [group.sample()]
     wait = pair.order("wait-2")
     try:
-        early = what_is_there(group)
-        assert len(set(early["obs"][:, 0])) == 1
-        assert len(early) == STEPS
-        more = what_is_there(group, num_steps=10 * STEPS)
-        assert len(more) < 10 * STEPS
+        for _ in range(2):
+            group.submit()
+            early = group.ready()
+            assert [fragment.worker_index for fragment in early] == [1]
+            batches += [fragment.batch for fragment in early]
+        assert group.ready(timeout_s=0) == []
     finally:
         wait.unlink()
-    late = group.sample()
-    assert len(set(late["obs"][:, 0])) == 2
-    rows = columns_of([before, early, more, late])
+    batches.append(group.sample())
+    assert len(set(batches[-1]["obs"][:, 0])) == 2
+    rows = columns_of(batches)
     check_rows(rows)
     for whose in np.unique(rows["obs"][:, 0]):
         mine = rows["obs"][rows["obs"][:, 0] == whose]
@@ -128,14 +106,15 @@ def test_who_is_late_is_served_by_the_next_call_and_nothing_is_lost(pair: Pair) 
         # One after the other: the next step, or the next episode's first.
         np.testing.assert_array_equal(mine[1:, 2] - mine[:-1, 2] == 1, same)
         np.testing.assert_array_equal(mine[1:, 1] - mine[:-1, 1] == 1, ~same)
-    assert len(group.sample(timeout_s=600)) == 2 * STEPS
+    assert len(group.sample()) == 2 * STEPS
 
 
 def test_there_is_nothing_where_nobody_is_ready_in_time(pair: Pair) -> None:
     waits = [pair.order("wait-1"), pair.order("wait-2")]
     try:
-        assert len(pair.group.sample(timeout_s=0.1)) == 0
-        assert pair.group.ready(timeout_s=0) == []
+        pair.group.submit()
+        for timeout_s in (0.1, 0):
+            assert pair.group.ready(timeout_s=timeout_s) == []
     finally:
         for wait in waits:
             wait.unlink()
@@ -163,14 +142,16 @@ def test_no_worker_is_asked_for_more_than_may_be_in_flight(pair: Pair) -> None:
     check_rows(columns_of([fragment.batch for fragment in found]))
 
 
-def test_an_iteration_that_is_left_leaves_what_is_in_flight_to_the_next_call(pair: Pair) -> None:
+def test_what_is_in_flight_is_served_by_the_next_call_of_any_kind(pair: Pair) -> None:
     group = pair.group
     batches = [group.sample()]
-    for fragment in group.sample_async(max_in_flight=2):
-        batches.append(fragment.batch)
+    while len(batches) < 10:
+        group.submit(2)
+        batches += [fragment.batch for fragment in group.ready()]
         assert all(status.in_flight + status.waiting <= 2 for status in group.status())
-        if len(batches) > 10:
-            break
+    group.submit(2)
+    while any(status.waiting < 2 for status in group.status()):
+        group.probe()
     batches += [group.sample() for _ in range(4)]
     batches += [fragment.batch for fragment in group.ready(timeout_s=0)]
     rows = columns_of(batches)
@@ -247,19 +228,21 @@ def test_policies_are_added_and_removed_in_each_worker(pair: Pair) -> None:
 
 def test_what_several_rounds_had_sampled_stays_where_one_fails(pair: Pair) -> None:
     group = pair.group
-    group.sample(STEPS // 2)  # The rest is left over.
-    newest = max(fragment.order for fragment in group.sample_fragments())
-    for sample in (group.sample_fragments, group.sample):
-        group.submit()
-        group.foreach_worker(lambda worker: None)  # The fragments of the first round are there.
-        pair.order("raise-1")
-        with pytest.raises(WorkerError, match="worker 1 was told to"):
-            sample(num_steps=8 * STEPS)
-    assert len(group.sample()) == 2 * STEPS - STEPS // 2
-    found = group.sample_fragments(num_steps=8 * STEPS)
+    group.get_metrics()
+    batches = [group.sample(STEPS // 2)]  # The rest is left over.
+    group.submit()
+    group.foreach_worker(lambda worker: None)  # The fragments of the first round are there.
+    pair.order("raise-1")
+    with pytest.raises(WorkerError, match="worker 1 was told to"):
+        group.sample(8 * STEPS)
+    batches.append(group.sample())
+    assert len(batches[-1]) == 2 * STEPS - STEPS // 2
+    batches.append(group.sample(8 * STEPS))
     while any(status.in_flight or status.waiting for status in group.status()):
-        found += group.ready()
-    assert sorted(fragment.order for fragment in found) == [newest + 1 + k for k in range(len(found))]
+        batches += [fragment.batch for fragment in group.ready()]
+    # Every row that came was served, once.
+    assert group.get_metrics().counts.env_steps == sum(map(len, batches))
+    check_rows(columns_of(batches))
 
 
 class Unmade(Exception):
@@ -537,14 +520,15 @@ def test_workers_share_stored_rows_and_end_with_them(
         assert group.restarts == 1
         with pytest.raises(EndOfData):
             group.sample()
-        assert list(group.sample_async()) == []
+        with pytest.raises(EndOfData):
+            group.submit()
         # The last rows are served, whatever number of them was asked for.
         group.load_state_dict(group.state_dict())
-        whole = [group.sample(num_steps=10 * len(logged))]
+        whole = [group.sample(10 * len(logged))]
         with pytest.raises(EndOfData):
-            group.sample(num_steps=1)
+            group.sample(1)
         group.load_state_dict(group.state_dict())
-        parts = [group.sample(7), group.sample(num_steps=10 * len(logged))]
+        parts = [group.sample(7), group.sample(10 * len(logged))]
         with monkeypatch.context() as without:
             without.setattr("ray.is_initialized", lambda: False)
             with pytest.raises(WorkerLost, match="Ray was shut down"):

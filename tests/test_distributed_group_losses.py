@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from group_envs import check_nothing_missing, check_rows, kill, make_known, settle, until_answered
+from group_envs import check_nothing_missing, check_rows, kill, make_known, settle, stream, until_answered
 from linear_policy import LinearPolicy
 
 import rlio
@@ -155,7 +155,7 @@ def test_who_takes_anothers_place_begins_with_weights_and_filters_and_others_go_
     kill(workers, 1)
     (folder / "wait-1").touch()
     others = 0
-    for fragment in workers.sample_async(max_in_flight=1):
+    for fragment in stream(workers, 1):
         assert set(np.asarray(fragment.batch["w_then"])) == {5.0}
         assert set(np.asarray(fragment.batch["weights_seq_no"])) == {newest}
         if fragment.worker_index == 1:

@@ -11,7 +11,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Text, Tuple
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlio.envs.leaves import leaf_of, leaves_of
-from rlio.envs.making import make_vector_env
+from rlio.envs.making import EnvSetup, make_stepper
 from rlio.envs.stepping import VectorStepper
 from rlio.errors import SchemaError
 
@@ -87,20 +87,20 @@ def test_every_mode_gives_the_final_observation_and_the_next_first_one(mode: Aut
 
 def test_environments_that_are_made_here_are_closed_with_the_stepper() -> None:
     Short.closed = 0
-    VectorStepper(make_vector_env(Short, num_envs=3)).close()
+    make_stepper(Short, EnvSetup(num_envs=3)).close()
     assert Short.closed == 3
 
 
 def test_environments_are_seeded_one_after_the_other() -> None:
-    stepper = VectorStepper(make_vector_env("CartPole-v1", num_envs=3))
+    stepper = VectorStepper(SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 3))
     together = np.array(stepper.reset(seed=5))
     for i in range(3):
-        alone = VectorStepper(make_vector_env("CartPole-v1"))
+        alone = VectorStepper(SyncVectorEnv([lambda: gym.make("CartPole-v1")]))
         assert np.array_equal(alone.reset(seed=5 + i)[0], together[i])
 
 
 def test_a_function_may_make_a_vector_environment() -> None:
-    envs = make_vector_env(lambda: SyncVectorEnv([Short] * 4))
-    assert envs.num_envs == 4
-    native = make_vector_env(lambda: SyncVectorEnv([Short] * 4), num_envs=4, vectorize_mode="native")
-    assert native.num_envs == 4
+    for setup in (EnvSetup(), EnvSetup(num_envs=4, vectorize_mode="native")):
+        stepper = make_stepper(lambda: SyncVectorEnv([Short] * 4), setup)
+        assert stepper.num_envs == 4
+        stepper.close()

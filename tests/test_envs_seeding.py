@@ -18,7 +18,7 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlio.envs.context import EnvContext, takes_context
-from rlio.envs.making import EnvSetup, make_stepper, make_vector_env, set_environs
+from rlio.envs.making import EnvSetup, make_stepper, set_environs
 from rlio.envs.restarting import RestartPolicy
 from rlio.envs.seeding import EpisodeSeeds, episode_seed
 from rlio.envs.stepping import VectorStepper
@@ -283,12 +283,6 @@ def test_environments_are_rendered_where_they_are(mode: str) -> None:
     stepper.step(np.zeros(2, int))
     assert [frame.tolist() for frame in stepper.render()] == [np.ones((2, 2, 3)).tolist()] * 2
     stepper.close()
-
-
-def test_vector_environments_are_still_made_alone() -> None:
-    envs = make_vector_env("CartPole-v1", num_envs=2, vectorize_mode="async")
-    assert envs.reset(seed=1)[0].shape == (2, 4)
-    envs.close()
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

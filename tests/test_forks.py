@@ -29,8 +29,8 @@ from rlio import (
     ShuffledInput,
     TeeWriter,
 )
-from rlio.errors import EndOfData, PublishError, RlioError
-from rlio.forks import cached_property
+from rlio.errors import ClosedError, EndOfData, PublishError, RlioError
+from rlio.forks import ReadAhead, cached_property
 from rlio.interfaces import InputReader, OutputWriter
 from rlio.readers.async_input import AsyncInput
 from rlio.rollout.external_runner import ExternalRunner
@@ -165,6 +165,37 @@ def test_a_child_calculates_a_property_that_a_thread_of_its_parent_is_calculatin
         thread.join()
 
 
+def test_what_reads_ahead_goes_on_after_an_error_and_a_halt_but_not_after_an_interrupt() -> None:
+    made = iter(range(100))
+    fails = {3}
+
+    def make() -> int:
+        if 3 in fails and len(asked) == 3:
+            fails.remove(3)
+            raise ValueError("once")
+        asked.append(next(made))
+        return asked[-1]
+
+    asked: list[int] = []
+    ahead = ReadAhead(make, 2, name="rlio-test")
+    assert [ahead.get() for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(ValueError, match="once"):
+        ahead.get()
+    assert not ahead.is_running
+    assert ahead.get() == 3
+    left = ahead.halt()
+    assert left == list(range(4, asked[-1] + 1))
+    assert len(left) <= 3
+    following = asked[-1] + 1
+    assert ahead.get() == following
+    ahead.interrupt()
+    assert ahead.halt() == list(range(following + 1, asked[-1] + 1))
+    ahead.start()
+    with pytest.raises(ClosedError):
+        ahead.get()
+    assert not [thread for thread in threading.enumerate() if thread.name == "rlio-test"]
+
+
 def always(root: str) -> InputReader:
     return DatasetReader(root, batch_size=3)
 
@@ -173,7 +204,7 @@ def test_an_async_input_says_that_its_thread_is_the_parents(root: str) -> None:
     with AsyncInput(always(root), queue_size=1) as reader:
         reader.sample()
         state = reader.state_dict()
-        for lock in (threading.Lock(), reader._queue._changed, reader.lock):
+        for lock in (threading.Lock(), reader._ahead._queue.changed, reader.lock):
             with held(lock):
                 for call in (
                     reader.sample,
@@ -199,8 +230,7 @@ def test_a_prefetch_says_that_its_thread_is_the_parents(root: str) -> None:
     with rlio.torch.prefetch(always(root)) as batches:
         next(batches)
         state = batches.state_dict()
-        assert batches._pump is not None
-        for lock in (threading.Lock(), batches._pump._changed):
+        for lock in (threading.Lock(), batches._ahead._queue.changed):
             with held(lock):
                 in_a_child(lambda: refused(lambda: next(batches)))
                 in_a_child(lambda: refused(lambda: batches.load_state_dict(state)))

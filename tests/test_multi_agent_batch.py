@@ -50,6 +50,12 @@ class TestMapping:
         with pytest.raises(MissingColumn, match="'c'; the batch has 'a', 'b'"):
             two["c"]
 
+    def test_both_kinds_of_batch_give_their_rows_by_policy(self, two: MultiAgentBatch) -> None:
+        assert dict(two.policies()) == {policy_id: two[policy_id] for policy_id in two}
+        rows = next(iter(two.values()))
+        assert list(rows.policies()) == ["default_policy"]
+        assert rows.policies()["default_policy"] is rows
+
     def test_steps_are_counted(self, two: MultiAgentBatch) -> None:
         assert (two.count, len(two), two.env_steps(), two.agent_steps()) == (5, 5, 5, 8)
         assert two.size_bytes() == 8 * 3 * 8

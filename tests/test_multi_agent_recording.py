@@ -101,7 +101,8 @@ def test_whether_final_observations_are_missing_may_differ_from_batch_to_batch(
     with rlio.DatasetReader(root, epochs=1, batch_size=size) as reader:
         found = [ma(batch) for batch in reader]
     assert check_stream(found) == check_stream(batches)
-    rlio.compact(root)
+    if kind == "parquet":
+        rlio.compact(root)
     rlio.gc(root, grace=0)
     with rlio.DatasetReader(root, epochs=1) as reader:
         assert check_stream([ma(batch) for batch in reader]) == check_stream(batches)

@@ -15,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import lazy_loader
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -98,10 +99,15 @@ def packages_of(root: Path) -> set[str]:
     return found
 
 
+def modules_below(folder: Path) -> list[Path]:
+    """Modules, and the stubs that say what packages export."""
+    return [*folder.rglob("*.py"), *folder.rglob("*.pyi")]
+
+
 def modules_in(root: Path) -> set[str]:
     """Files of the package, by their place in the wheel."""
-    files = {f"{n}/{f.relative_to(root / n)}" for n in PLUGIN_FOLDERS for f in (root / n).rglob("*.py")}
-    own = {str(f.relative_to(root)) for f in (root / "rlio").rglob("*.py")}
+    files = {f"{n}/{f.relative_to(root / n)}" for n in PLUGIN_FOLDERS for f in modules_below(root / n)}
+    own = {str(f.relative_to(root)) for f in modules_below(root / "rlio")}
     links = tuple(f"rlio/{name}/" for name in PLUGIN_FOLDERS)
     return {f"rlio/{name}" for name in files} | {name for name in own if not name.startswith(links)}
 
@@ -277,6 +283,7 @@ def test_an_editable_install_is_not_shadowed_where_a_script_lies_beside_the_chec
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as editable:
         editable.extractall(tmp_path / "site")
+    shutil.copytree(Path(lazy_loader.__file__).parent, tmp_path / "site" / "lazy_loader")
     assert source.name == "rlio"
     script = source.parent / "script.py"
     script.write_text(
@@ -284,7 +291,7 @@ def test_an_editable_install_is_not_shadowed_where_a_script_lies_beside_the_chec
         "import rlio, rlio.errors, rlio.readers\n"
         "print(rlio.__file__, rlio.__version__)\n"
     )
-    # Without the packages of this environment, of which rlio is one.
+    # Without the other packages of this environment, of which rlio is one.
     shown = subprocess.run([sys.executable, "-S", script], capture_output=True, text=True, check=False)
     assert shown.stdout.split() == [str(source / "rlio" / "__init__.py"), rlio.__version__], shown.stderr
 

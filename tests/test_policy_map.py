@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,45 +89,16 @@ def test_what_was_learned_and_drawn_survives_the_disk(swapping: bool) -> None:
         assert policies["a"].weights_seq_no == 6
 
 
-def test_iteration_and_states_include_what_is_on_disk_and_bring_nothing_to_memory() -> None:
+def test_iteration_includes_what_is_on_disk() -> None:
     with PolicyMap({name: spec() for name in "abc"}, capacity=1, seed=0) as policies:
         assert list(policies) == ["a", "b", "c"]
         assert len(policies) == 3
         assert "a" in policies
         assert "d" not in policies
-        before = policies.loaded
-        state = policies.get_state()
-        assert policies.loaded == before
         assert [name for name, _ in policies.items()] == ["a", "b", "c"]
         assert [type(policy) for policy in policies.values()] == [TorchPolicy] * 3
-        assert list(policies.get_state(policies=["b"])) == ["b"], "trainable-only checkpoints take these"
         with pytest.raises(KeyError):
-            policies.get_state(policies=["nobody"])
-        assert list(state) == ["a", "b", "c"]
-
-
-def test_a_state_makes_missing_policies_and_goes_through_a_file_without_pickle(tmp_path: Path) -> None:
-    """Row "get_state / set_state" (2.2): set_state creates missing policies."""
-    with PolicyMap({name: spec() for name in "abc"}, capacity=2, seed=0) as policies:
-        save_state(tmp_path, policies.get_state())
-        with PolicyMap({"b": spec(), "other": spec()}, seed=5) as restored:
-            restored.set_state(load_state(tmp_path))
-            assert sorted(restored) == ["a", "b", "c", "other"]
-            for name in "abc":
-                assert np.array_equal(logits(restored[name]), logits(policies[name]))
-    made_by_hand = TorchPolicy()
-    made_by_hand.bind(OBS, ACTIONS, 0)
-    with PolicyMap({"x": made_by_hand}) as policies:
-        state = policies.get_state()
-        with pytest.raises(StateError, match="add the policy first"):
-            PolicyMap().set_state(state)
-        with pytest.raises(StateError, match="expected a dict"):
-            PolicyMap().set_state({"x": 3})
-        other = TorchPolicy()
-        other.bind(OBS, ACTIONS, 1)
-        receiver = PolicyMap({"x": other})
-        receiver.set_state(state)
-        assert np.array_equal(logits(other), logits(made_by_hand))
+            _ = policies["d"]
 
 
 def test_what_is_learned_while_a_policy_is_held_stays() -> None:
@@ -210,6 +182,15 @@ def test_a_closed_map_says_so_for_what_lay_on_its_disk() -> None:
         _ = policies["a"]
 
 
+def test_a_forked_child_that_closes_the_map_leaves_the_states_to_its_parent() -> None:
+    with PolicyMap({name: PolicySpec(RandomPolicy, OBS, ACTIONS) for name in "ab"}, capacity=1) as policies:
+        child = multiprocessing.get_context("fork").Process(target=policies.close)
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+        assert [policy.is_bound for policy in policies.values()] == [True, True]
+
+
 def test_many_threads_see_each_policy_as_it_is() -> None:
     names = "abcdef"
     with PolicyMap({name: spec() for name in names}, capacity=2, seed=0) as policies:
@@ -277,8 +258,6 @@ def test_a_stored_spec_calls_nothing_but_what_makes_policies(tmp_path: Path) -> 
         stored = {"policy_class": name, "spaces": [None, None], "config": {"args": ["touch", str(mark)]}}
         with pytest.raises(OptionError, match="no class of policies"):
             PolicySpec.from_state(stored).make()
-        with pytest.raises(OptionError, match="no class of policies"):
-            PolicyMap().set_state({"x": {"spec": stored, "state": None}})
     assert not mark.exists()
     with pytest.raises(OptionError, match="annotate what it returns"):
         PolicySpec(make_something).to_state()

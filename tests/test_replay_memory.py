@@ -240,18 +240,14 @@ def test_a_file_that_is_too_short_absent_or_no_file_is_damaged_data(tmp_path: Pa
     (tmp_path / "link.array").symlink_to(tmp_path / "long.array")
     os.mkfifo(tmp_path / "pipe.array")
     kind = np.dtype("u1")
-    for sizes in (None, {"short": 100, "long": 99, "absent": 100, "link": 100, "pipe": 100}):
-        with FileArrays(tmp_path, sizes=sizes) as reader:
-            for name in ("short", "absent", "pipe", *(["long"] if sizes else [])):
-                with pytest.raises(CorruptData):
-                    reader.array(name, (100,), kind)
-            with pytest.raises(CacheError):
-                reader.array("link", (100,), kind)
-            with pytest.raises(CorruptData, match=r"200|no array"):
-                reader.array("unknown" if sizes else "long", (201,), kind)
-            with pytest.raises(CorruptData, match="regular"):
-                reader.array("pipe", (0,), kind)
-            assert reader.array("long", (99,), kind).shape == (99,)
+    for name, size in (("short", 100), ("absent", 1), ("pipe", 0), ("pipe", 1), ("link", 100)):
+        with pytest.raises(CorruptData):
+            FileArrays(tmp_path, sizes={"long": 99, name: size})
+    with FileArrays(tmp_path, sizes={"long": 99}) as reader:
+        for name, rows in (("long", 100), ("short", 1)):
+            with pytest.raises(CorruptData):
+                reader.array(name, (rows,), kind)
+        assert reader.array("long", (99,), kind).shape == (99,)
     with FileArrays(tmp_path, writable=True, sizes={"short": 100, "absent": 1}) as writer:
         for name in ("short", "absent"):
             with pytest.raises(CorruptData):
@@ -289,7 +285,7 @@ def test_an_extension_begins_with_zeros_behind_what_is_known(tmp_path: Path) -> 
 
 def test_readers_do_not_write(tmp_path: Path) -> None:
     (tmp_path / "a.array").write_bytes(bytes(9))
-    with FileArrays(tmp_path) as reader:
+    with FileArrays(tmp_path, sizes={"a": 9}) as reader:
         reader.array("a", (9,), np.dtype("u1"))
         for act in (reader.reserve, reader.trim):
             with pytest.raises(OptionError, match="reading"):
@@ -316,7 +312,7 @@ def test_a_failed_sync_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.Monk
 def test_no_descriptor_is_left(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for writable in (True, False):
-        arrays = FileArrays(tmp_path, writable=writable)
+        arrays = FileArrays(tmp_path, writable=writable, sizes=None if writable else {"a": 9})
         array = arrays.array("a", (9,), np.dtype("u1"))
         arrays.close()
         del array, arrays

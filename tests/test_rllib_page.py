@@ -375,8 +375,6 @@ rendering
     callbacks:a_callback_that_nobody_would_call_is_refused
 `make_callback`
     callbacks:several_callbacks_are_called_in_their_order_and_may_be_nested
-`MemoryTrackingCallbacks`
-    callbacks:memory_is_tracked_at_the_end_of_every_so_many_episodes
 `summarize_episodes`
     metrics:a_summary_has_rllibs_names
     metrics:custom_metrics_are_averaged_without_nan
@@ -561,13 +559,13 @@ seeds in evaluation
 `local_env_runner=True`
     distributed_group:weights_reach_all_workers_before_their_next_fragment_and_older_ones_none
 `synchronous_parallel_sample(
-    distributed_group:so_many_steps_are_whole_rounds_or_exactly_so_many
+    distributed_group:exactly_so_many_steps_are_given_and_what_is_left_over_comes_next
     distributed_group:who_is_late_is_served_by_the_next_call_and_nothing_is_lost
 `foreach_env_runner(
     distributed_group:a_function_is_called_in_each_worker_and_its_errors_are_raised_or_returned
 `foreach_env_runner_async`
     distributed_group:no_worker_is_asked_for_more_than_may_be_in_flight
-    distributed_group:an_iteration_that_is_left_leaves_what_is_in_flight_to_the_next_call
+    distributed_group:what_is_in_flight_is_served_by_the_next_call_of_any_kind
 `foreach_policy`
     distributed_group:a_function_is_called_in_each_worker_and_its_errors_are_raised_or_returned
 `sync_weights(

@@ -35,7 +35,6 @@ from rlio.nested import map_structure
 from rlio.policies.policy_spec import Spaces
 from rlio.policies.weights import GlobalVars
 from rlio.rollout.metrics import RolloutMetrics
-from rlio.rollout.multi_agent_runner import MultiAgentEnvRunner
 from rlio.worker import RolloutWorker
 from rlio.writers.recovery import WriterLog
 
@@ -74,7 +73,6 @@ class Opened:
         logs: The write-ahead logs of its writer; empty where it has none, or none that can travel.
         unit: What its batches are counted in.
         spaces: See `RolloutWorker.get_spaces`.
-        several_agents: Whether its batches are `MultiAgentBatch`es.
     """
 
     pid: int
@@ -84,7 +82,6 @@ class Opened:
     logs: tuple[WriterLog, ...]
     unit: Unit
     spaces: dict[str, Spaces]
-    several_agents: bool
 
 
 @dataclass(frozen=True)
@@ -151,8 +148,6 @@ class WorkerActor:
             logs=_portable_logs(worker.writer),
             unit=worker.unit,
             spaces=worker.get_spaces(),
-            # One policy may act for several agents; of stored rows, several policies tell.
-            several_agents=isinstance(worker.runner, MultiAgentEnvRunner) or not worker.group.is_single,
         )
 
     def _taken(self, broadcasts: Sequence[Broadcast]) -> RolloutWorker:

@@ -23,10 +23,10 @@ from rlio.distributed.joint_metrics import JointMetrics
 from rlio.distributed.ray_import import require_ray
 from rlio.distributed.recipe import Recipe
 from rlio.distributed.recovering import LogRecovery, LostLog
-from rlio.distributed.remote_worker import Fragment, RemoteWorker, Request
+from rlio.distributed.remote_worker import Fragment, RemoteWorker
 from rlio.errors import ClosedError, OptionError, WorkerError, WorkerLost, excerpt
 
-__all__ = ["Crew"]
+__all__ = ["Crew", "raise_first"]
 
 logger = logging.getLogger("rlio")
 
@@ -208,7 +208,7 @@ class Crew:
         told = worker.told
         if worker.first is None:
             worker.note()
-        worker.requests[self.ask(worker, "sample")] = Request(told)
+        worker.requests[self.ask(worker, "sample")] = told
 
     def call(
         self, workers: Iterable[RemoteWorker], method: str, *arguments: Any, timeout_s: float | None = None
@@ -331,7 +331,7 @@ class Crew:
         told = _raised_there(worker, worker.incarnation, error)
         if reference is not worker.opening:
             # Perhaps it did not like the weights: it is to get them again.
-            worker.told = min(worker.told, worker.requests.pop(reference).told)
+            worker.told = min(worker.told, worker.requests.pop(reference))
             worker.note()
             self._errors.append(told)
         elif worker.incarnation == 0:
@@ -368,12 +368,8 @@ class Crew:
         Raises:
             WorkerError: That of the first; the others are notes.
         """
-        if not self._errors:
-            return
-        (first, *others), self._errors = self._errors, []
-        for other in others:
-            first.add_note(str(other))
-        raise first
+        errors, self._errors = self._errors, []
+        raise_first(errors)
 
     def check_connected(self) -> None:
         """Raise where Ray no longer has the workers: to ask anything would start it anew, without them.
@@ -384,12 +380,10 @@ class Crew:
         if self.connected:
             return
         self._shut_down()
-        first = self.workers[0]
         raise WorkerLost(
             f"{_SHUT_DOWN}, and all workers ended with it: close the group; what they had written is in "
             "their data set, or will be",
-            worker_index=first.index,
-            incarnation=first.incarnation,
+            **_whose(self.workers[0]),
         )
 
     def check_whole(self) -> None:
@@ -405,8 +399,7 @@ class Crew:
         raise WorkerLost(
             f"{len(empty)} of {len(self.workers)} workers are lost, worker {first.index} because "
             f"{first.gone}: close the group; what they had written is in their data set, or will be",
-            worker_index=first.index,
-            incarnation=first.incarnation,
+            **_whose(first),
         )
 
     # ---- losing ----
@@ -442,8 +435,7 @@ class Crew:
         if self.tolerance.lost_workers == "raise" or all(other.gone for other in self.workers):
             error = WorkerLost(
                 f"worker {worker.index} is lost, and FaultTolerance allows no other: {reason}",
-                worker_index=worker.index,
-                incarnation=worker.incarnation,
+                **_whose(worker),
             )
             error.__cause__ = cause
             self._errors.append(error)
@@ -609,9 +601,22 @@ class Crew:
         return WorkerLost(
             f"worker {worker.index} is lost: {reason}; what it had written is in its log, which is recovered "
             "now, or by `rlio recover` on its machine",
-            worker_index=worker.index,
-            incarnation=worker.incarnation,
+            **_whose(worker),
         )
+
+
+def _whose(worker: RemoteWorker) -> dict[str, int]:
+    """What a `WorkerError` says of the worker that it tells of."""
+    return {"worker_index": worker.index, "incarnation": worker.incarnation}
+
+
+def raise_first(answers: Iterable[Any]) -> None:
+    """Raise the first error among ``answers``, with the others as its notes."""
+    errors = [answer for answer in answers if isinstance(answer, WorkerError)]
+    if errors:
+        for other in errors[1:]:
+            errors[0].add_note(str(other))
+        raise errors[0]
 
 
 def _what_follows(pause: float | None) -> str:

@@ -14,7 +14,7 @@ from rlio.distributed.actors import Opened
 from rlio.distributed.recipe import Seat
 from rlio.interfaces import Batch, JsonState
 
-__all__ = ["Fragment", "RemoteWorker", "Request", "WorkerStatus"]
+__all__ = ["Fragment", "RemoteWorker", "WorkerStatus"]
 
 # Any in this module: Ray's handles and references.
 
@@ -75,17 +75,6 @@ class WorkerStatus:
 
 
 @dataclass
-class Request:
-    """A batch that a worker was asked for.
-
-    Attributes:
-        told: The number of the last broadcast that the worker had got before.
-    """
-
-    told: int
-
-
-@dataclass
 class RemoteWorker:
     """A place of a group.
 
@@ -95,7 +84,8 @@ class RemoteWorker:
         actor: Ray's handle.
         opening: Reference to the answer of `WorkerActor.open`, until it is there.
         opened: That answer.
-        requests: Reference -> batch that was asked for, in their order.
+        requests: Batches that were asked for, in their order: reference -> the number of the last broadcast
+            that the worker had got before.
         ready: Batches that came, and that nobody has taken yet.
         told: The number of the last broadcast that it has got, or will get with what it was asked for.
         position: Where its reader was behind the last batch that came, if one can go on from there.
@@ -114,7 +104,7 @@ class RemoteWorker:
     actor: Any = None
     opening: Any = None
     opened: Opened | None = None
-    requests: dict[Any, Request] = field(default_factory=dict)
+    requests: dict[Any, int] = field(default_factory=dict)
     ready: deque[Fragment] = field(default_factory=deque)
     told: int = 0
     position: JsonState | None = None

@@ -19,8 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.arrays import to_numpy
-from rlio.batch import MultiAgentBatch
-from rlio.columns import DEFAULT_POLICY_ID
 from rlio.interfaces import Batch
 from rlio.nested import leaves, path_text
 from rlio.schemas.json_values import dump_value
@@ -39,8 +37,7 @@ class RowDigest:
 
     def add(self, batch: Batch) -> None:
         """The next rows."""
-        parts = batch.items() if isinstance(batch, MultiAgentBatch) else [(DEFAULT_POLICY_ID, batch)]
-        for pid, rows in parts:
+        for pid, rows in batch.policies().items():
             for column in rows if rows.count else ():
                 for path, leaf in leaves(rows[column]):
                     self._add((pid, path_text((column, *path))), to_numpy(leaf))

@@ -23,16 +23,15 @@ import operator
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Protocol, TypeVar, Unpack
 
-from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples, copy_into
+from rlio.batch import SampleBatch, concat_samples
 from rlio.columns import DEFAULT_POLICY_ID
 from rlio.connectors.mean_std import MeanStdFilter
 from rlio.distributed.actors import Broadcast
-from rlio.distributed.crew import Crew
+from rlio.distributed.crew import Crew, raise_first
 from rlio.distributed.fault_tolerance import FaultTolerance, Loss
 from rlio.distributed.joint_filters import JointFilters
 from rlio.distributed.joint_metrics import JointMetrics
@@ -52,6 +51,8 @@ __all__ = ["WorkerGroup"]
 
 logger = logging.getLogger("rlio")
 T = TypeVar("T")
+
+_ENDED = "all workers have come to the end of their inputs"
 
 # Any in this module: environments, policies and options are what `RolloutWorker` takes.
 
@@ -143,7 +144,6 @@ class WorkerGroup(InputReader):
         self._lock = threading.RLock()
         self._filters = JointFilters()
         self._earlier_incarnations: dict[str, int] = {}
-        self._wanted: tuple[int | None, float | None] = (None, None)
         recipe = Recipe(env, policy, self._arguments, num_workers, self.seed, acknowledge)
         self._crew = Crew(recipe, tolerance=self.fault_tolerance, actor_options=actor_options)
         try:
@@ -151,7 +151,6 @@ class WorkerGroup(InputReader):
             opened = self._crew.alive[0].opened
             assert opened is not None
             self.unit = opened.unit
-            self._nothing: Batch = MultiAgentBatch({}, 0) if opened.several_agents else SampleBatch()
             if local_worker:
                 self.local_worker = self._make_local_worker(policy, opened.spaces)
             self._begin_alike()
@@ -212,25 +211,14 @@ class WorkerGroup(InputReader):
 
     # ---- sampling ----
 
-    def sample(
-        self,
-        n: int | None = None,
-        *,
-        out: SampleBatch | None = None,
-        num_steps: int | None = None,
-        timeout_s: float | None = None,
-    ) -> Batch:
+    def sample(self, n: int | None = None, *, out: SampleBatch | None = None) -> Batch:
         """Return the next batch: a fragment of each worker, joined in the order of their indices.
 
-        Workers sample side by side, and wait when they have one each; `sample_async` lets them go on.
+        Workers sample side by side, and wait when they have one each; with `submit` they go on.
 
         Args:
             n: Units (see `unit`), exactly; what is left over is kept for the next call.
             out: As in `InputReader.sample`.
-            num_steps: As many fragments of each as it takes for so many steps of environments in all, or
-                more.
-            timeout_s: Seconds after which what is there by then is returned: perhaps without rows. What comes
-                later is the next call's.
 
         Returns:
             A batch that the caller owns, copied out of Ray's object store.
@@ -240,112 +228,41 @@ class WorkerGroup(InputReader):
                 other workers have sampled is the next call's.
             WorkerLost: A worker was lost, and may not be replaced: see `FaultTolerance`.
             EndOfData: The workers' inputs are exhausted.
-            OptionError: ``n`` with ``num_steps`` or ``timeout_s``, or one that is below its least.
+            OptionError: ``n`` is below 1.
         """
-        if n is not None and (num_steps is not None or timeout_s is not None):
-            raise OptionError(
-                f"sample({n}) gives exactly so many {self.unit}: without num_steps={num_steps} and "
-                f"timeout_s={timeout_s}"
-            )
-        _check(num_steps, timeout_s)
         with self._lock:
-            if num_steps is not None and self._rests:
-                batch = self._with_rests(num_steps, timeout_s)
-                return batch if out is None else copy_into(out, batch)
-            self._wanted = (num_steps, timeout_s)
-            try:
-                return super().sample(n, out=out)
-            finally:
-                self._wanted = (None, None)
-
-    def _with_rests(self, num_steps: int, timeout_s: float | None) -> Batch:
-        """What ``sample(n)`` left over, and what lacks to ``num_steps``."""
-        self._check_open()
-        lacking = num_steps - sum(rest.batch.count for rest in self._rests or ())
-        fragments: list[Fragment] = []
-        if lacking > 0:  # First of all: should it fail, what was left over stays.
-            with suppress(EndOfData):
-                fragments = self.sample_fragments(num_steps=lacking, timeout_s=timeout_s)
-        parts: list[Batch] = []
-        while self._rests and sum(part.count for part in parts) < num_steps:
-            parts.append(super().sample())
-        for fragment in fragments:
-            self._give(fragment.batch.agent_steps())
-            parts.append(fragment.batch)
-        return concat_samples(parts)
+            return super().sample(n, out=out)
 
     def _next(self) -> Batch:
-        num_steps, timeout_s = self._wanted
-        fragments = self.sample_fragments(num_steps=num_steps, timeout_s=timeout_s)
-        batches = [fragment.batch for fragment in fragments]
-        if not batches:
-            return self._nothing.copy()
-        # Several are joined in fresh memory; one alone lies in Ray's.
-        return concat_samples(batches) if len(batches) > 1 else batches[0].copy()
-
-    def sample_fragments(
-        self, *, num_steps: int | None = None, timeout_s: float | None = None
-    ) -> list[Fragment]:
-        """What `sample` would join: fragments by worker index, for ``num_steps`` round by round.
-
-        Their arrays are read-only: they are Ray's, and are not copied. What ``sample(n)`` left over is not
-        among them.
-
-        Raises:
-            WorkerError: As in `sample`, like the others.
-        """
-        _check(num_steps, timeout_s)
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        found: list[Fragment] = []
-        with self._lock:
-            self._check_open()
-            while True:
-                try:
-                    found += self._round(deadline)
-                except EndOfData:
-                    if not found:
-                        raise
-                    return found
-                except BaseException:
-                    for fragment in reversed(found):  # They are the next call's.
-                        self._crew.workers[fragment.worker_index - 1].ready.appendleft(fragment)
-                    raise
-                steps = sum(fragment.batch.count for fragment in found)
-                if num_steps is None or steps >= num_steps or _is_past(deadline):
-                    return found
-                if not any(worker.samples for worker in self._crew.workers):
-                    return found
-
-    def _round(self, deadline: float | None) -> list[Fragment]:
-        """A fragment of each worker, or of those that have one by then."""
-        crew, looked = self._crew, False
+        crew = self._crew
         while True:
             crew.check_whole()
             for worker in crew.workers:
                 if worker.can_be_asked and not worker.unserved:
                     crew.request(worker)
-            waited_for = [worker for worker in crew.workers if worker.samples and not worker.ready]
-            if not waited_for or (looked and _is_past(deadline)):
+            if not any(worker.samples and not worker.ready for worker in crew.workers):
                 break
-            crew.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
-            looked = True
-        fragments = [worker.ready.popleft() for worker in crew.workers if worker.ready]
-        if not fragments and not waited_for:
-            raise EndOfData("all workers have come to the end of their inputs")
-        return fragments
+            crew.wait(None)
+        batches = [worker.ready.popleft().batch for worker in crew.workers if worker.ready]
+        if not batches:
+            raise EndOfData(_ENDED)
+        # Several are joined in fresh memory; one alone lies in Ray's.
+        return concat_samples(batches) if len(batches) > 1 else batches[0].copy()
 
     def submit(self, max_in_flight: int = 1) -> int:
         """Ask each worker for more, and return at once; `ready` gives what comes.
 
         Args:
             max_in_flight: Fragments that a worker may be asked for, or that may wait for `ready`, at most:
-                they are sampled with the weights of the moment that they are begun.
+                they are sampled with the weights of the moment that they are begun. With 2, a worker samples
+                one while another is on its way.
 
         Returns:
             How many more fragments were asked for.
 
         Raises:
             WorkerLost: As in `sample`.
+            EndOfData: The workers' inputs are exhausted, and all fragments were taken.
         """
         if operator.index(max_in_flight) < 1:
             raise OptionError(f"max_in_flight={max_in_flight}: at least 1")
@@ -353,6 +270,8 @@ class WorkerGroup(InputReader):
         with self._lock:
             self._check_open()
             self._crew.check_whole()
+            if not any(worker.samples or worker.unserved for worker in self._crew.workers):
+                raise EndOfData(_ENDED)
             for worker in self._crew.workers:
                 while worker.can_be_asked and worker.unserved < max_in_flight:
                     self._crew.request(worker)
@@ -362,56 +281,35 @@ class WorkerGroup(InputReader):
     def ready(self, timeout_s: float | None = None) -> list[Fragment]:
         """Fragments that have come and that nobody has taken, in their order; waits for the first.
 
+        Their arrays are read-only: they are Ray's, and are not copied.
+
         Args:
-            timeout_s: Seconds after which there may be none; None: wait as long as any is asked for.
+            timeout_s: Seconds after which there may be none; None: wait as long as any is asked for, or a
+                worker starts.
 
         Raises:
             WorkerError: As in `sample`.
         """
-        _check(None, timeout_s)
+        if timeout_s is not None and not timeout_s >= 0:
+            raise OptionError(f"timeout_s={timeout_s}: seconds, at least 0, or None")
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         crew = self._crew
         with self._lock:
             self._check_open()
             while True:
-                expected = any(worker.requests for worker in crew.workers)
+                expected = any(
+                    worker.first is not None or worker.restart_at is not None for worker in crew.workers
+                )
                 if expected:
                     there = any(worker.ready for worker in crew.workers)
                     left = None if deadline is None else max(0.0, deadline - time.monotonic())
                     crew.wait(0.0 if there else left)
                 found = [fragment for worker in crew.workers for fragment in worker.ready]
-                if found or not expected or _is_past(deadline):
+                is_past = deadline is not None and time.monotonic() >= deadline
+                if found or not expected or is_past:
                     for worker in crew.workers:
                         worker.ready.clear()
                     return sorted(found, key=lambda fragment: fragment.order)
-
-    def sample_async(self, *, max_in_flight: int = 2) -> Iterator[Fragment]:
-        """Iterate over fragments as they come, while workers go on sampling; it ends with their data.
-
-        Whoever stops iterating leaves what is in flight to the next call of any method that samples.
-
-        Args:
-            max_in_flight: As in `submit`. With 2, a worker samples one while another is on its way.
-
-        Raises:
-            WorkerError: As in `sample`, in the iteration. The next one goes on.
-        """
-        if operator.index(max_in_flight) < 1:
-            raise OptionError(f"max_in_flight={max_in_flight}: at least 1")
-        return _Stream(self, max_in_flight)
-
-    def _next_fragment(self, max_in_flight: int) -> Fragment | None:
-        """The next of all workers; None at the end of their data."""
-        crew = self._crew
-        with self._lock:
-            while True:
-                self.submit(max_in_flight)
-                waiting = [worker for worker in crew.workers if worker.ready]
-                if waiting:
-                    return min(waiting, key=lambda worker: worker.ready[0].order).ready.popleft()
-                if not any(worker.requests or worker.opening or worker.restart_at for worker in crew.workers):
-                    return None
-                crew.wait(None)
 
     def interrupt(self) -> None:
         """Let a `sample` that waits in another thread go; see `InputReader`."""
@@ -512,7 +410,7 @@ class WorkerGroup(InputReader):
             if any(self._filters.filters.values()):
                 self._crew.filters = self._ray.put(self._filters.filters)
                 answers += self._crew.call(self._crew.present, "adopt_filters", self._crew.filters)
-            self._raise_first(answers)
+            raise_first(answers)
             return self.get_filters()
 
     def get_filters(self) -> dict[str, list[MeanStdFilter]]:
@@ -568,7 +466,7 @@ class WorkerGroup(InputReader):
                 here = [func(self.local_worker)]
             answers = self._crew.call(self._crew.alive, "apply", func, timeout_s=timeout_s)
             if errors == "raise":
-                self._raise_first(answers)
+                raise_first(answers)
             return here + answers
 
     def foreach_policy(self, func: Callable[..., T]) -> list[list[T] | WorkerError]:
@@ -577,15 +475,8 @@ class WorkerGroup(InputReader):
 
     def _called(self, workers: Sequence[RemoteWorker], func: Callable[[RolloutWorker], T]) -> list[T]:
         answers = self._crew.call(workers, "apply", func)
-        self._raise_first(answers)
+        raise_first(answers)
         return answers
-
-    def _raise_first(self, answers: Sequence[Any]) -> None:
-        errors = [answer for answer in answers if isinstance(answer, WorkerError)]
-        if errors:
-            for other in errors[1:]:
-                errors[0].add_note(str(other))
-            raise errors[0]
 
     def probe(self, timeout_s: float | None = None) -> list[WorkerStatus]:
         """Find workers that are dead or hang, replace them, and say how all are.
@@ -702,19 +593,6 @@ class WorkerGroup(InputReader):
         self.close()
 
 
-class _Stream(Iterator[Fragment]):
-    """Fragments as they come; it may go on after an error."""
-
-    def __init__(self, group: WorkerGroup, max_in_flight: int) -> None:
-        self._group, self._max_in_flight = group, max_in_flight
-
-    def __next__(self) -> Fragment:
-        fragment = self._group._next_fragment(self._max_in_flight)
-        if fragment is None:
-            raise StopIteration
-        return fragment
-
-
 def _all_weights(worker: RolloutWorker) -> dict[str, Any]:
     return dict(worker.foreach_policy(lambda policy, policy_id: (policy_id, policy.get_weights())))
 
@@ -731,17 +609,6 @@ def _check_acknowledge(acknowledge: Any, output: Any) -> None:
             "acknowledge='published' without an output: nothing is published then; give output=, or leave "
             "acknowledge out"
         )
-
-
-def _check(num_steps: int | None, timeout_s: float | None) -> None:
-    if num_steps is not None and operator.index(num_steps) < 1:
-        raise OptionError(f"num_steps={num_steps}: at least 1, or None for a fragment of each worker")
-    if timeout_s is not None and not timeout_s >= 0:
-        raise OptionError(f"timeout_s={timeout_s}: seconds, at least 0, or None")
-
-
-def _is_past(deadline: float | None) -> bool:
-    return deadline is not None and time.monotonic() >= deadline
 
 
 _open_groups: weakref.WeakSet[WorkerGroup] = weakref.WeakSet()

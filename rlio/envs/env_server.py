@@ -1,15 +1,15 @@
-"""`EnvServer`: makes one environment where it is, and steps it on request; whoever asks is elsewhere.
+"""`EnvServer`: makes and resets one environment, and steps it on request for a stepper in another process.
 
 Example:
     >>> import gymnasium as gym
-    >>> server = EnvServer(0, lambda recreated: gym.make("CartPole-v1"))
-    >>> server.answer("make", False)
+    >>> server = EnvServer(0, lambda index, recreated: gym.make("CartPole-v1"))
+    >>> server.answer("make", (False,))
     (True, None)
     >>> (obs, info), error = server.answer("reset", (7, False))
     >>> obs.shape, info, error
     ((4,), None, None)
-    >>> server.answer("fly", None)
-    (None, AttributeError("'EnvServer' object has no attribute '_on_fly'"))
+    >>> server.answer("fly", ())
+    (None, AttributeError("'EnvServer' object has no attribute 'fly'"))
     >>> server.close()
 """
 
@@ -83,16 +83,20 @@ class EnvServer:
 
     Args:
         index: Which environment.
-        make: Makes it, given whether it takes the place of one that failed.
+        make: Makes it, given its index and whether it takes the place of one that failed.
         spaces: What its observations and actions must be; None: what they are the first time.
         buffer: Where its observations go, in row ``index``; None: each comes with its answer.
         check: Whether to check its first reset and step.
+
+    Attributes:
+        env: The environment; None before it is made.
+        takes_seed: Whether it can be reset with a seed.
     """
 
     def __init__(
         self,
         index: int,
-        make: Callable[[bool], Any],
+        make: Callable[[int, bool], Any],
         *,
         spaces: tuple[Any, Any] | None = None,
         buffer: ObservationBuffer | None = None,
@@ -102,14 +106,14 @@ class EnvServer:
         self._is_shared = buffer is not None
         self._row = index if buffer is not None else 0
         self._shared = buffer
-        self._env: Any = None
+        self.env: Any = None
         self._checking: EnvCheck | None = None
-        self._takes_seed = True
+        self.takes_seed = True
 
-    def answer(self, command: str, data: Any) -> Answer:
-        """Do what is asked for: ``make``, ``reset``, ``anew``, ``step``, ``call``, ``set`` or ``traits``."""
+    def answer(self, command: str, arguments: tuple[Any, ...]) -> Answer:
+        """Call the method that is named, and give what it returned, or the error that it raised."""
         try:
-            return getattr(self, f"_on_{command}")(data), None
+            return getattr(self, command)(*arguments), None
         # Whatever it is, it is raised there.
         except Exception as error:
             return None, portable(error)
@@ -120,12 +124,17 @@ class EnvServer:
 
     def close(self) -> None:
         """Close the environment, if it was made."""
-        env, self._env = self._env, None
+        env, self.env = self.env, None
         if env is not None:
             env.close()
 
-    def _on_make(self, recreated: bool) -> bool:
-        """Make it; whether it takes seeds."""
+    def make(self, recreated: bool) -> bool:
+        """Make it, in place of the one that is there; gives whether it takes seeds.
+
+        Raises:
+            SchemaError: It has other spaces than the first one.
+            Exception: What making it raised.
+        """
         try:
             self.close()
         except Exception as error:
@@ -133,41 +142,50 @@ class EnvServer:
             logger.warning(
                 "environment %s, which failed, cannot be closed: %s", self._index, excerpt(str(error))
             )
-        env = self._make(recreated)
+        env = self._make(self._index, recreated)
         spaces = env.observation_space, env.action_space
         if self._spaces is None:
             self._spaces = spaces
         if spaces != self._spaces:
             env.close()
             raise other_spaces(self._index, spaces, self._spaces)
-        self._takes_seed = takes_seed(env)
+        self.takes_seed = takes_seed(env)
         if self._check:
             self._checking = EnvCheck(env, f"environment {self._index}")
             self._check = False
-        self._env = env
-        return self._takes_seed
+        self.env = env
+        return self.takes_seed
 
-    def _on_traits(self, _: None) -> EnvTraits:
-        return EnvTraits.of(self._env)
+    def reset(self, seed: int | None, keeps_info: bool) -> tuple[Any, dict[str, Any] | None]:
+        """Reset it.
 
-    def _on_reset(self, data: tuple[int | None, bool]) -> tuple[Any, dict[str, Any] | None]:
-        """Reset it; its observation, where that does not lie in shared memory, and the info if wanted."""
-        seed, keeps_info = data
-        result = self._env.reset() if seed is None or not self._takes_seed else self._env.reset(seed=seed)
+        Returns:
+            Its observation, None if that lies in ``buffer``; and the info if that is wanted, else None.
+        """
+        result = self.env.reset() if seed is None or not self.takes_seed else self.env.reset(seed=seed)
         if self._checking is not None:
             self._checking.reset(result)
         return self._shown(result[0]), result[1] if keeps_info else None
 
-    def _on_anew(self, data: tuple[int | None, bool]) -> tuple[Any, dict[str, Any] | None]:
-        self._on_make(True)
-        return self._on_reset(data)
+    def check_step(self, result: Any) -> None:
+        """Check what its first step gave; later ones are not looked at.
 
-    def _on_step(self, data: tuple[Any, tuple[int | None, bool]]) -> tuple[Transition, Any]:
-        action, next_reset = data
-        result = self._env.step(action)
+        Raises:
+            EnvError: It is no legal step.
+        """
         if self._checking is not None:
             self._checking.step(result)
             self._checking = None
+
+    def make_anew(self, seed: int | None, keeps_info: bool) -> tuple[Any, dict[str, Any] | None]:
+        """`make` another one in its place, and `reset` it."""
+        self.make(True)
+        return self.reset(seed, keeps_info)
+
+    def step(self, action: Any, next_reset: tuple[int | None, bool]) -> tuple[Transition, Any]:
+        """Step it; where that ends the episode, reset it with ``next_reset``, the arguments of `reset`."""
+        result = self.env.step(action)
+        self.check_step(result)
         obs, reward, terminated, truncated, info = result
         # float: what is no number fails here, where it belongs.
         reward, terminated, truncated = float(reward), bool(terminated), bool(truncated)
@@ -176,18 +194,23 @@ class EnvServer:
         final = self._buffer.leaves_of(obs)
         shown, failed, reset_info = None, None, None
         try:
-            shown, reset_info = self._on_reset(next_reset)
+            shown, reset_info = self.reset(*next_reset)
         except Exception as error:
             failed = portable(error)
         return Transition(reward, terminated, truncated, info, final, failed, reset_info), shown
 
-    def _on_call(self, data: tuple[str, tuple[Any, ...], dict[str, Any]]) -> Any:
-        name, args, kwargs = data
-        found = self._env.render if name == "render" else self._env.get_wrapper_attr(name)
+    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a method of it, or get an attribute."""
+        found = self.env.render if name == "render" else self.env.get_wrapper_attr(name)
         return found(*args, **kwargs) if callable(found) else found
 
-    def _on_set(self, data: tuple[str, Any]) -> None:
-        self._env.set_wrapper_attr(*data)
+    def set_attr(self, name: str, value: Any) -> None:
+        """Set an attribute of it."""
+        self.env.set_wrapper_attr(name, value)
+
+    def traits(self) -> EnvTraits:
+        """What it is."""
+        return EnvTraits.of(self.env)
 
     @property
     def _buffer(self) -> ObservationBuffer:

@@ -2,8 +2,8 @@
 
 Example:
     >>> import numpy as np
-    >>> from rlio.envs.making import make_vector_env
-    >>> stepper = LocalStepper(make_vector_env("CartPole-v1", num_envs=2))
+    >>> import gymnasium as gym
+    >>> stepper = LocalStepper(gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync"))
     >>> obs = stepper.reset(seed=1)
     >>> step = stepper.step(np.array([0, 1]))
     >>> step.rewards, step.valid is None, step.finals
@@ -13,23 +13,21 @@ Example:
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rlio.envs.checking import EnvCheck, takes_seed
+from rlio.envs.env_server import EnvServer
 from rlio.envs.outcome import Outcome
 from rlio.envs.stepping import VectorStep
 from rlio.envs.sub_envs import SubEnvStepper, action_iterator
-from rlio.errors import OptionError, SchemaError
+from rlio.errors import OptionError
 
 if TYPE_CHECKING:
     import gymnasium as gym
     from gymnasium.vector import SyncVectorEnv
 
 __all__ = ["LocalStepper"]
-
-logger = logging.getLogger("rlio")
 
 MakeAnew = Callable[[int], "gym.Env[Any, Any]"]
 
@@ -57,14 +55,15 @@ class LocalStepper(SubEnvStepper):
                 "pass a function that makes it"
             )
         self._envs: list[gym.Env[Any, Any]] = envs.envs
-        self._make = make
         self._iterate = action_iterator(self.action_space, envs.action_space)
-        self._seedless = {env for env in range(self.num_envs) if not takes_seed(self._envs[env])}
+        self._servers = [
+            EnvServer(i, partial(_given_or_made, env, make), buffer=self._buffer, check=check)
+            for i, env in enumerate(self._envs)
+        ]
+        self._seedless = {i for i, server in enumerate(self._servers) if not server.make(False)}
         self._tell_seedless()
-        #: Checks of environments whose first reset and first step have not both happened.
-        self._checks = {}
-        if check:
-            self._checks = {i: EnvCheck(env, f"environment {i}") for i, env in enumerate(self._envs)}
+        #: Environments whose first step was not checked yet.
+        self._unchecked = set(range(self.num_envs)) if check else set()
 
     # ---- stepping ----
 
@@ -75,7 +74,7 @@ class LocalStepper(SubEnvStepper):
             EnvError: An environment failed, and is not to be made anew, or failed too often.
         """
         outcome = self._new_outcome()
-        down, failing, checks = self._restarts.down, self._restarts.failing, self._checks
+        down, failing, unchecked = self._restarts.down, self._restarts.failing, self._unchecked
         waiting = self._make_due() if down else ()
         envs, write, steps = self._envs, self._buffer.write, self._steps
         rewards, terminateds, truncateds = outcome.rewards, outcome.terminateds, outcome.truncateds
@@ -84,8 +83,9 @@ class LocalStepper(SubEnvStepper):
                 continue
             try:
                 result = envs[i].step(action)
-                if checks and i in checks:
-                    checks.pop(i).step(result)
+                if unchecked and i in unchecked:
+                    unchecked.discard(i)
+                    self._servers[i].check_step(result)
                 obs, rewards[i], terminated, truncated, outcome.infos[i] = result
                 if terminated or truncated:
                     terminateds[i], truncateds[i] = terminated, truncated
@@ -116,16 +116,9 @@ class LocalStepper(SubEnvStepper):
             outcome.starts[env] = True
 
     def _reset_one(self, env: int, seed: int | None) -> None:
-        if env in self._seedless or seed is None:
-            result = self._envs[env].reset()
-        else:
-            result = self._envs[env].reset(seed=seed)
-        if self._checks and env in self._checks:
-            self._checks[env].reset(result)
-        obs, info = result
-        if self.keeps_reset_infos:
+        _, info = self._servers[env].reset(seed, self.keeps_reset_infos)
+        if info is not None:
             self.reset_infos[env] = info
-        self._buffer.write(env, obs)
 
     # ---- failures ----
 
@@ -149,7 +142,8 @@ class LocalStepper(SubEnvStepper):
     def _make_anew(self, env: int) -> None:
         """Try to; what comes out of it is in the outcome and in `Restarts.down`."""
         try:
-            self._replace(env)
+            self._servers[env].make(True)
+            self._envs[env] = self._servers[env].env
             self._reset_one(env, self._next_seed(env))
         except Exception as error:
             self._note(env, error, where=" when it was made anew", episode=False)
@@ -158,21 +152,6 @@ class LocalStepper(SubEnvStepper):
             self._outcome.starts[env] = True
             self._steps[env] = -1
             self._tell_made_anew(env)
-
-    def _replace(self, env: int) -> None:
-        assert self._make is not None
-        try:
-            self._envs[env].close()
-        except Exception as error:
-            # It failed before, which was told; what counts is the one in its place.
-            logger.warning("environment %s, which failed, cannot be closed: %s", env, error)
-        made = self._make(env)
-        if made.observation_space != self.observation_space or made.action_space != self.action_space:
-            raise SchemaError(
-                f"environment {env} was made anew with other spaces, {made.observation_space} and "
-                f"{made.action_space}, than before, {self.observation_space} and {self.action_space}"
-            )
-        self._envs[env] = made
 
     def _reset_all(self, seed: int | None) -> None:
         self._steps[:] = 0
@@ -191,3 +170,11 @@ class LocalStepper(SubEnvStepper):
                     self._make_anew(env)
         self._steps[:] = 0
         self._untold = outcome.errors
+
+
+def _given_or_made(given: Any, make: MakeAnew | None, index: int, recreated: bool) -> Any:
+    """The environment that is there already, or another one in its place."""
+    if not recreated:
+        return given
+    assert make is not None
+    return make(index)

@@ -1,13 +1,9 @@
-"""Making a vector environment of what a user names: an id, a function, an environment, a vector environment.
+"""`make_stepper`: makes environments of what a user names (an id, a function, an object), and their stepper.
 
 Example:
-    >>> envs = make_vector_env("CartPole-v1", num_envs=3)
-    >>> envs.num_envs, str(envs.single_action_space)
-    (3, 'Discrete(2)')
-    >>> envs.close()
     >>> stepper = make_stepper("CartPole-v1", EnvSetup(num_envs=3, restarts=RestartPolicy()))
-    >>> stepper.num_envs
-    3
+    >>> stepper.num_envs, str(stepper.action_space)
+    (3, 'Discrete(2)')
     >>> stepper.close()
 """
 
@@ -22,7 +18,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from rlio.envs.checking import check_spaces
 from rlio.envs.context import EnvContext, create
 from rlio.envs.external import ExternalEnv
-from rlio.envs.leaves import leaves_of
 from rlio.envs.restarting import RestartPolicy
 from rlio.envs.stepping import Stepper, VectorStepper
 from rlio.errors import EnvError, MissingExtra, OptionError, excerpt
@@ -34,7 +29,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-__all__ = ["EnvLike", "EnvSetup", "ExternalEnvMade", "make_stepper", "make_vector_env", "set_environs"]
+__all__ = ["EnvLike", "EnvSetup", "ExternalEnvMade", "make_stepper", "set_environs"]
 
 # Any: gymnasium's generic parameters, which say nothing here.
 if TYPE_CHECKING:
@@ -114,7 +109,9 @@ def make_stepper(env: EnvLike, setup: EnvSetup | None = None) -> Stepper:
     gymnasium's SyncVectorEnv and AsyncVectorEnv are taken apart, as they tell how to make what is in them.
 
     Args:
-        env: What `make_vector_env` takes. A function may take an `EnvContext`.
+        env: A gymnasium id or spec; a function that makes an environment, or, but not for ``"async"``, a
+            vector environment, and that may take an `EnvContext`; an environment, which cannot be multiplied;
+            or a vector environment.
         setup: How; None: the defaults.
 
     Returns:
@@ -142,7 +139,13 @@ def make_stepper(env: EnvLike, setup: EnvSetup | None = None) -> Stepper:
                 f"{_mode(setup)}, but {excerpt(env)} is in this process already: pass its id, or a function "
                 "that makes it"
             )
-        return _local(make_vector_env(env, num_envs=setup.num_envs), setup, None)
+        if setup.num_envs != 1:
+            raise OptionError(
+                f"num_envs={setup.num_envs} but env is one environment, {excerpt(env)}: "
+                "pass a function that makes it"
+            )
+        given_env = env
+        return _local(_made("env", lambda: _sync([lambda: given_env])), setup, None)
     named = isinstance(env, (str, EnvSpec))
     if not named and not callable(env):
         raise _unknown(env)
@@ -309,64 +312,6 @@ def _unknown(env: object) -> OptionError:
     )
 
 
-def make_vector_env(
-    env: EnvLike, *, num_envs: int = 1, vectorize_mode: str = "sync"
-) -> VectorEnv[Any, Any, Any]:
-    """Make a vector environment of ``num_envs`` environments, or take the one that is given.
-
-    Args:
-        env: A gymnasium id or spec; a function that makes an environment, or, but not for ``"async"``, a
-            vector environment; an environment, which cannot be multiplied; or a vector environment.
-        num_envs: How many. A given vector environment has its own number: then 1 means "as it is".
-        vectorize_mode: ``"sync"``, ``"async"`` or ``"native"``, see `RolloutConfig`; of no meaning for a
-            given environment or vector environment.
-
-    Returns:
-        The vector environment, which the caller closes. Those made here return views of buffers of theirs,
-        and start a new episode in the step that ends one.
-
-    Raises:
-        OptionError: It cannot be made; the message says why.
-    """
-    from gymnasium import Env
-    from gymnasium.envs.registration import EnvSpec
-    from gymnasium.vector import VectorEnv
-
-    if isinstance(env, VectorEnv):
-        return _of_size(env, num_envs)
-    if isinstance(env, Env):
-        if num_envs != 1:
-            raise OptionError(
-                f"num_envs={num_envs} but env is one environment, {excerpt(env)}: "
-                "pass a function that makes it"
-            )
-        given = env
-        return _made("env", lambda: _sync([lambda: given]))
-    make: Callable[[], Any]
-    if isinstance(env, (str, EnvSpec)):
-        name = excerpt(env if isinstance(env, str) else env.id)
-        if vectorize_mode == "native":
-            return _made(name, partial(_native, env, EnvSetup(num_envs=num_envs)))
-        make = partial(_make, env)
-    elif callable(env):
-        name, make = excerpt(env), env
-        if vectorize_mode == "native":
-            made = _made(name, make)
-            if not isinstance(made, VectorEnv):
-                raise OptionError(f"env={name} gave {excerpt(made)}: 'native' needs a vector environment")
-            return _of_size(made, num_envs)
-    else:
-        raise _unknown(env)
-    if vectorize_mode == "async":
-        return _made(name, partial(_async, make, num_envs))
-    first = _made(name, make)
-    if isinstance(first, VectorEnv):
-        return _of_size(first, num_envs)
-    if not isinstance(first, Env):
-        raise OptionError(f"env={name} gave {excerpt(first)}: expected a gymnasium environment")
-    return _made(name, lambda: _sync([lambda: first, *[make] * (num_envs - 1)]))
-
-
 def _made(name: str, make: Callable[[], T]) -> T:
     """``make()``, its failure told as an OptionError."""
     try:
@@ -402,23 +347,6 @@ def _sync(makers: list[Any]) -> VectorEnv[Any, Any, Any]:
     from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
     return SyncVectorEnv(makers, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
-
-
-def _async(make: Callable[[], Any], num_envs: int) -> VectorEnv[Any, Any, Any]:
-    from gymnasium import Env
-    from gymnasium.vector import AsyncVectorEnv, AutoresetMode
-
-    probe = make()
-    try:
-        if not isinstance(probe, Env):
-            raise TypeError(f"it is a {type(probe).__name__}, not one gymnasium environment")
-        # Objects cannot lie in shared memory.
-        shared = not any(leaf.is_object for leaf in leaves_of(probe.observation_space))
-    finally:
-        probe.close()
-    return AsyncVectorEnv(
-        [make] * num_envs, shared_memory=shared, copy=False, autoreset_mode=AutoresetMode.SAME_STEP
-    )
 
 
 def _of_size(envs: VectorEnv[Any, Any, Any], num_envs: int) -> VectorEnv[Any, Any, Any]:

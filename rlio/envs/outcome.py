@@ -36,11 +36,6 @@ class Outcome:
         self.finals: list[tuple[int, list[Any]]] = []
         self.infos: list[dict[str, Any]] = [{}] * num_envs
 
-    @property
-    def happened(self) -> bool:
-        """Whether any row is something."""
-        return self._valid is None or bool(self._valid.any() or self.starts.any()) or bool(self.errors)
-
     def is_transition(self, env: int) -> None:
         """Say that row ``env`` is one, where rows are nothing at first."""
         if self._valid is not None:

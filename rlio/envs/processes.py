@@ -11,11 +11,11 @@ import selectors
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from gymnasium.vector.utils import CloudpickleWrapper, clear_mpi_env_vars
 
 from rlio.envs.env_server import EnvServer, EnvTraits, portable
 from rlio.envs.leaves import Leaf, leaves_of
@@ -74,15 +74,12 @@ class EnvProcesses(ServedEnvs):
             raise
 
     def _start(self, env: int) -> ServerHandle:
-        serving = _Serving(
-            env,
-            partial(self._make, env),
-            self._spaces,
-            self._blocks,
-            num_envs=self.num_envs,
-            check=self._check,
-        )
-        process = _EnvProcess(env, serving, self._context)
+        # Any: gymnasium's wrapper is annotated for functions without arguments.
+        function: Any = self._make
+        make: Any = CloudpickleWrapper(function)
+        options = {"spaces": self._spaces, "check": self._check}
+        work = (env, make, self._blocks, self.num_envs, options)
+        process = _EnvProcess(env, work, self._context)
         self._selector.register(process.pipe, selectors.EVENT_READ, env)
         return process
 
@@ -125,17 +122,15 @@ class _EnvProcess(ServerHandle):
 
     Args:
         index: Which environment.
-        serve: Runs there, with its end of a pipe and ours, which it closes.
+        work: Arguments of `_serve` after the ends of the pipe.
         context: Of `multiprocessing`.
     """
 
-    def __init__(self, index: int, serve: Callable[[Connection, Connection], None], context: Any) -> None:
-        from gymnasium.vector.utils import clear_mpi_env_vars
-
+    def __init__(self, index: int, work: tuple[Any, ...], context: Any) -> None:
         super().__init__(index)
         self.pipe, theirs = context.Pipe()
         self._process = context.Process(
-            target=serve, args=(theirs, self.pipe), name=f"rlio-env-{index}", daemon=True
+            target=_serve, args=(theirs, self.pipe, *work), name=f"rlio-env-{index}", daemon=True
         )
         try:
             with clear_mpi_env_vars():
@@ -144,9 +139,9 @@ class _EnvProcess(ServerHandle):
             # Else its end would not be seen: the pipe would stay open.
             theirs.close()
 
-    def send(self, command: str, data: Any = None) -> None:
+    def send(self, command: str, *arguments: Any) -> None:
         try:
-            self.pipe.send((command, data))
+            self.pipe.send((command, arguments))
         except (BrokenPipeError, ConnectionError, OSError) as error:
             raise self._died() from error
 
@@ -173,7 +168,7 @@ class _EnvProcess(ServerHandle):
 
     def tell_to_end(self) -> None:
         with suppress(ConnectionError, OSError):  # It is gone, or about to.
-            self.pipe.send(("close", None))
+            self.pipe.send(("close", ()))
 
     def stop(self, *, kill: bool = False) -> None:
         self.pipe.close()
@@ -185,50 +180,37 @@ class _EnvProcess(ServerHandle):
         self._process.close()
 
 
-class _Serving:
-    """What a process does: it makes environment ``index`` and steps it on request, until told to end.
+def _serve(
+    pipe: Connection, other_end: Connection, index: int, make: Any, blocks: list[Any] | None,
+    num_envs: int, options: dict[str, Any],
+) -> None:  # fmt: skip
+    """Make environment ``index`` in this process and step it on request, until told to end or left alone.
 
     Args:
+        pipe: Where requests come from and answers go.
+        other_end: The parent's end of it.
         index: Which environment.
-        make: Makes it, given whether it takes the place of one that failed; pickled by cloudpickle.
-        spaces: What its observations and actions are.
+        make: Holds, for cloudpickle, what makes it; see `EnvServer`.
         blocks: Where its observations go; None: through the pipe.
         num_envs: Environments that share ``blocks``.
-        check: Whether to check its first reset and step.
+        options: Of `EnvServer`.
     """
-
-    def __init__(
-        self, index: int, make: Callable[[bool], Any], spaces: tuple[Any, Any], blocks: list[Any] | None,
-        *, num_envs: int, check: bool,
-    ) -> None:  # fmt: skip
-        from gymnasium.vector.utils import CloudpickleWrapper
-
-        # Any: gymnasium's wrapper is annotated for functions without arguments.
-        function: Any = make
-        self._make: Any = CloudpickleWrapper(function)
-        self._index, self._check = index, check
-        self._spaces, self._blocks, self._num_envs = spaces, blocks, num_envs
-
-    def __call__(self, pipe: Connection, other_end: Connection) -> None:
-        """Serve until told to end, or nobody is there any more."""
-        other_end.close()
-        # An interrupt is the parent's business, which closes the pipe; and what it holds is not ours to free.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        gc.freeze()
-        shared = None
-        if self._blocks is not None:
-            shared = _buffer_in(self._spaces[0], self._num_envs, self._blocks)
-        server = EnvServer(self._index, self._make.fn, spaces=self._spaces, buffer=shared, check=self._check)
-        with suppress(EOFError, ConnectionError):  # Nobody is there any more.
-            while True:
-                command, data = pipe.recv()
-                if command == "close":
-                    break
-                try:
-                    pipe.send(server.answer(command, data))
-                except ConnectionError:
-                    raise
-                # An answer that cannot be pickled; nothing of it was sent.
-                except Exception as error:
-                    pipe.send((None, portable(error)))
-        server.close()
+    other_end.close()
+    # An interrupt is the parent's business, which closes the pipe; and what it holds is not ours to free.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.freeze()
+    shared = None if blocks is None else _buffer_in(options["spaces"][0], num_envs, blocks)
+    server = EnvServer(index, make.fn, buffer=shared, **options)
+    with suppress(EOFError, ConnectionError):  # Nobody is there any more.
+        while True:
+            command, arguments = pipe.recv()
+            if command == "close":
+                break
+            try:
+                pipe.send(server.answer(command, arguments))
+            except ConnectionError:
+                raise
+            # An answer that cannot be pickled; nothing of it was sent.
+            except Exception as error:
+                pipe.send((None, portable(error)))
+    server.close()

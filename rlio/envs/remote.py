@@ -17,7 +17,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rlio.envs.env_server import EnvServer, other_spaces
@@ -97,13 +96,6 @@ class EnvActors(ServedEnvs):
         return [asked[ref] for ref in found]
 
 
-class _RemoteEnvServer(EnvServer):
-    """An `EnvServer` whose ``make`` takes the index too, as it is the same object for all."""
-
-    def __init__(self, index: int, make: Callable[[int, bool], Any], **options: Any) -> None:
-        super().__init__(index, partial(make, index), **options)
-
-
 class _EnvActor(ServerHandle):
     """The actor of environment ``index``, seen from here.
 
@@ -119,7 +111,7 @@ class _EnvActor(ServerHandle):
         super().__init__(index)
         self._ray = ray
         try:
-            kind = ray.remote(**_ACTOR_OPTIONS)(_RemoteEnvServer)
+            kind = ray.remote(**_ACTOR_OPTIONS)(EnvServer)
             self._actor = kind.options(name=None).remote(index, make, **options)
             self._pid = self._actor.pid.remote()
         except ray.exceptions.RayError as error:
@@ -136,11 +128,11 @@ class _EnvActor(ServerHandle):
     def pid(self) -> int:
         return int(self._get(self._pid))
 
-    def send(self, command: str, data: Any = None) -> None:
+    def send(self, command: str, *arguments: Any) -> None:
         if not self._ray.is_initialized():  # Else Ray would start anew, in silence, for this call.
             raise self.died("this process is no longer connected to Ray")
         try:
-            self._asked.append(self._actor.answer.remote(command, data))
+            self._asked.append(self._actor.answer.remote(command, arguments))
         except self._ray.exceptions.RayError as error:
             raise self.died(_reason(error)) from error
 

@@ -9,7 +9,7 @@ Example:
     >>> restarts.failed(1, ValueError("still none"))
     >>> restarts.is_due(1), restarts.seconds_until_due()
     (False, 0.1)
-    >>> restarts.succeeded(1)
+    >>> restarts.made_anew(1)
     >>> restarts.down
     set()
 """
@@ -163,8 +163,3 @@ class Restarts:
         if ended:
             self._lost[env] = 0
             self.failing.discard(env)
-
-    def succeeded(self, env: int) -> None:
-        """``env`` works again: `made_anew`, and an episode of it has ended."""
-        self.made_anew(env)
-        self.stepped(env, ended=True)

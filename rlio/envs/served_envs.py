@@ -39,8 +39,8 @@ class ServerHandle(ABC):
         """The id of its process."""
 
     @abstractmethod
-    def send(self, command: str, data: Any = None) -> None:
-        """Ask for something; see `EnvServer.answer`.
+    def send(self, command: str, *arguments: Any) -> None:
+        """Ask for a call of a method of its `EnvServer`.
 
         Raises:
             ProcessDied: It cannot be asked.
@@ -171,13 +171,13 @@ class ServedEnvs(VectorEnv[Any, Any, Any]):
 
     # ---- requests ----
 
-    def ask(self, env: int, command: str, data: Any = None) -> None:
+    def ask(self, env: int, command: str, *arguments: Any) -> None:
         """Send a request.
 
         Raises:
             ProcessDied: Nobody is there.
         """
-        self._server(env).send(command, data)
+        self._server(env).send(command, *arguments)
         self._asked[env] += 1
 
     def ready(self, timeout: float | None) -> list[int]:
@@ -228,13 +228,13 @@ class ServedEnvs(VectorEnv[Any, Any, Any]):
             Exception: What one of them raised.
         """
         asked: list[int] = []
-        found: dict[int, Any] = {}
-        failed: list[Exception] = []
         for env in range(self.num_envs):
             if self._settle(env) and self.is_alive(env):
                 with suppress(ProcessDied):  # The next step will find that out.
-                    self._server(env).send("call", (name, args, kwargs))
+                    self._server(env).send("call", name, args, kwargs)
                     asked.append(env)
+        found: dict[int, Any] = {}
+        failed: list[Exception] = []
         for env in asked:
             # Every answer is taken, or it would be taken for that to the next request.
             try:
@@ -257,7 +257,7 @@ class ServedEnvs(VectorEnv[Any, Any, Any]):
         for env, value in zip(range(self.num_envs), each, strict=True):
             if not self._settle(env):
                 raise TimeoutError(f"environment {env} does not answer: its step takes too long")
-            self._server(env).send("set", (name, value))
+            self._server(env).send("set_attr", name, value)
             self._server(env).receive()
 
     def render(self) -> tuple[Any, ...]:

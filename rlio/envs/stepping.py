@@ -7,12 +7,12 @@ gives the same in all three.
 
 Example:
     >>> import numpy as np
-    >>> from rlio.envs.making import make_vector_env
-    >>> stepper = VectorStepper(make_vector_env("CartPole-v1", num_envs=2))
+    >>> import gymnasium as gym
+    >>> stepper = VectorStepper(gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync"))
     >>> obs = stepper.reset(seed=1)
     >>> step = stepper.step(np.array([0, 1]))
-    >>> step.rewards, step.valid is None, step.finals
-    (array([1., 1.]), True, [])
+    >>> step.rewards, step.valid.tolist(), step.finals
+    (array([1., 1.]), [True, True], [])
     >>> stepper.close()
 """
 

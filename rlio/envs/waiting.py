@@ -102,7 +102,7 @@ class ProcessStepper(SubEnvStepper):
         for env, action in enumerate(self._iterate(actions)):
             if self._state[env] is _Is.FREE:
                 seed = None if self._seeds is None else self._seeds.peek(env)
-                self._ask(env, "step", (action, (seed, self.keeps_reset_infos)), _Is.STEPPING)
+                self._ask(env, _Is.STEPPING, "step", action, (seed, self.keeps_reset_infos))
         self._collect()
         return outcome.step(self._buffer.value)
 
@@ -144,10 +144,10 @@ class ProcessStepper(SubEnvStepper):
                 seconds.append(self._restarts.seconds_until_due(down))
         return max(0.0, min(seconds)) if seconds else None
 
-    def _ask(self, env: int, command: str, data: Any, state: _Is) -> None:
+    def _ask(self, env: int, state: _Is, command: str, *arguments: Any) -> None:
         self._state[env], self._since[env] = state, self._clock()
         try:
-            self._processes.ask(env, command, data)
+            self._processes.ask(env, command, *arguments)
         except ProcessDied as error:
             self._failed(env, error)
 
@@ -250,8 +250,8 @@ class ProcessStepper(SubEnvStepper):
             self._state[env] = _Is.STARTING
             self._failed(env, error)
             return
-        command = "anew" if env in self._unmade else "reset"
-        self._ask(env, command, (seed, self.keeps_reset_infos), _Is.STARTING)
+        command = "make_anew" if env in self._unmade else "reset"
+        self._ask(env, _Is.STARTING, command, seed, self.keeps_reset_infos)
 
     # ---- resetting ----
 

@@ -37,21 +37,21 @@ from rlio.maintenance.compaction import (
     is_by_row,
     size_of,
 )
-from rlio.maintenance.merging import JsonMerger, ParquetMerger, open_whole
+from rlio.maintenance.merging import ParquetMerger
 from rlio.maintenance.progress import Progress, silent
 from rlio.schemas.parquet import Compression
 from rlio.storage.filesystem import Storage
-from rlio.storage.json_shard import MAX_JSON_SHARD_BYTES
 from rlio.storage.listing import Segment, list_shards
 from rlio.storage.names import parse_trim, writer_dir
-from rlio.storage.shards import open_shard
+from rlio.storage.shards import ParquetShard
 
 __all__ = ["compact"]
 
 logger = logging.getLogger("rlio")
 
 # What writers roll at: one PUT on every object store (s3fs begins multipart uploads at 100 MiB).
-_MAX_BYTES: Final = 64 << 20
+_DEFAULT_MAX_BYTES: Final = 64 << 20
+_MOST_BYTES: Final = 512 << 20
 # A gc or trim that takes a source away means that somebody else has done the work: it cannot go on for ever.
 _ATTEMPTS: Final = 5
 _MIN_SHARDS: Final = 2
@@ -61,7 +61,7 @@ def compact(
     uri: str | os.PathLike[str],
     *,
     into: str | os.PathLike[str] | None = None,
-    max_bytes: int = _MAX_BYTES,
+    max_bytes: int = _DEFAULT_MAX_BYTES,
     min_shards: int | None = None,
     compression: str | Compression = "zstd:1",
     on_error: Literal["raise", "skip"] = "raise",
@@ -70,12 +70,18 @@ def compact(
     into_storage_options: Mapping[str, Any] | None = None,
     progress: Progress = silent,
 ) -> CompactReport:
-    """Merge small shards that follow one another into larger ones. Safe at any time, and to repeat.
+    """Merge small Parquet shards that follow one another into larger ones. Safe at any time, and to repeat.
 
     Rows keep their numbers, values, types, batches, episodes and provenance: cursors and snapshots stay
     valid, and readers in recorded order give the same. Two things depend on row groups, which become larger:
     the order in which ``shuffle=True`` draws rows, and ``max_seq_len`` and ``num_grad_updates`` of a batch
     that is served, which sum up the row groups that it comes from.
+
+    A data set with shards of JSON lines is refused. Copy it into Parquet instead::
+
+        with rlio.DatasetReader(ROOT, epochs=1) as reader, rlio.ParquetWriter(NEW) as writer:
+            for batch in reader:
+                writer.write(batch)
 
     Shards of another schema or provenance are not merged, nor are those of which two together have more than
     ``max_bytes``. A shard of which a part is hidden behind another one is merged with it where they fit.
@@ -87,7 +93,7 @@ def compact(
             that are all finished; after an interruption, run it again.
         max_bytes: Size of the shards that are made, by the size of what they are made from.
         min_shards: How many shards are worth rewriting: 2, if None.
-        compression: Of Parquet shards; as for `ParquetWriter`. JSON shards remain what they are.
+        compression: As for `ParquetWriter`.
         on_error: What to do where a shard is damaged: ``"raise"``, or ``"skip"`` its run, left as it is.
         dry_run: Only say what would be merged; reads footers and writes nothing.
         storage_options: For fsspec.
@@ -98,7 +104,8 @@ def compact(
         DataNotFound: There is no data set.
         CorruptData: A shard is damaged; nothing was removed, and its run is as it was.
         HoleError: With ``into``: rows are missing.
-        OptionError: An option is illegal, or ``into`` is a root that has something else.
+        OptionError: An option is illegal, ``into`` is a root that has something else, or the data set has
+            shards of JSON lines: copy it into Parquet.
         PublishError: A new shard could not be stored.
     """
     if into is not None and (min_shards is not None or on_error != "raise"):
@@ -121,8 +128,8 @@ def compact(
 
 
 def _checked(options: Options) -> Options:
-    if not 1 <= options.max_bytes <= MAX_JSON_SHARD_BYTES // 2:
-        raise OptionError(f"max_bytes={options.max_bytes}: expected 1 to {MAX_JSON_SHARD_BYTES // 2}")
+    if not 1 <= options.max_bytes <= _MOST_BYTES:
+        raise OptionError(f"max_bytes={options.max_bytes}: expected 1 to {_MOST_BYTES}")
     if options.min_shards < 2:
         raise OptionError(f"min_shards={options.min_shards}: expected at least 2, since one is one already")
     if options.on_error not in ("raise", "skip"):
@@ -170,6 +177,7 @@ class _InPlace:
     def run(self) -> CompactReport:
         listing = list_shards(self._storage)
         before = {writer: listing.cover(writer).segments for writer in listing.shards}
+        self._sources.check_parquet(segment for segments in before.values() for segment in segments)
         shards = sum(map(len, before.values()))
         candidates = {
             writer: found
@@ -216,17 +224,15 @@ class _InPlace:
             identities = self._identified(segments)
             for identity, same in groupby(segments, identities.get):
                 if identity is not None:
-                    for begin, part in self._whole_parts(list(same), identity):
+                    for begin, part in self._whole_parts(list(same)):
                         if len(part) >= self._options.min_shards:
                             yield _Run(part, identity, begin)
 
-    def _whole_parts(
-        self, segments: list[Segment], identity: Identity
-    ) -> Iterator[tuple[int, list[Segment]]]:
+    def _whole_parts(self, segments: list[Segment]) -> Iterator[tuple[int, list[Segment]]]:
         """Cut a run before shards that cannot be cut where they begin to be live: (first row, part)."""
         begin, part = 0, list[Segment]()
         for segment in segments:
-            cut = self._cut_of(segment, identity) if segment.skip else 0
+            cut = self._cut_of(segment) if segment.skip else 0
             if part and cut != segment.skip:
                 yield begin, part
                 part = []
@@ -235,10 +241,10 @@ class _InPlace:
         if part:
             yield begin, part
 
-    def _cut_of(self, segment: Segment, identity: Identity) -> int:
+    def _cut_of(self, segment: Segment) -> int:
         """The last row, up to the first live one, at which a shard can be cut without decoding it."""
-        shard = open_shard(self._storage, segment.ref)
-        if identity.suffix == "parquet" and is_by_row(shard.schema):
+        shard = ParquetShard(self._storage, segment.ref)
+        if is_by_row(shard.schema):
             return segment.skip
         ends = [0, *accumulate(shard.rows)]
         return max(end for end in ends if end <= segment.skip)
@@ -290,36 +296,16 @@ class _InPlace:
         publisher = Publisher(self._storage, run.writer, run.first)
         publisher.before = lambda: self._prepare(run)
         first = run.segments[0]
-        schema = self._sources.schema(run.identity.schema, first)
-        if run.identity.suffix == "parquet":
-            merger = ParquetMerger(
-                schema,
-                provenance=run.identity.provenance,
-                compression=self._options.compression,
-                max_bytes=self._options.max_bytes,
-                publish=publisher.parquet,
-            )
-            loaded = self._sources.loaded(
-                run.segments, lambda segment: open_whole(self._storage, segment.ref)
-            )
-            for segment, file in loaded:
-                merger.add(file, skip=run.begin if segment is first else segment.skip)
-            merger.finish()
-        else:
-            lines = JsonMerger(
-                schema,
-                provenance=run.identity.provenance,
-                suffix=run.identity.suffix,
-                max_bytes=self._options.max_bytes,
-                publish=lambda shard: publisher.json(shard, run.identity.suffix),
-            )
-            for segment, shard in self._sources.loaded(run.segments, self._sources.json_shard):
-                row = 0
-                for _, stored, rows in shard.stored_lines():
-                    if row >= (run.begin if segment is first else segment.skip):
-                        lines.add_line(stored, rows)
-                    row += rows
-            lines.finish()
+        merger = ParquetMerger(
+            self._sources.schema(first),
+            provenance=run.identity.provenance,
+            compression=self._options.compression,
+            max_bytes=self._options.max_bytes,
+            publish=publisher.publish,
+        )
+        for segment, file in self._sources.loaded(run.segments):
+            merger.add(file, skip=run.begin if segment is first else segment.skip)
+        merger.finish()
         publisher.check_end(run.segments[-1].end)
         return publisher.written
 
@@ -355,7 +341,6 @@ def _candidates(segments: list[Segment], options: Options) -> Iterator[list[Segm
         goes_on = (
             bool(run)
             and run[-1].end == segment.first
-            and run[-1].ref.name.suffix == segment.ref.name.suffix
             and size_of(run) + segment.ref.name.size <= options.max_bytes
         )
         if run and not (wanted and goes_on):

@@ -10,11 +10,8 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 
-from rlio.batch import SampleBatch
-from rlio.columns import Columns
 from rlio.dataset import dataset_on
-from rlio.errors import CorruptData, OptionError
-from rlio.interfaces import Batch
+from rlio.errors import OptionError
 from rlio.maintenance.compaction import (
     Compacted,
     CompactReport,
@@ -24,19 +21,12 @@ from rlio.maintenance.compaction import (
     Sources,
     size_of,
 )
-from rlio.maintenance.merging import (
-    JsonMerger,
-    ParquetMerger,
-    compressed_columns,
-    open_whole,
-    with_writer_column,
-)
-from rlio.schemas.json_columns import parse_json
-from rlio.schemas.schema import Schema, canonical_json
+from rlio.maintenance.merging import ParquetMerger, with_writer_column
+from rlio.schemas.schema import canonical_json
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import Segment, list_shards
 from rlio.storage.markers import seal
-from rlio.storage.names import Suffix, schema_path
+from rlio.storage.names import schema_path
 from rlio.storage.publish import put_header
 
 __all__ = ["Copy"]
@@ -55,6 +45,7 @@ class Copy:
         dataset = dataset_on(self._source)
         dataset.check_complete()
         segments = dataset.segments
+        self._sources.check_parquet(segments)
         writer = f"merged-{_digest(segments)}"
         self._check_target(writer)
         identities = dict(zip(segments, self._sources.identities(segments), strict=True))
@@ -97,14 +88,18 @@ class Copy:
         if self._options.dry_run:
             publisher.next_row += rows
         else:
-            suffix, name, _ = identities[chunk[0]]
-            schema = with_writer_column(self._sources.schema(name, chunk[0]))
+            schema = with_writer_column(self._sources.schema(chunk[0]))
             self._target.put(schema_path(schema.hash), schema.text.encode())
-            provenance = _joint_provenance(chunk, identities)
-            if suffix == "parquet":
-                self._copy_parquet(chunk, schema, provenance, publisher)
-            else:
-                self._copy_json(chunk, schema, provenance, suffix, publisher)
+            merger = ParquetMerger(
+                schema,
+                provenance=_joint_provenance(chunk, identities),
+                compression=self._options.compression,
+                max_bytes=self._options.max_bytes,
+                publish=publisher.publish,
+            )
+            for segment, file in self._sources.loaded(chunk):
+                merger.add(file, skip=segment.skip, writer=segment.ref.writer)
+            merger.finish()
             publisher.check_end(first + rows)
         written = publisher.written[before:]
         return Compacted(
@@ -116,52 +111,6 @@ class Copy:
             bytes_before=size_of(chunk),
             bytes_after=sum(size for _, size in written),
         )
-
-    def _copy_parquet(
-        self, chunk: list[Segment], schema: Schema, provenance: str, publisher: Publisher
-    ) -> None:
-        merger = ParquetMerger(
-            schema,
-            provenance=provenance,
-            compression=self._options.compression,
-            max_bytes=self._options.max_bytes,
-            publish=publisher.parquet,
-        )
-        for segment, file in self._sources.loaded(
-            chunk, lambda segment: open_whole(self._source, segment.ref)
-        ):
-            merger.add(file, skip=segment.skip, writer=segment.ref.writer)
-        merger.finish()
-
-    def _copy_json(
-        self, chunk: list[Segment], schema: Schema, provenance: str, suffix: Suffix, publisher: Publisher
-    ) -> None:
-        merger = JsonMerger(
-            schema,
-            provenance=provenance,
-            suffix=suffix,
-            max_bytes=self._options.max_bytes,
-            publish=lambda shard: publisher.json(shard, suffix),
-        )
-        for segment, shard in self._sources.loaded(chunk, self._sources.json_shard):
-            row = 0
-            for index, (text, _, rows) in enumerate(shard.stored_lines()):
-                if row + rows > segment.skip:
-                    batch = shard.read(index)
-                    if row < segment.skip:
-                        batch = _rows_from(batch, segment.skip - row, shard.uri)
-                    compressed = frozenset(compressed_columns(parse_json(text), shard.schema))
-                    merger.add_batch(batch, writer=segment.ref.writer, compressed=compressed)
-                row += rows
-        merger.finish()
-
-
-def _rows_from(batch: Batch, row: int, uri: str) -> Batch:
-    """The rows of a batch from ``row`` on."""
-    if isinstance(batch, SampleBatch) and Columns.SEQ_LENS not in batch:
-        rest: SampleBatch = batch[row:]
-        return rest
-    raise CorruptData("sequences, and steps of several agents, are cut by what is live of the shard", uri=uri)
 
 
 def _digest(segments: list[Segment]) -> str:
@@ -182,7 +131,7 @@ def _chunks(
         writer, identity = segment.ref.writer, identities[segment]
         goes_on = (
             bool(chunk)
-            and identities[chunk[0]][:2] == identity[:2]
+            and identities[chunk[0]].schema == identity.schema
             and size_of(chunk) + segment.ref.name.size <= max_bytes
             and provenance.get(writer, identity.provenance) == identity.provenance
         )

@@ -6,20 +6,19 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from typing import Any, Final, Literal, NamedTuple
 
-from rlio.errors import CorruptData
-from rlio.maintenance.merging import EncodedJson
+from rlio.errors import CorruptData, OptionError
+from rlio.maintenance.merging import open_whole
 from rlio.maintenance.progress import Progress
 from rlio.schemas.parquet import Compression, EncodedShard
 from rlio.schemas.schema import Schema, canonical_json
+from rlio.schemas.shard_file import ShardFile
 from rlio.storage.filesystem import Storage
-from rlio.storage.json_shard import JsonShard, schema_lookup
 from rlio.storage.listing import Segment
-from rlio.storage.names import Suffix
 from rlio.storage.parallel import each
 from rlio.storage.publish import publish_shard
-from rlio.storage.shards import ParquetShard, open_shard
+from rlio.storage.shards import ParquetShard
 
 __all__ = [
     "CompactReport",
@@ -33,8 +32,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger("rlio")
-
-T = TypeVar("T")
 
 # Whole shards that are fetched before they are needed, on remote stores: each takes its room in memory.
 _SHARDS_AHEAD: Final = 2
@@ -121,7 +118,6 @@ class Options:
 class Identity(NamedTuple):
     """What shards must share to be merged."""
 
-    suffix: Suffix
     schema: str
     provenance: str
 
@@ -131,37 +127,46 @@ class Sources:
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
-        self._schema_of = schema_lookup(storage)
 
-    def schema(self, name: str, segment: Segment) -> Schema:
-        """The schema of a hash: of a Parquet shard, whose footer has it, the root's file is not needed."""
-        if segment.ref.name.suffix == "parquet":
-            return open_shard(self.storage, segment.ref).schema
-        return self._schema_of(name)
+    def check_parquet(self, segments: Iterable[Segment]) -> None:
+        """Refuse a data set that has JSON shards.
+
+        Raises:
+            OptionError: It has some.
+        """
+        uris = [self.storage.uri_of(s.ref.path) for s in segments if s.ref.name.suffix != "parquet"]
+        if uris:
+            raise OptionError(
+                f"found {len(uris)} shards of JSON lines, such as {uris[0]}; compact merges Parquet shards; "
+                "copy the data set into a new root: write each batch of rlio.DatasetReader(ROOT, epochs=1) "
+                "with rlio.ParquetWriter(NEW)",
+                uri=self.storage.uri,
+            )
+
+    def schema(self, segment: Segment) -> Schema:
+        """A shard's schema; reads its footer."""
+        return ParquetShard(self.storage, segment.ref).schema
 
     def identity(self, segment: Segment) -> Identity:
         """What a shard must have in common with those that it is merged with; reads its footer."""
-        ref = segment.ref
-        shard = open_shard(self.storage, ref, schemas=self._schema_of)
-        assert isinstance(shard, ParquetShard | JsonShard)
-        return Identity(ref.name.suffix, shard.schema.hash, canonical_json(shard.provenance))
-
-    def json_shard(self, segment: Segment) -> JsonShard:
-        return JsonShard(self.storage, segment.ref, self._schema_of)
+        shard = ParquetShard(self.storage, segment.ref)
+        return Identity(shard.schema.hash, canonical_json(shard.provenance))
 
     def identities(self, segments: list[Segment]) -> list[Identity]:
         """`identity` of each."""
         return list(each(self.storage, self.identity, segments))
 
-    def loaded(
-        self, segments: Iterable[Segment], load: Callable[[Segment], T]
-    ) -> Iterator[tuple[Segment, T]]:
-        """Each segment with what ``load`` gives for it; on remote stores the next ones are on their way."""
+    def loaded(self, segments: Iterable[Segment]) -> Iterator[tuple[Segment, ShardFile]]:
+        """Each segment with its whole shard; on remote stores the next ones are on their way."""
+
+        def load(segment: Segment) -> ShardFile:
+            return open_whole(self.storage, segment.ref)
+
         if self.storage.is_local:
             yield from ((segment, load(segment)) for segment in segments)
             return
         with ThreadPoolExecutor(_SHARDS_AHEAD, thread_name_prefix="rlio-compact") as pool:
-            coming: list[tuple[Segment, Future[T]]] = []
+            coming: list[tuple[Segment, Future[ShardFile]]] = []
             try:
                 for segment in segments:
                     coming.append((segment, pool.submit(load, segment)))
@@ -186,31 +191,22 @@ class Publisher:
     #: Called before each shard is stored.
     before: Callable[[], None] = lambda: None
 
-    def parquet(self, shard: EncodedShard) -> None:
-        """Store an encoded Parquet shard."""
-        self._publish(shard.data, shard.rows, "parquet", shard.footer_crc32, shard.crc32)
-
-    def json(self, shard: EncodedJson, suffix: Suffix) -> None:
-        """Store an encoded JSON shard."""
-        self._publish(shard.data, shard.rows, suffix, 0, None)
-
-    def _publish(
-        self, data: bytes | memoryview, rows: int, suffix: Suffix, footer_crc32: int, crc32: int | None
-    ) -> None:
+    def publish(self, shard: EncodedShard) -> None:
+        """Store an encoded shard."""
         self.before()
         ref = publish_shard(
             self.storage,
             self.writer,
-            data,
+            shard.data,
             first=self.next_row,
-            rows=rows,
-            suffix=suffix,
-            footer_crc32=footer_crc32,
-            crc32=crc32,
+            rows=shard.rows,
+            suffix="parquet",
+            footer_crc32=shard.footer_crc32,
+            crc32=shard.crc32,
         )
-        self.next_row += rows
+        self.next_row += shard.rows
         self.written.append((ref.path, ref.name.size))
-        logger.info("compacted into %s: %d rows", self.storage.uri_of(ref.path), rows)
+        logger.info("compacted into %s: %d rows", self.storage.uri_of(ref.path), shard.rows)
 
     def check_end(self, end: int) -> None:
         """Raise unless the rows written are those that were to be."""

@@ -321,8 +321,9 @@ class _Collection:
                 if ref.name.suffix == "parquet":
                     open_whole(self.storage, ref)
                 else:
-                    for _ in JsonShard(self.storage, ref, schema_lookup(self.storage)).stored_lines():
-                        pass
+                    shard = JsonShard(self.storage, ref, schema_lookup(self.storage))
+                    for index in range(len(shard.rows)):
+                        shard.check_line(index)
                 self.checked[ref] = None
             except CorruptData as error:
                 self.checked[ref] = str(error)

@@ -1,22 +1,20 @@
-"""Rows of stored shards, encoded anew into larger ones: what compaction is made of.
+"""Rows of stored Parquet shards, encoded into larger ones: what compaction is made of.
 
-Parquet shards are decoded and encoded a row group at a time, so that a shard that is read and one that is
-made are in memory, and nothing else grows with the data. JSON shards keep their lines. Not here: which shards
-are merged, and where the result goes (`rlio.maintenance.compact`).
+Shards are decoded and encoded a row group at a time, so that memory holds one shard that is read and one that
+is made. Which shards are merged, and where the result goes, is decided in `rlio.maintenance.compact`.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import zstandard
 from numpy.typing import NDArray
 
 from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
@@ -25,7 +23,6 @@ from rlio.errors import CorruptData
 from rlio.multi_agent import step_numbers
 from rlio.schemas.batches import to_batch
 from rlio.schemas.column import ColumnSpec
-from rlio.schemas.json_lines import encode_line, encode_provenance
 from rlio.schemas.parquet import Compression, EncodedShard, ShardEncoder
 from rlio.schemas.row_groups import GroupBuffer, Piece, RowGroup
 from rlio.schemas.schema import Leaf, PolicySchema, Schema
@@ -33,13 +30,9 @@ from rlio.schemas.shard_file import DecodedGroup, ShardFile
 from rlio.schemas.streams import WRITER
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import ShardRef, load_shard
-from rlio.storage.names import Suffix
 
 __all__ = [
-    "EncodedJson",
-    "JsonMerger",
     "ParquetMerger",
-    "compressed_columns",
     "open_whole",
     "with_writer_column",
 ]
@@ -122,21 +115,13 @@ class ParquetMerger:
         self._writer: str | None = None
         self._begins_writer = False
 
-    def add(
-        self,
-        file: ShardFile,
-        *,
-        skip: int = 0,
-        writer: str | None = None,
-        groups: Container[int] | None = None,
-    ) -> None:
+    def add(self, file: ShardFile, *, skip: int = 0, writer: str | None = None) -> None:
         """Add the rows of a shard from row ``skip`` on.
 
         Args:
             file: The shard; `open_whole`.
             skip: Rows to leave out; with sequences or several agents, whole row groups only.
             writer: Whose rows they are, for a schema `with_writer_column`.
-            groups: Numbers of the row groups to take; None: all.
 
         Raises:
             CorruptData: The shard is damaged, or cannot be cut at ``skip``.
@@ -146,7 +131,7 @@ class ParquetMerger:
         self._writer = writer
         first = 0
         for index, info in enumerate(file.groups):
-            if first + info.rows > skip and (groups is None or index in groups):
+            if first + info.rows > skip:
                 try:
                     group = file.read_group(index, batches=True)
                     self._add_group(group, max(skip - first, 0), writer)
@@ -163,8 +148,10 @@ class ParquetMerger:
 
     def _add_group(self, group: DecodedGroup, skip: int, writer: str | None) -> None:
         batch = to_batch(group)
-        parts = batch.policy_batches if isinstance(batch, MultiAgentBatch) else {DEFAULT_POLICY_ID: batch}
-        rows = {pid: _Rows(self._schema.policies[pid], pid, part, writer) for pid, part in parts.items()}
+        rows = {
+            pid: _Rows(self._schema.policies[pid], pid, part, writer)
+            for pid, part in batch.policies().items()
+        }
         if isinstance(batch, MultiAgentBatch):
             if skip:
                 raise CorruptData("rows of several agents are cut within a row group")
@@ -375,86 +362,3 @@ def _at_once(job: Callable[[], int]) -> Future[int]:
     future: Future[int] = Future()
     future.set_result(job())
     return future
-
-
-@dataclass(frozen=True)
-class EncodedJson:
-    """A whole JSON shard in memory, ready to be published."""
-
-    data: bytes
-    rows: int
-
-
-class JsonMerger:
-    """Joins the lines of JSON shards into few large ones.
-
-    Args:
-        schema: Of the lines, or that `with_writer_column`.
-        provenance: JSON text for their first lines.
-        suffix: "jsonl" or "jsonl.zst".
-        max_bytes: A shard is ended before it has more, unless one line has.
-        publish: Stores an encoded shard.
-    """
-
-    def __init__(
-        self,
-        schema: Schema,
-        *,
-        provenance: str,
-        suffix: Suffix,
-        max_bytes: int,
-        publish: Callable[[EncodedJson], None],
-    ) -> None:
-        self._schema = schema
-        self._provenance = provenance
-        self._compressor = (
-            zstandard.ZstdCompressor(level=1, write_checksum=True) if suffix == "jsonl.zst" else None
-        )
-        self._max_bytes = max_bytes
-        self._publish = publish
-        self._lines: list[bytes] = []
-        self._rows = 0
-        self._bytes = 0
-
-    def add_line(self, stored: bytes, rows: int) -> None:
-        """Add a line as it lies in its shard, its end or frame included."""
-        if self._lines and self._bytes + len(stored) > self._max_bytes:
-            self.finish()
-        self._lines.append(stored)
-        self._rows += rows
-        self._bytes += len(stored)
-
-    def add_batch(
-        self, batch: SampleBatch | MultiAgentBatch, *, writer: str, compressed: frozenset[str]
-    ) -> None:
-        """Encode a batch into a line that says whose rows they are."""
-        parts = batch.policy_batches if isinstance(batch, MultiAgentBatch) else {DEFAULT_POLICY_ID: batch}
-        for part in parts.values():
-            if WRITER not in part:
-                part[WRITER] = np.full(len(part), writer)
-        # One text for all rows: compressed, it takes no room to speak of.
-        line = encode_line(batch, self._schema, compress_columns={*compressed, WRITER})
-        self.add_line(self._packed(line), batch.agent_steps())
-
-    def finish(self) -> None:
-        """Publish what is left."""
-        if self._lines:
-            provenance = self._packed(encode_provenance(self._provenance, self._schema))
-            self._publish(EncodedJson(b"".join([provenance, *self._lines]), self._rows))
-        self._lines, self._rows, self._bytes = [], 0, 0
-
-    def _packed(self, line: bytes) -> bytes:
-        ended = line + b"\n"
-        return ended if self._compressor is None else self._compressor.compress(ended)
-
-
-def compressed_columns(line: Mapping[str, Any], schema: Schema) -> Iterator[str]:
-    """The logical columns that a parsed line holds as compressed blobs."""
-    parts = line.get("policies", {DEFAULT_POLICY_ID: line})
-    for pid, part in parts.items():
-        for leaf in schema.policies[pid].leaves:
-            value = part["columns"][leaf.column]
-            for token in leaf.path:
-                value = value[token]
-            if isinstance(value, dict) and "zstd" in value:
-                yield leaf.column

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rlio.batch import MultiAgentBatch, count_units
-from rlio.columns import DEFAULT_POLICY_ID
 from rlio.errors import CorruptData, DataNotFound, RlioError, UnsafeData
 from rlio.interfaces import Batch
 from rlio.maintenance.findings import Findings
@@ -277,9 +276,8 @@ class ShardScan:
         except OSError as error:
             self._found("unreadable", f"the store does not give it: {error!r}", count, record=index)
             return None
-        batches = batch if isinstance(batch, MultiAgentBatch) else {DEFAULT_POLICY_ID: batch}
         parts, at = [], 0
-        for pid, part in batches.items():
+        for pid, part in batch.policies().items():
             parts.append(Part(pid, np.arange(at, at + len(part)), part))
             at += len(part)
         return Rows(index, first, count, parts)
@@ -290,7 +288,7 @@ class ShardScan:
         if isinstance(error, UnsafeData):
             return "unsafe"
         try:
-            shard.stored_line(index)
+            shard.check_line(index)
         except (CorruptData, OSError):
             return "line-damaged"
         return "line-malformed"

@@ -12,23 +12,22 @@ Example:
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import tempfile
 import threading
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
-from rlio.errors import ClosedError, OptionError, StateError, excerpt
+from rlio.errors import ClosedError, OptionError, excerpt
 from rlio.policies.checkpoint import read_scratch, write_scratch
-from rlio.policies.policy import Policy, state_part
+from rlio.policies.policy import Policy
 from rlio.policies.policy_spec import PolicySpec
 
 __all__ = ["PolicyMap"]
@@ -39,12 +38,12 @@ class _Stored(NamedTuple):
 
     Attributes:
         spec: How to make it again; None: only from another one, if states are swappable.
-        has_state: Whether its state is in the folder.
+        folder: Holds its state; None: it was not bound, and has none.
         world_size: Its `Policy.distributed_world_size`, which is of this run and in no state.
     """
 
     spec: PolicySpec | None
-    has_state: bool
+    folder: Path | None
     world_size: int
 
 
@@ -85,16 +84,16 @@ class PolicyMap(MutableMapping[str, Policy]):
         self.policy_states_are_swappable = policy_states_are_swappable
         self._seed = seed
         self._lock = threading.RLock()
-        self._ids: dict[str, int] = {}
-        self._numbers = itertools.count()
+        #: All ids, in the order in which they came; None: in `_cache`.
+        self._stored: dict[str, _Stored | None] = {}
         #: In memory, least recently used first.
         self._cache: OrderedDict[str, Policy] = OrderedDict()
-        self._stored: dict[str, _Stored] = {}
         self._held: Counter[str] = Counter()
+        #: A policy that was put away or removed: another's state goes into it, where states are swappable.
         self._spare: Policy | None = None
         self._parent = None if folder is None else Path(folder)
         self._folder: Path | None = None
-        self._remove_folder: Callable[[], Any] | None = None
+        self._remove_folder: Callable[[], object] = lambda: None
         self._closed = False
         for policy_id, policy in (policies or {}).items():
             self[policy_id] = policy
@@ -103,13 +102,13 @@ class PolicyMap(MutableMapping[str, Policy]):
 
     def __getitem__(self, policy_id: str) -> Policy:
         with self._lock:
-            if policy_id not in self._ids:
-                raise KeyError(policy_id)
-            policy = self._cache.get(policy_id)
-            if policy is None:
-                policy = self._fetched(policy_id)
+            stored = self._stored[policy_id]
+            if stored is not None:
+                self._make_room()
+                self._cache[policy_id] = self._restored(policy_id, stored)
+                self._forget_state(policy_id)
             self._cache.move_to_end(policy_id)
-            return policy
+            return self._cache[policy_id]
 
     def __setitem__(self, policy_id: str, policy: Policy | PolicySpec) -> None:
         if not isinstance(policy_id, str) or not policy_id:
@@ -124,31 +123,27 @@ class PolicyMap(MutableMapping[str, Policy]):
             self._check_alike(policy_id, policy)
             if policy_id not in self._cache:
                 self._make_room()
-            self._forget_stored(policy_id)
-            if policy_id not in self._ids:
-                self._ids[policy_id] = next(self._numbers)
+            self._forget_state(policy_id)
             self._cache[policy_id] = policy
             self._cache.move_to_end(policy_id)
 
     def __delitem__(self, policy_id: str) -> None:
         with self._lock:
-            if policy_id not in self._ids:
+            if policy_id not in self._stored:
                 raise KeyError(policy_id)
-            self._forget_stored(policy_id)
-            policy = self._cache.pop(policy_id, None)
-            if self.policy_states_are_swappable and self._spare is None:
-                self._spare = policy
-            del self._ids[policy_id]
+            self._forget_state(policy_id)
+            del self._stored[policy_id]
+            self._spare_is(self._cache.pop(policy_id, None))
 
     def __iter__(self) -> Iterator[str]:
         with self._lock:
-            return iter(list(self._ids))
+            return iter(list(self._stored))
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self._stored)
 
     def __contains__(self, policy_id: object) -> bool:
-        return policy_id in self._ids
+        return policy_id in self._stored
 
     def __repr__(self) -> str:
         return f"PolicyMap({len(self)} policies, {len(self._cache)} of {self.capacity} in memory)"
@@ -176,75 +171,22 @@ class PolicyMap(MutableMapping[str, Policy]):
         finally:
             with self._lock:
                 self._held[policy_id] -= 1
-                if not self._held[policy_id]:
-                    del self._held[policy_id]
                 if not self._closed:
                     self._shrink(self.capacity)
 
-    # ---- states ----
-
-    def get_state(self, policies: Collection[str] | None = None) -> dict[str, Any]:
-        """Specs and states by policy id, for `save_state`; nothing is brought to memory for it.
-
-        Args:
-            policies: Ids, such as those of the policies that are trained; None: all.
-
-        Raises:
-            KeyError: An id is unknown.
-            OptionError: A spec cannot be stored; see `PolicySpec.to_state`.
-        """
-        with self._lock:
-            return {policy_id: self._state_of(policy_id) for policy_id in self._chosen(policies)}
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `get_state` gave: policies that are missing are made, others stay as they are.
-
-        Raises:
-            StateError: It is no such state, or of a policy that is not here and was made without a spec.
-        """
-        for policy_id, part in state.items():
-            if not isinstance(part, Mapping):
-                raise StateError(f"the state of policy {policy_id!r} is {excerpt(part)}: expected a dict")
-            if policy_id not in self:
-                self[policy_id] = _stored_spec(policy_id, part)
-            if part.get("state") is not None:
-                with self.held(policy_id) as policy:
-                    policy.set_state(state_part(dict(part), "state", dict))
-
-    def _chosen(self, policies: Collection[str] | None) -> list[str]:
-        if policies is None:
-            return list(self._ids)
-        for policy_id in policies:
-            if policy_id not in self._ids:
-                raise KeyError(policy_id)
-        return [policy_id for policy_id in self._ids if policy_id in policies]
-
-    def _state_of(self, policy_id: str) -> dict[str, Any]:
-        policy = self._cache.get(policy_id)
-        state: dict[str, Any] | None = None
-        if policy is not None:
-            spec = _spec_of(policy)
-            state = policy.get_state() if policy.is_bound else None
-        else:
-            spec = self._stored[policy_id].spec
-            if self._stored[policy_id].has_state:
-                state = read_scratch(self._place(policy_id))
-        return {"spec": None if spec is None else spec.to_state(), "state": state}
-
-    # ---- memory and folder ----
-
     def close(self) -> None:
-        """Remove the states of what is not in memory; such policies are not to be had any more."""
+        """Remove the states of the policies that are not in memory: these cannot be used any more."""
         with self._lock:
             self._closed = True
-            if self._remove_folder is not None:
-                self._remove_folder()
+            self._remove_folder()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    # ---- memory and folder ----
 
     def _seed_of(self, policy_id: str) -> int | None:
         """A seed for each id, the same whatever other policies there are."""
@@ -267,7 +209,7 @@ class PolicyMap(MutableMapping[str, Policy]):
     def _make_room(self) -> None:
         """Put policies away until there is room for one more."""
         self._shrink(self.capacity - 1)
-        if len(self._cache) >= self.capacity and not self._held:
+        if len(self._cache) >= self.capacity and not any(self._held.values()):
             raise OptionError(
                 f"the PolicyMap has {len(self._cache)} policies in memory and capacity={self.capacity}, and "
                 "none can be put away: they were made without a PolicySpec, by which they could be made "
@@ -276,79 +218,59 @@ class PolicyMap(MutableMapping[str, Policy]):
 
     def _shrink(self, policies: int) -> None:
         """Put away those not used for longest until so many are left, or none that can be."""
-        for policy_id in list(self._cache):
+        for policy_id, policy in list(self._cache.items()):
             if len(self._cache) <= policies:
                 return
-            if not self._held[policy_id] and self._can_be_put_away(self._cache[policy_id]):
-                self._put(policy_id)
+            can_return = policy.is_bound if self.policy_states_are_swappable else policy.spec is not None
+            if can_return and not self._held[policy_id]:
+                self._put_away(policy_id)
 
-    def _can_be_put_away(self, policy: Policy) -> bool:
-        return policy.is_bound if self.policy_states_are_swappable else policy.spec is not None
-
-    def _put(self, policy_id: str) -> None:
-        self._check_open()
+    def _put_away(self, policy_id: str) -> None:
         policy = self._cache[policy_id]
-        if policy.is_bound:  # else there is nothing that its spec does not say
-            write_scratch(self._place(policy_id), policy.get_state())
-        self._stored[policy_id] = _Stored(_spec_of(policy), policy.is_bound, policy.distributed_world_size)
-        if self.policy_states_are_swappable:
-            self._spare = policy
-        del self._cache[policy_id]
+        spec, folder = policy.spec, None
+        if policy.is_bound:  # Else there is nothing that its spec does not say.
+            spec = None if spec is None else spec.with_spaces(*policy.spaces)
+            folder = Path(tempfile.mkdtemp(dir=self._open_folder()))
+            write_scratch(folder, policy.get_state())
+        self._stored[policy_id] = _Stored(spec, folder, policy.distributed_world_size)
+        self._spare_is(self._cache.pop(policy_id))
 
-    def _fetched(self, policy_id: str) -> Policy:
-        """Bring a policy back to memory."""
-        self._check_open()
-        self._make_room()
-        stored = self._stored[policy_id]
-        policy, self._spare = self._spare or self._made_again(policy_id, stored.spec), None
-        if stored.has_state:
-            policy.set_state(read_scratch(self._place(policy_id)))
+    def _spare_is(self, policy: Policy | None) -> None:
+        if self.policy_states_are_swappable:
+            self._spare = policy or self._spare
+
+    def _restored(self, policy_id: str, stored: _Stored) -> Policy:
+        """The policy as it was put away."""
+        self._open_folder()
+        policy, self._spare = self._spare, None
+        if policy is None:
+            if stored.spec is None:
+                raise OptionError(
+                    f"policy {policy_id!r} has no place in memory: all {self.capacity} others are held, and "
+                    "it was made without a PolicySpec; hold fewer at a time, or give a larger capacity"
+                )
+            policy = stored.spec.make(seed=self._seed_of(policy_id))
+        if stored.folder is not None:
+            policy.set_state(read_scratch(stored.folder))
         policy.distributed_world_size = stored.world_size
-        del self._stored[policy_id]
-        self._cache[policy_id] = policy
         return policy
 
-    def _made_again(self, policy_id: str, spec: PolicySpec | None) -> Policy:
-        if spec is None:
-            raise OptionError(
-                f"policy {policy_id!r} has no place in memory: all {self.capacity} others are held, and it "
-                "was made without a PolicySpec; hold fewer at a time, or give a larger capacity"
-            )
-        return spec.make(seed=self._seed_of(policy_id))
+    def _forget_state(self, policy_id: str) -> None:
+        """The policy is in memory from now on, or removed."""
+        stored = self._stored.get(policy_id)
+        self._stored[policy_id] = None
+        if stored is not None and stored.folder is not None:
+            shutil.rmtree(stored.folder)
 
-    def _forget_stored(self, policy_id: str) -> None:
-        stored = self._stored.pop(policy_id, None)
-        if stored is not None and stored.has_state:
-            shutil.rmtree(self._place(policy_id))
-
-    def _place(self, policy_id: str) -> Path:
-        """The folder of a policy's state. Named by number: an id may hold any letters."""
+    def _open_folder(self) -> Path:
+        if self._closed:
+            raise ClosedError("the PolicyMap is closed: only the policies in memory can still be used")
         if self._folder is None:
             if self._parent is not None:
                 self._parent.mkdir(parents=True, exist_ok=True)
             self._folder = Path(tempfile.mkdtemp(prefix="rlio-policies-", dir=self._parent))
             self._remove_folder = weakref.finalize(self, _remove, self._folder, os.getpid())
-        return self._folder / str(self._ids[policy_id])
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError("the PolicyMap is closed: only the policies in memory can still be used")
-
-
-def _spec_of(policy: Policy) -> PolicySpec | None:
-    """How to make ``policy`` again, in the spaces that it was bound to since."""
-    if policy.spec is None or not policy.is_bound:
-        return policy.spec
-    return policy.spec.with_spaces(*policy.spaces)
-
-
-def _stored_spec(policy_id: str, state: Mapping[str, Any]) -> PolicySpec:
-    if not isinstance(state.get("spec"), Mapping):
-        raise StateError(
-            f"there is no policy {policy_id!r} to take over this state, and it says not how to make one: "
-            "add the policy first"
-        )
-    return PolicySpec.from_state(state["spec"])
+        return self._folder
 
 
 def _remove(folder: Path, owner: int) -> None:

@@ -1,8 +1,10 @@
 """The cache of built stores: one folder a user, bounded in bytes, shared by processes; never the only copy.
 
-Readers lock a store while they have it open, builders its key while they build. What a builder writes is seen
-once it is whole and durable: a first build by the name of its folder, an extension by its manifest. A build
-that was killed leaves nothing that is ever read; the next one removes it.
+A builder locks its key while it builds. What it writes is seen once it is whole and durable: a first build
+by the name of its folder, an extension by its manifest. A build that was killed leaves nothing that is ever
+read; the next one removes it. Readers hold no lock: a reader maps all arrays of a store when it opens it, and
+mapped files stay valid when the store is evicted. If the store goes away before all arrays are mapped, the
+reader begins again.
 
 Example:
     >>> import tempfile
@@ -27,37 +29,34 @@ import json
 import logging
 import os
 import stat
+import threading
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, Self
 
-from rlio.errors import CacheError, ClosedError, CorruptData, OptionError, RlioError, excerpt
+from filelock import FileLock, Timeout
+
+from rlio.errors import CacheError, ClosedError, CorruptData, OptionError, excerpt
+from rlio.forks import Owner
 from rlio.replay.cache_files import (
     EXTENDING,
     MANIFEST,
-    USED,
+    builder_lock,
+    explained,
     is_key,
-    lock_path,
     new_path,
     prepare,
+    remove,
+    remove_store,
     remove_strays,
     scan,
     store_path,
     user_folder,
     write_file,
 )
-from rlio.replay.cache_room import (
-    builder_of,
-    drop_lock,
-    is_idle,
-    make_room,
-    put_aside,
-    remove_abandoned,
-    write_owner,
-)
-from rlio.replay.locks import Lock, try_lock, wait_for_lock
+from rlio.replay.cache_room import make_room, remove_abandoned
 from rlio.replay.manifests import MAX_BYTES, Manifest
 from rlio.replay.memory import FileArrays, file_name
 from rlio.storage.local import sync_descriptor
@@ -71,8 +70,6 @@ logger = logging.getLogger("rlio")
 DEFAULT_BYTES: Final = 64 << 30
 # The use of a store is noted at most as often.
 _STAMP_SECONDS: Final = 60.0
-# Whoever removes a store has its lock for the time of a rename.
-_PATIENCE_SECONDS: Final = 60.0
 _BLOCK: Final = 4096
 #: Bytes that are checked at a time.
 _PIECE: Final = 8 << 20
@@ -88,9 +85,10 @@ class CacheFolder:
     Args:
         path: Of the folder, on a local disk; it is made if need be. None: the environment variable
             ``RLIO_CACHE``, or ``rlio/replay`` in the user's cache folder.
-        max_bytes: That all stores together may take, approximately: stores that nobody uses make way for new
-            ones, the least recently used first; builders at the same time do not count each other's next
-            bytes. None: ``RLIO_CACHE_BYTES``, or 64 GiB. A twentieth of the disk stays free.
+        max_bytes: That all stores together may take, approximately: the least recently used make way for new
+            ones. A process that has such a store open keeps its rows, and the disk space is free once the
+            process closes it. Builders at the same time do not count each other's next bytes. None:
+            ``RLIO_CACHE_BYTES``, or 64 GiB. A twentieth of the disk stays free.
         check: Whether files are read and compared with their CRC-32 whenever a store is opened, at 1 to 3 GB
             a second. A store whose files were overwritten, or that was built without this, is built again.
             None: ``RLIO_CACHE_CHECK`` ("1" or "0"), or False: only lengths are compared.
@@ -120,7 +118,7 @@ class CacheFolder:
     @property
     def bytes(self) -> int:
         """Bytes that stores take on the disk now, half built ones included. Looks at every file."""
-        return sum(found.bytes for found in scan(self.path)[0])
+        return sum(found.bytes for found in scan(self.path))
 
     def entry(self, key: str, describe: Mapping[str, Any]) -> Entry:
         """The store of a key, whether it is there or not.
@@ -172,63 +170,49 @@ class Entry:
         return store_path(self.folder.path, self.key)
 
     def reading(self) -> Reading:
-        """Open the store for reading, if it is there: it is not removed until the reader is closed.
+        """Open the store for reading, if it is there.
 
         Raises:
             CacheError: The cache folder cannot be used.
         """
-        with _explained(self.path):
+        with explained(self.path):
             return Reading(self)
 
-    def building(
-        self,
-        *,
-        timeout: float | None = None,
-        progress: Callable[[float, int | None], None] | None = None,
-    ) -> Build:
-        """Become the one who builds, or extends, the store; waits for whoever does that now.
+    def building(self, *, timeout: float | None = None, stop: threading.Event | None = None) -> Build:
+        """Become the one who builds, or extends, the store; waits while another process or thread does that.
 
         Args:
-            timeout: Seconds to wait, at most. None: for ever.
-            progress: Called some times a second with the seconds waited and the id of the process that
-                builds, if it is known; may raise.
+            timeout: Seconds to wait, at most. None: no limit.
+            stop: Set to give up waiting.
 
         Raises:
             CacheError: The other process was not done in time; or the cache folder cannot be used.
+            ClosedError: ``stop`` was set.
         """
-        with _explained(self.path):
-            prepare(self.folder.path)  # Somebody may have removed it since.
-            return Build(self, self._lock(timeout, progress))
+        with explained(self.path):
+            prepare(self.folder.path)  # It may have been removed since.
+            return Build(self, self._lock(timeout, stop))
 
-    def _lock(self, timeout: float | None, progress: Callable[[float, int | None], None] | None) -> Lock:
-        path, folder = lock_path(self.folder.path, self.key), self.folder.path
-        lock = try_lock(path, make=True)
-        if lock is not None:
-            return lock
-        owner = builder_of(folder, self.key)
-        logger.info("waiting for process %s, which builds %s", owner, self.path)
-        return wait_for_lock(
-            lambda: try_lock(path, make=True),
-            what=f"process {owner}, which builds {self.path}",
-            timeout=timeout,
-            progress=None
-            if progress is None
-            else lambda waited: progress(waited, builder_of(folder, self.key)),
-        )
-
-    def _load(self, dir_fd: int) -> Manifest | None:
-        """What the store in a folder says of itself; None if it is not whole, or of another description."""
+    def _lock(self, timeout: float | None, stop: threading.Event | None) -> FileLock:
+        lock = builder_lock(self.folder.path, self.key)
         try:
-            manifest = Manifest.load(_read(MANIFEST, dir_fd))
-            _check(manifest, self.describe, dir_fd)
-            if self.folder.check:
-                _check_content(manifest, dir_fd)
-        except FileNotFoundError:
-            return None
-        except CorruptData as error:
-            logger.warning("%s is damaged, and built again when it is needed: %s", self.path, error)
-            return None
-        return manifest
+            lock.acquire(blocking=False)
+            return lock
+        except Timeout:
+            logger.info("waiting for another builder of %s", self.path)
+        try:
+            lock.acquire(
+                timeout=-1 if timeout is None else timeout, cancel_check=None if stop is None else stop.is_set
+            )
+        except Timeout as error:
+            if stop is not None and stop.is_set():
+                raise ClosedError("the store was closed while another process built it") from error
+            raise CacheError(
+                f"waited {timeout:.0f} s for another builder, which holds {lock.lock_file}: look at that "
+                "process, or wait for longer",
+                uri=self.path,
+            ) from error
+        return lock
 
     def __repr__(self) -> str:
         return f"Entry({self.path!r})"
@@ -237,8 +221,8 @@ class Entry:
 class Reading:
     """A store that is open for reading. Use `Entry.reading`; a context manager.
 
-    The store is not removed from the cache while a reader is open, in this process or in one that was forked
-    from it since. Threads may read; a fork goes on reading, and closing either one leaves the other as it is.
+    All arrays are mapped: they stay what they are when the store grows, is replaced or evicted. Threads and
+    forks may read; a fork that closes it leaves its parent's as it is.
 
     Attributes:
         manifest: What the store says of itself; None: it has to be built.
@@ -247,16 +231,43 @@ class Reading:
     def __init__(self, entry: Entry) -> None:
         self.manifest: Manifest | None = None
         self._entry = entry
-        self._lock: Lock | None = None
-        self._dir = -1
         self._arrays: FileArrays | None = None
-        try:
-            self._open()
-            if self._dir >= 0:
-                self.manifest = entry._load(self._dir)
-        finally:
-            if self.manifest is None:
-                self.close()
+        while self.manifest is None:
+            try:
+                fd = os.open(entry.path, _FOLDER_FLAGS)
+            except FileNotFoundError:
+                return
+            try:
+                self._open(fd)
+                return
+            except (FileNotFoundError, CorruptData) as error:
+                if not _is_in_place(fd, entry.path):
+                    continue  # It was evicted or replaced while it was being opened.
+                if isinstance(error, CorruptData):
+                    logger.warning("%s is damaged, and built again when it is needed: %s", entry.path, error)
+                return
+            finally:
+                os.close(fd)
+
+    def _open(self, fd: int) -> None:
+        """Map the arrays of the store in a folder.
+
+        Raises:
+            FileNotFoundError: There is no manifest.
+            CorruptData: The store is not whole, or of another description.
+        """
+        entry = self._entry
+        manifest = Manifest.load(_read(MANIFEST, fd))
+        if _canonical(manifest.describe) != _canonical(entry.describe):
+            raise CorruptData(
+                f"it is a store of {excerpt(manifest.describe)}, expected {excerpt(entry.describe)}: one key "
+                "for both"
+            )
+        arrays = FileArrays(entry.path, sizes=manifest.arrays, dir_fd=fd)
+        if entry.folder.check:
+            _check_content(manifest, fd)
+        _stamp(fd)
+        self.manifest, self._arrays = manifest, arrays
 
     @property
     def arrays(self) -> FileArrays:
@@ -265,22 +276,15 @@ class Reading:
         Raises:
             ClosedError: There is no store, or the reader is closed.
         """
-        if self.manifest is None or self._dir < 0:
-            raise ClosedError("there is no store, or it was closed", uri=self._entry.path)
         if self._arrays is None:
-            self._arrays = FileArrays(self._entry.path, sizes=self.manifest.arrays, dir_fd=self._dir)
+            raise ClosedError("there is no store, or it was closed", uri=self._entry.path)
         return self._arrays
 
     def close(self) -> None:
-        """Let the cache have the store. Arrays that were given out stay valid. May be called again."""
-        if self._arrays is not None:
-            self._arrays.close()
-        fd, self._dir = self._dir, -1
-        if fd >= 0:
-            os.close(fd)
-        lock, self._lock = self._lock, None
-        if lock is not None:
-            lock.release()
+        """Let go of the store. Arrays that were given out stay valid. May be called again."""
+        arrays, self._arrays = self._arrays, None
+        if arrays is not None:
+            arrays.close()
 
     def __enter__(self) -> Self:
         return self
@@ -288,54 +292,29 @@ class Reading:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        if hasattr(self, "_lock"):
-            self.close()
 
-    def _open(self) -> None:
-        """Lock the store that lies in the entry's place, and no other that has taken its place meanwhile."""
-        path = self._entry.path
-        while True:
-            try:
-                self._dir = os.open(path, _FOLDER_FLAGS)
-            except FileNotFoundError:
-                return
-            with contextlib.suppress(FileNotFoundError):  # It has just been removed; or it is damaged.
-                self._lock = wait_for_lock(
-                    lambda: try_lock(USED, shared=True, dir_fd=self._dir),
-                    what=f"another process that removes {path}",
-                    timeout=_PATIENCE_SECONDS,
-                )
-            if self._is_in_place():
-                break
-            self.close()
-        if self._lock is None:
-            self.close()
-        else:
-            _stamp(self._lock.fd)
-
-    def _is_in_place(self) -> bool:
-        try:
-            there = os.stat(self._entry.path, follow_symlinks=False)
-        except FileNotFoundError:
-            return False
-        here = os.fstat(self._dir)
-        return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
+def _is_in_place(fd: int, path: str) -> bool:
+    """Whether the folder of a descriptor still has its name."""
+    try:
+        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(fd))
+    except FileNotFoundError:
+        return False
 
 
-def _stamp(fd: int) -> None:
-    """Note that a store is used."""
-    if abs(time.time() - os.fstat(fd).st_mtime) > _STAMP_SECONDS:
+def _stamp(dir_fd: int) -> None:
+    """Note that a store is used: in the time of its manifest."""
+    status = os.stat(MANIFEST, dir_fd=dir_fd, follow_symlinks=False)
+    if abs(time.time() - status.st_mtime) > _STAMP_SECONDS:
         # It may be a disk that nobody can write to, from which nothing is removed either.
         with contextlib.suppress(OSError):
-            os.utime(fd)
+            os.utime(MANIFEST, dir_fd=dir_fd)
 
 
 class Build:
     """The right to build or extend one store. Use `Entry.building`; a context manager.
 
-    What was not published when it is closed is dropped. Open a reader before closing it: the store may make
-    way for others as soon as nobody has it. Not for more than one thread, nor for forks.
+    What was not published when it is closed is dropped. Open a reader before closing it: afterwards the store
+    may make way for others. Not for more than one thread, nor for forks.
 
     Attributes:
         manifest: What is there, to be extended; None: nothing.
@@ -343,21 +322,21 @@ class Build:
             the lengths that the manifest says, may be there.
     """
 
-    def __init__(self, entry: Entry, lock: Lock) -> None:
-        self.manifest: Manifest | None = None
+    def __init__(self, entry: Entry, lock: FileLock) -> None:
         self.interrupted = False
         self._entry = entry
-        self._lock: Lock | None = lock
-        self._pid = os.getpid()
+        self._lock: FileLock | None = lock
+        self._owner = Owner()
         self._arrays: FileArrays | None = None
         self._folder = ""
         self._dir = -1
         self._room = 0
         try:
-            with contextlib.suppress(OSError):  # For messages only; the disk may be full.
-                write_owner(lock)
             remove_abandoned(entry.folder.path, entry.key)
-            self._look()
+            with Reading(entry) as found:
+                self.manifest = found.manifest
+            if self.manifest is not None:
+                self.interrupted = os.path.lexists(os.path.join(entry.path, EXTENDING))
         except BaseException:
             self.close()
             raise
@@ -373,7 +352,7 @@ class Build:
         """
         self._check_open()
         if self._arrays is None:
-            with _explained(self._entry.path):
+            with explained(self._entry.path):
                 if self.manifest is None:
                     self._begin()
                 else:
@@ -397,7 +376,7 @@ class Build:
         """
         self._check_open()
         folder = self._entry.folder
-        with _explained(folder.path):
+        with explained(folder.path):
             make_room(folder.path, self._entry.key, bytes, folder.max_bytes)
         self._room = bytes
 
@@ -410,9 +389,8 @@ class Build:
         self._check_open()
         if self._arrays is not None:
             raise OptionError("the build has begun: start over before", uri=self._entry.path)
-        with _explained(self._entry.path):
-            self._put_aside(only_if_unread=True)
-        self._close_folder()
+        with explained(self._entry.path):
+            remove_store(self._entry.folder.path, self._entry.key)
         self.manifest, self.interrupted = None, False
 
     def publish(self, state: Mapping[str, Any], *, rows: Mapping[str, int] | None = None) -> Manifest:
@@ -443,10 +421,10 @@ class Build:
         data = manifest.dump()
         self._take(len(data) + _BLOCK)
         arrays.flush()
-        with _explained(self._entry.path):
+        with explained(self._entry.path):
             self._write_manifest(data)
             if self.manifest is None:
-                self._put_aside(only_if_unread=False)
+                remove_store(self._entry.folder.path, self._entry.key)  # One that is damaged.
                 os.rename(self._folder, self._entry.path)
                 sync_folder(self._entry.folder.path)
             else:
@@ -459,13 +437,12 @@ class Build:
         """Drop what was not published, and let others build. May be called again."""
         self._close_folder()
         lock, self._lock = self._lock, None
-        if lock is None:
+        if lock is None or not self._owner.is_here:
             return
-        if self._pid == os.getpid():
+        if self._folder and self.manifest is None:
             # Whatever stays there, the next builder removes.
             with contextlib.suppress(OSError):
-                remove_abandoned(self._entry.folder.path, self._entry.key)
-                drop_lock(self._entry.folder.path, self._entry.key, lock)
+                remove(self._folder)
         lock.release()
 
     def __enter__(self) -> Self:
@@ -475,36 +452,19 @@ class Build:
         self.close()
 
     def _check_open(self) -> None:
-        if self._pid != os.getpid():
-            raise CacheError(
-                f"process {self._pid} builds this store, of which this one is a fork", uri=self._entry.path
-            )
+        self._owner.check("build", error=CacheError, uri=self._entry.path)
         if self._lock is None:
             raise ClosedError("this build is over", uri=self._entry.path)
-
-    def _look(self) -> None:
-        """See what is there to be extended."""
-        try:
-            self._dir = os.open(self._entry.path, _FOLDER_FLAGS)
-        except FileNotFoundError:
-            return
-        self.manifest = self._entry._load(self._dir)
-        if self.manifest is None:
-            self._close_folder()
-        else:
-            self.interrupted = EXTENDING in os.listdir(self._dir)
 
     def _begin(self) -> None:
         """Make the folder of a first build."""
         folder = new_path(self._entry.folder.path, self._entry.key)
         os.mkdir(folder, 0o700)
         self._folder, self._dir = folder, os.open(folder, _FOLDER_FLAGS)
-        write_file(USED, b"", dir_fd=self._dir)
 
     def _begin_extension(self, manifest: Manifest) -> None:
         """Say that the store is being extended, before anything of it is changed."""
-        if self._dir < 0:
-            self._dir = os.open(self._entry.path, _FOLDER_FLAGS)
+        self._dir = os.open(self._entry.path, _FOLDER_FLAGS)
         with contextlib.suppress(FileExistsError):
             write_file(EXTENDING, b"", dir_fd=self._dir)
         sync_descriptor(self._dir)
@@ -521,22 +481,13 @@ class Build:
     def _write_manifest(self, data: bytes) -> None:
         temporary = f"manifest-{uuid.uuid4().hex[:8]}.tmp"
         write_file(temporary, data, dir_fd=self._dir)
-        os.utime(USED, dir_fd=self._dir)
         sync_descriptor(self._dir)  # The names of new arrays: a manifest that survives has all that it names.
         os.rename(temporary, MANIFEST, src_dir_fd=self._dir, dst_dir_fd=self._dir)
         sync_descriptor(self._dir)
 
     def _crc32s(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        with _explained(self._entry.path):
+        with explained(self._entry.path):
             return {name: _crc32(name, size, self._dir) for name, size in sizes.items()}
-
-    def _put_aside(self, *, only_if_unread: bool) -> None:
-        """Take what lies in the store's place away from there; whoever reads it keeps it."""
-        for found in scan(self._entry.folder.path, self._entry.key)[0]:
-            if found.kind == "store":
-                aside = put_aside(found) if only_if_unread else found.put_aside()
-                if aside is not None and is_idle(aside):
-                    aside.remove()
 
     def _close_folder(self) -> None:
         arrays, self._arrays = self._arrays, None
@@ -545,19 +496,6 @@ class Build:
         fd, self._dir = self._dir, -1
         if fd >= 0:
             os.close(fd)
-
-
-@contextlib.contextmanager
-def _explained(path: str) -> Iterator[None]:
-    """Say where an error of the operating system comes from, and what to do."""
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, RlioError):
-            raise
-        raise CacheError(
-            f"the cache cannot be used: {error}; free space, or set RLIO_CACHE to another folder", uri=path
-        ) from error
 
 
 def _read(name: str, dir_fd: int) -> bytes:
@@ -577,27 +515,6 @@ def _read(name: str, dir_fd: int) -> bytes:
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
             raise CorruptData(f"{name} is no regular file of at most {MAX_BYTES} bytes")
         return file.read()
-
-
-def _check(manifest: Manifest, describe: Mapping[str, Any], dir_fd: int) -> None:
-    """Refuse a manifest of another store, or one whose arrays are not there.
-
-    Raises:
-        CorruptData: It is.
-        FileNotFoundError: Readers could not lock the store.
-    """
-    os.stat(USED, dir_fd=dir_fd, follow_symlinks=False)
-    if _canonical(manifest.describe) != _canonical(describe):
-        raise CorruptData(
-            f"it is a store of {excerpt(manifest.describe)}, expected {excerpt(describe)}: one key for both"
-        )
-    for name, size in manifest.arrays.items():
-        try:
-            status = os.stat(file_name(name), dir_fd=dir_fd, follow_symlinks=False)
-        except FileNotFoundError:
-            raise CorruptData(f"the array {excerpt(name)} is absent") from None
-        if not stat.S_ISREG(status.st_mode) or status.st_size < size:
-            raise CorruptData(f"the array {excerpt(name)} has {status.st_size} bytes, expected {size}")
 
 
 def _check_content(manifest: Manifest, dir_fd: int) -> None:

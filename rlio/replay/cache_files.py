@@ -4,13 +4,13 @@
 
     rlio-cache            marks the folder as rlio's
     CACHEDIR.TAG          tells backup programs to leave it out
-    <key>.lock            locked by the process that builds the store, whose id it holds
-    <key>.store/          a store: manifest.json, *.array, and `used`: locked by readers, touched at each use
+    <key>.lock            locked by the process that builds the store; it stays there
+    <key>.store/          a store: *.array, and manifest.json, which is touched at each use
     <key>.new-<random>/   a store that is being built
     <key>.old-<random>/   a store that is being removed
 
 ``extending`` in a store says that an extension has begun: bytes below the lengths of the manifest may have
-been written in place.
+been written in place. ``used`` was in stores of earlier versions.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from rlio.errors import CacheError, OptionError, UnsafeData
-from rlio.replay.locks import HAS_LOCKS
+from filelock import FileLock
+
+from rlio.errors import CacheError, OptionError, RlioError, UnsafeData
 from rlio.replay.memory import is_array_file
 from rlio.storage.local import sync_descriptor, write_whole
 from rlio.storage.spool import on_network
@@ -35,12 +36,14 @@ from rlio.storage.spool import on_network
 __all__ = [
     "EXTENDING",
     "MANIFEST",
-    "USED",
     "StoreFolder",
+    "builder_lock",
+    "explained",
     "is_key",
-    "lock_path",
     "new_path",
     "prepare",
+    "remove",
+    "remove_store",
     "remove_strays",
     "scan",
     "store_path",
@@ -50,9 +53,9 @@ __all__ = [
 
 logger = logging.getLogger("rlio")
 
-USED: Final = "used"
 MANIFEST: Final = "manifest.json"
 EXTENDING: Final = "extending"
+_USED: Final = "used"
 
 _MARKER: Final = "rlio-cache"
 _SAYS: Final = (
@@ -64,7 +67,6 @@ _TAG_SAYS: Final = (
 )
 _KEY: Final = re.compile(r"[0-9a-f]{16,128}")
 _FOLDER: Final = re.compile(r"([0-9a-f]{16,128})\.(?:store|(new|old)-[0-9a-f]{8})")
-_KEY_LOCK: Final = re.compile(r"([0-9a-f]{16,128})\.lock")
 _TEMPORARY: Final = re.compile(r"manifest-[0-9a-f]{8}\.tmp")
 
 
@@ -83,9 +85,13 @@ def new_path(folder: str, key: str) -> str:
     return os.path.join(folder, f"{key}.new-{uuid.uuid4().hex[:8]}")
 
 
-def lock_path(folder: str, key: str) -> str:
-    """What is locked by whoever builds it."""
-    return os.path.join(folder, f"{key}.lock")
+def builder_lock(folder: str, key: str) -> FileLock:
+    """The lock that the builder of a key's store holds; a process that dies, or is forked, does not keep it.
+
+    Any thread may release it. Two of these exclude each other, also in one process.
+    """
+    path = os.path.join(folder, f"{key}.lock")
+    return FileLock(path, mode=0o600, thread_local=False, fallback_to_soft=False)
 
 
 def user_folder() -> str:
@@ -114,21 +120,28 @@ def prepare(path: str) -> None:
         UnsafeData: It is a link, another user's, or others may write into it.
         CacheError: It cannot be made, or is no place for files that several processes share.
     """
-    try:
+    with explained(path):
         _make(path)
-        if not HAS_LOCKS or on_network(path):
+        if os.name != "posix" or on_network(path):
             raise CacheError(
-                "processes share stores through locks and mapped files, for which network filesystems (and "
-                "Windows) are no place: let RLIO_CACHE be a folder of a local disk, or do without a cache "
-                "(cache='memory' or 'none')",
+                "processes share stores through locks and mapped files that may be removed, which network "
+                "filesystems and Windows do not support: set RLIO_CACHE to a folder of a local disk, or use "
+                "no cache (cache='memory' or 'none')",
                 uri=path,
             )
         _claim(path)
+
+
+@contextlib.contextmanager
+def explained(path: str) -> Iterator[None]:
+    """Say where an error of the operating system comes from, and what to do."""
+    try:
+        yield
     except OSError as error:
-        if isinstance(error, CacheError):
+        if isinstance(error, RlioError):
             raise
         raise CacheError(
-            f"the cache folder cannot be used: {error}; set RLIO_CACHE to another", uri=path
+            f"the cache cannot be used: {error}; free space, or set RLIO_CACHE to another folder", uri=path
         ) from error
 
 
@@ -187,36 +200,34 @@ class StoreFolder:
     bytes: int
     used: float
 
-    @property
-    def used_path(self) -> str:
-        """What readers lock."""
-        return os.path.join(self.path, USED)
 
-    def put_aside(self) -> StoreFolder:
-        """Take it from where it is found."""
-        folder, name = os.path.split(self.path)
-        aside = os.path.join(folder, f"{self.key}.old-{uuid.uuid4().hex[:8]}")
-        os.rename(os.path.join(folder, name), aside)
-        return StoreFolder(aside, self.key, "old", self.bytes, self.used)
+def remove_store(folder: str, key: str) -> None:
+    """Remove the store of a key, if it is there. Arrays that readers have mapped stay valid."""
+    aside = os.path.join(folder, f"{key}.old-{uuid.uuid4().hex[:8]}")
+    with contextlib.suppress(FileNotFoundError):
+        # A reader that opens the store meanwhile sees by the name that it has to begin again.
+        os.rename(store_path(folder, key), aside)
+        remove(aside)
 
-    def remove(self) -> None:
-        """Remove what rlio has put there, and the folder if it is empty then."""
-        with contextlib.suppress(FileNotFoundError):  # Another process was quicker.
-            names = os.listdir(self.path)
-            ours = [name for name in names if _is_ours(name)]
-            for name in ours:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(os.path.join(self.path, name))
-            if len(ours) == len(names):
-                with contextlib.suppress(OSError):  # Somebody has just put something there.
-                    os.rmdir(self.path)
-            elif ours:
-                logger.warning("%s holds files that are not rlio's: they are left there", self.path)
+
+def remove(path: str) -> None:
+    """Remove what rlio has put into a folder, and the folder if it is empty then."""
+    with contextlib.suppress(FileNotFoundError):  # Another process was quicker.
+        names = os.listdir(path)
+        ours = [name for name in names if _is_ours(name)]
+        for name in ours:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(path, name))
+        if len(ours) == len(names):
+            with contextlib.suppress(OSError):  # Another process has just put a file there.
+                os.rmdir(path)
+        elif ours:
+            logger.warning("%s holds files that are not rlio's: they are left there", path)
 
 
 def _is_ours(name: str) -> bool:
     return (
-        name in (USED, MANIFEST, EXTENDING) or is_array_file(name) or _TEMPORARY.fullmatch(name) is not None
+        name in (_USED, MANIFEST, EXTENDING) or is_array_file(name) or _TEMPORARY.fullmatch(name) is not None
     )
 
 
@@ -227,27 +238,25 @@ def remove_strays(dir_fd: int, keep: set[str]) -> None:
             os.unlink(name, dir_fd=dir_fd)
 
 
-def scan(folder: str, key: str | None = None) -> tuple[list[StoreFolder], list[str]]:
-    """The folders of stores, of all keys or one, and the keys for which there are locks."""
-    folders, locks = [], []
+def scan(folder: str, key: str | None = None) -> list[StoreFolder]:
+    """The folders of stores, of all keys or one."""
+    found = []
     with os.scandir(folder) as entries:
         for entry in entries:
-            if lock := _KEY_LOCK.fullmatch(entry.name):
-                locks.append(lock[1])
             match = _FOLDER.fullmatch(entry.name)
             if match is None or (key is not None and match[1] != key):
                 continue
             with contextlib.suppress(FileNotFoundError):  # It was removed, or has a new name, just now.
                 if entry.is_dir(follow_symlinks=False):
-                    folders.append(_measure(entry.path, match[1], match[2] or "store"))
-    return folders, locks
+                    found.append(_measure(entry.path, match[1], match[2] or "store"))
+    return found
 
 
 def _measure(path: str, key: str, kind: str) -> StoreFolder:
     total, used = 0, 0.0
     for name, status in _files(path):
         total += status.st_blocks * 512
-        if name == USED:
+        if name == MANIFEST:
             used = status.st_mtime
     return StoreFolder(path, key, kind, total, used)  # type: ignore[arg-type]  # One of the pattern's.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -12,12 +11,13 @@ from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch
 from rlio.errors import EndOfData
-from rlio.forks import BackgroundThread, cached_property
+from rlio.forks import cached_property
 from rlio.interfaces import Batch, JsonState, ReadLedger, ReadOptions, Unit
 from rlio.replay.draws import Draw, RowUnits, Units
 from rlio.replay.epoch_pass import EpochPass
 from rlio.replay.order import Permutation
 from rlio.replay.positions import UnitRange
+from rlio.replay.segment_reader import Ahead
 
 __all__ = ["OWN_BATCH", "Passage", "StorePass", "most_at_once"]
 
@@ -102,8 +102,7 @@ class StorePass(EpochPass):
         self._cut = 0
         # Batches that were skipped since the last one was given: most likely as many will be again.
         self._skipped = 0
-        self._ahead: Future[_Block] | None = None
-        self._thread = BackgroundThread("rlio-gather")
+        self._ahead: Ahead[_Block] = Ahead(self._load)
         self._served = self._dropped = 0
         #: Once it is closed, how many units there were, if that was known.
         self._last_total: int | None = None
@@ -217,22 +216,14 @@ class StorePass(EpochPass):
 
     def _loaded(self, key: _Key) -> _Block:
         """The block of a key, from the background if it is there; announces the one after it."""
-        ahead = self._take_ahead()
-        block = None if ahead is None else ahead.result()
-        if block is None or block.key != key:
-            block = self._load(key)
+        block = self._ahead.get(key)
         if self.passage.prefetch:
             following = key.offset + key.batches * key.stride * self.batch_size * self.options.shard[1]
             crossed, at = divmod(following, self.total)
             coming = self._next_key(key.epoch + crossed, at, key.stride)
             if coming is not None:
-                self._ahead = self._thread.submit(self._load, coming)
+                self._ahead.announce(coming)
         return block
-
-    def _take_ahead(self) -> Future[_Block] | None:
-        """What the background thread was given last, if that is not the thread of the process that forked."""
-        ahead, self._ahead = self._ahead, None
-        return None if self._thread.was_forked() else ahead
 
     def _load(self, key: _Key) -> _Block:
         rank, world = self.options.shard
@@ -283,9 +274,7 @@ class StorePass(EpochPass):
     def seek(self, position: JsonState) -> None:
         """See `EpochPass.seek`."""
         super().seek(position)
-        ahead = self._take_ahead()
-        if ahead is not None:  # Of another seed, perhaps; and what it calculates is kept for later.
-            wait([ahead])
+        self._ahead.forget()  # Of another seed, perhaps; and what it calculates is kept for later.
         self._order = None
         self._known = (-1, 0, np.empty(0, np.int64))
         self._served = self._dropped = 0
@@ -297,8 +286,8 @@ class StorePass(EpochPass):
 
     def close(self) -> None:
         """End the background thread, and let go of what was gathered."""
-        self._thread.close()
-        self._ahead = self._block = None
+        self._ahead.close()
+        self._block = None
         if "_opened" in self.__dict__:  # Gigabytes, which should not wait for the garbage collector.
             self._last_total = self.total
             for name in ("_opened", "units"):

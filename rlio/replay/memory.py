@@ -15,7 +15,7 @@ Example:
     ...     arrays.flush()
     ...     arrays.sizes
     {'rows': 24}
-    >>> with FileArrays(folder) as arrays:
+    >>> with FileArrays(folder, sizes={"rows": 24}) as arrays:
     ...     arrays.array("rows", (3, 2), np.dtype("f4")).tolist()
     [[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]
 """
@@ -242,19 +242,21 @@ class _InFile:
 class FileArrays:
     """Arrays over files of one folder, a file each, that several processes may read: see `Arrays`.
 
-    Files are sparse: bytes that were never written nor reserved take no space. On filesystems that copy what
-    is overwritten (Btrfs, ZFS), a row that is written twice may need space a second time.
+    A reader maps all of them at once, so that they stay valid when the files are removed. Files are sparse:
+    bytes that were never written nor reserved take no space. On filesystems that copy what is overwritten
+    (Btrfs, ZFS), a row that is written twice may need space a second time.
 
     Args:
         folder: Where the files lie; it exists.
         writable: Make arrays, or extend those in ``sizes``; else read them.
         sizes: Name -> bytes of the arrays that are there: what lies behind them is not looked at, and cut off
-            by whoever extends them. None: for readers as many as the files have, else there are none.
+            by whoever extends them. None: there are none.
         before_reserving: Called with the number of bytes that are about to be reserved; may raise.
         dir_fd: A descriptor of the folder, which may have been renamed; not closed.
 
     Raises:
-        CacheError: The folder cannot be opened.
+        CacheError: The folder, or a file to be read, cannot be opened.
+        CorruptData: A file to be read is absent, or shorter than its array.
     """
 
     def __init__(
@@ -268,20 +270,30 @@ class FileArrays:
     ) -> None:
         self.folder = os.fspath(folder)
         self.writable = writable
-        self._given = sizes
+        self._given = dict(sizes or {})
         self._before_reserving = before_reserving
         self._files: dict[str, _InFile] = {}
+        #: Name -> the bytes of each array to be read; None of an empty one.
+        self._mapped: dict[str, mmap.mmap | None] = {}
         self._failed: str | None = None
         try:
             # A descriptor, so that the files are those of this folder even after it was renamed.
             self._dir = os.open(folder, os.O_RDONLY | os.O_CLOEXEC) if dir_fd is None else os.dup(dir_fd)
         except OSError as error:
             raise CacheError(f"the folder of arrays cannot be opened: {error}", uri=self.folder) from error
+        if not writable:
+            try:
+                for name, size in self._given.items():
+                    with self._errors(name):
+                        self._mapped[name] = self._map_whole(name, size)
+            except BaseException:
+                self.close()
+                raise
 
     @property
     def sizes(self) -> dict[str, int]:
         """Name -> bytes of every array: those that were opened as long as they are now, others as given."""
-        return {**(self._given or {}), **{name: found.bytes for name, found in self._files.items()}}
+        return {**self._given, **{name: found.bytes for name, found in self._files.items()}}
 
     @property
     def reserved(self) -> int:
@@ -292,7 +304,7 @@ class FileArrays:
         """See `Arrays.array`.
 
         Raises:
-            CorruptData: The file is absent, or shorter than the array.
+            CorruptData: A reader asks for an array that is absent or shorter; or a builder's file is.
             CacheError: The file could not be made or opened.
             OptionError: As there; or the array has more rows already.
         """
@@ -346,7 +358,7 @@ class FileArrays:
 
     def clear(self) -> None:
         """Let go of every array; their names are free again. Arrays that were given out stay."""
-        files, self._files = self._files, {}
+        files, self._files, self._mapped = self._files, {}, {}
         for found in files.values():
             if found.fd >= 0:
                 os.close(found.fd)
@@ -396,22 +408,23 @@ class FileArrays:
                 f"the array {excerpt(name)} cannot be used: {error}", uri=self._path(name)
             ) from error
 
-    def _read(self, name: str, row: _Rows, rows: int) -> _InFile:
-        if self._given is not None and name not in self._given:
-            raise CorruptData(f"the store has no array {excerpt(name)}: build it again", uri=self.folder)
-        size = rows * row.bytes
+    def _map_whole(self, name: str, size: int) -> mmap.mmap | None:
         fd = self._open(name, os.O_RDONLY)
         try:
-            stored = os.fstat(fd).st_size
-            if self._given is not None:
-                stored = min(stored, self._given[name])
-            self._check_size(name, stored, size)
-            return _InFile(row, rows, -1, size, _map(fd, size, mmap.ACCESS_READ))
+            self._check_size(name, os.fstat(fd).st_size, size)
+            return _map(fd, size, mmap.ACCESS_READ)
         finally:
             os.close(fd)  # The map has a descriptor of its own.
 
+    def _read(self, name: str, row: _Rows, rows: int) -> _InFile:
+        if name not in self._given:
+            raise CorruptData(f"the store has no array {excerpt(name)}: build it again", uri=self.folder)
+        size = rows * row.bytes
+        self._check_size(name, self._given[name], size)
+        return _InFile(row, rows, -1, size, self._mapped[name])
+
     def _extend(self, name: str, row: _Rows, rows: int) -> _InFile:
-        size, given = rows * row.bytes, (self._given or {}).get(name)
+        size, given = rows * row.bytes, self._given.get(name)
         if given is not None and given > size:
             raise OptionError(
                 f"the array {excerpt(name)} has {given} bytes already: it cannot be one of {size}",
@@ -431,9 +444,11 @@ class FileArrays:
     def _open(self, name: str, flags: int) -> int:
         try:
             fd = os.open(file_name(name), flags | _OPEN, 0o600, dir_fd=self._dir)
-        except FileNotFoundError as error:
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ELOOP):
+                raise
             raise CorruptData(
-                "a file of the store is absent: build it again", uri=self._path(name)
+                "a file of the store is absent or a link: build it again", uri=self._path(name)
             ) from error
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)

@@ -422,7 +422,8 @@ class PrioritisedSampler(_Sampler):
     def _seek(self, position: JsonState) -> None:
         self._check_state(position)
         self._rng.bit_generator.state = position["rng"]
-        self._expected = int(position["drawn"])
+        # States of 4d4987e do not say how much was drawn: nothing is compared.
+        self._expected = int(position["drawn"]) if "drawn" in position else None
 
     def _check_priorities(self, drawn: int) -> None:
         """Tell, once, that a state was loaded without the priorities that belong to it."""

@@ -343,7 +343,7 @@ class Ahead(Generic[T]):
 
     def __init__(self, load: Callable[[Any], T]) -> None:
         self._load = load
-        self._thread = BackgroundThread("rlio-decode")
+        self._thread = BackgroundThread("rlio-ahead")
         #: What was announced, and what comes of it.
         self._announced: tuple[Hashable, Future[T]] | None = None
 

@@ -82,7 +82,7 @@ def evaluate(
 
     Args:
         policy: Acts; bound to the environment's spaces, if it was not before.
-        env: What `make_vector_env` takes; closed afterwards.
+        env: What `make_stepper` takes; closed afterwards.
         episodes: How many.
         seed: Of the environments. With ``explore=False``, policies that are not random by nature draw
             nothing, and go on afterwards as if they had not been here.

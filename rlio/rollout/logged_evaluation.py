@@ -27,8 +27,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from rlio.batch import MultiAgentBatch, SampleBatch
-from rlio.columns import DEFAULT_POLICY_ID, Columns
+from rlio.batch import SampleBatch
+from rlio.columns import Columns
 from rlio.errors import OptionError, excerpt
 from rlio.evaluation.estimates import OffPolicyEstimate
 from rlio.evaluation.estimation import Estimation
@@ -149,9 +149,8 @@ class LoggedEvaluation:
         self.sources += 1
 
         def judge(batch: Batch) -> Batch:
-            parts = batch.items() if isinstance(batch, MultiAgentBatch) else [(DEFAULT_POLICY_ID, batch)]
             with self._lock:
-                for policy_id, rows in parts:
+                for policy_id, rows in batch.policies().items():
                     self._judge(policy_id, rows, source, in_order=in_order)
             return batch
 

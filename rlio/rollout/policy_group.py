@@ -313,7 +313,7 @@ class PolicyGroup:
         Raises:
             OptionError: There are rows of an unknown policy.
         """
-        parts = {DEFAULT_POLICY_ID: batch} if isinstance(batch, SampleBatch) else dict(batch.items())
+        parts = batch.policies()
         self._check_known(parts)
         return [
             (policy_id, rows)

@@ -93,5 +93,8 @@ def whole_number(state: JsonState, key: str) -> int:
     """
     value = state.get(key)
     if not isinstance(value, int):
-        raise StateError(f"the runner's state needs {key!r} (int), but it has {excerpt(value)}")
+        raise StateError(
+            f"the runner's state needs {key!r} (int), but it has {excerpt(value)}; if an earlier version "
+            "saved it, restore the rest into a new worker: not_components=['position']"
+        )
     return value

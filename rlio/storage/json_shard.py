@@ -20,7 +20,6 @@ from typing import Any, Final
 import zstandard
 
 from rlio.batch import MultiAgentBatch, SampleBatch
-from rlio.columns import DEFAULT_POLICY_ID
 from rlio.errors import CorruptData, DataNotFound, UnsafeData
 from rlio.schemas.folded import Folded
 from rlio.schemas.json_lines import (
@@ -172,27 +171,15 @@ class JsonShard:
         """See `OpenShard`: there are no stacks in lines."""
         return Folded(self.read(index, columns=columns, rows=rows))
 
-    def stored_lines(self) -> Iterator[tuple[bytes, bytes, int]]:
-        """Each line of rows: its bytes, those in the shard with its end or frame, and its rows.
-
-        Raises:
-            CorruptData: A line is damaged.
-        """
-        for index, rows in enumerate(self.rows):
-            yield *self.stored_line(index), rows
-
-    def stored_line(self, index: int) -> tuple[bytes, bytes]:
-        """A line of rows: its bytes, and those in the shard with its end or frame.
+    def check_line(self, index: int) -> None:
+        """Compare a line of rows with its CRC, without decoding it.
 
         Raises:
             CorruptData: It is damaged.
         """
         line = self._lines[index]
-        stored = self._stored_bytes(line)
-        text = self._unpacked(stored)
-        if line.is_damaged or not is_intact(text):
+        if line.is_damaged or not is_intact(self._line_bytes(line)):
             raise self._lost(line, self.rows[index])
-        return text, stored
 
     def bounds(self, index: int) -> Mapping[str, Bounds]:
         """See `OpenShard`: a line says nothing but its rows."""
@@ -206,9 +193,7 @@ class JsonShard:
         """
         table = StreamTable()
         for index in range(len(self._lines)):
-            batch = self.read(index)
-            parts = batch if isinstance(batch, MultiAgentBatch) else {DEFAULT_POLICY_ID: batch}
-            for pid, part in parts.items():
+            for pid, part in self.read(index).policies().items():
                 flat = {name: part[name] for name in STREAM_COLUMNS if self._is_single(pid, name)}
                 table.assign(pid, flat, len(part))
         return table.streams

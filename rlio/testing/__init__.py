@@ -8,35 +8,7 @@ Example:
     'rlio.testing.filesystem'
 """
 
-from typing import TYPE_CHECKING
-
 from rlio._lazy import lazy_exports
 
-__all__ = [
-    "FaultyFileSystem",
-    "FaultyRenamingFileSystem",
-    "FileSystemTests",
-    "ReaderTests",
-    "WriterTests",
-    "assert_resumes",
-    "assert_same",
-]
-
-if TYPE_CHECKING:
-    from rlio.testing.filesystem import FaultyFileSystem, FaultyRenamingFileSystem, FileSystemTests
-    from rlio.testing.readers import ReaderTests, assert_resumes, assert_same
-    from rlio.testing.writers import WriterTests
-else:
-    # Hidden from type checkers: to them a module with __getattr__ has every attribute.
-    __getattr__, __dir__ = lazy_exports(
-        __name__,
-        {
-            "FaultyFileSystem": "rlio.testing.filesystem",
-            "FaultyRenamingFileSystem": "rlio.testing.filesystem",
-            "FileSystemTests": "rlio.testing.filesystem",
-            "ReaderTests": "rlio.testing.readers",
-            "WriterTests": "rlio.testing.writers",
-            "assert_resumes": "rlio.testing.readers",
-            "assert_same": "rlio.testing.readers",
-        },
-    )
+# The names and their homes are stated once, in __init__.pyi.
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

@@ -394,8 +394,7 @@ def _same_row(one: Any, other: Any) -> bool:
 
 def _overwrite(batch: Batch) -> None:
     """Write other numbers into every array of ``batch`` that may be written to."""
-    parts = batch.policy_batches.values() if isinstance(batch, MultiAgentBatch) else [batch]
-    for part in parts:
+    for part in batch.policies().values():
         for name in part:
             for _, leaf in leaves(part[name]):
                 if isinstance(leaf, np.ndarray) and leaf.flags.writeable and leaf.dtype.kind in "biuf":

@@ -1,0 +1,9 @@
+from .d4rl_reader import D4RLReader as D4RLReader
+from .dataset_reader import DatasetReader as DatasetReader
+from .foreign_parquet import ForeignParquetReader as ForeignParquetReader
+from .json_reader import JsonReader as JsonReader
+from .mapped_input import MappedInput as MappedInput
+from .mixed_input import MixedInput as MixedInput
+from .recording_input import RecordingInput as RecordingInput
+from .sampler_input import SamplerInput as SamplerInput
+from .shuffled_input import ShuffledInput as ShuffledInput
