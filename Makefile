@@ -71,7 +71,7 @@ demo: $(STAMP)
 
 # Lint runs beside the tests; what it printed is shown last if it failed.
 test: $(STAMP) $(AZURITE)
-	@said=$$(mktemp); $(MAKE) --no-print-directory lint >"$$said" 2>&1 & lint=$$!; \
+	@said=$$(mktemp); nice $(MAKE) --no-print-directory lint >"$$said" 2>&1 & lint=$$!; \
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS); tests=$$?; \
 	wait $$lint || { tests=$$?; cat "$$said"; }; rm -f "$$said"; exit $$tests
 

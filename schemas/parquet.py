@@ -23,6 +23,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from rlio.errors import OptionError, excerpt
+from rlio.limits import Limits
 from rlio.schemas.arrow import page_rows
 from rlio.schemas.crc32 import joined_crc32
 from rlio.schemas.group_arrays import BATCH, file_fields, group_table
@@ -165,6 +166,7 @@ class ShardEncoder:
         self._checksums: list[Future[int]] = []
         self._sink = pa.FixedSizeBufferWriter(pa.py_buffer(memory))
         self._fields = pa.schema(file_fields(schema))
+        self._group_footer_bytes = sum(128 + len(name) for name in self._fields.names)
         self._streams = StreamTable()
         self._writer = pq.ParquetWriter(
             self._sink,
@@ -186,8 +188,18 @@ class ShardEncoder:
         return int(self._sink.tell())
 
     def has_room(self, group: RowGroup) -> bool:
-        """Whether the memory is large enough for this group, and the footer after it, in any case."""
-        return self.encoded_bytes + self._bound(group) <= len(self._memory)
+        """Whether the memory is large enough for this group, and the footer after it, in any case, and the
+        footer stays within what readers accept by default; that of a single group may be larger.
+        """
+        table = self._streams.streams
+        lengths = [len(key.encode("utf-8", "replace")) for key in table.eps_id if isinstance(key, str)]
+        rows, texts = len(table) + group.rows, sum(lengths) + group.rows * max(lengths, default=0)
+        # Measured: 13 bytes a stream, 40 where its id is a UUID; 76 to 88 a column and group with its name.
+        footer = 32 * rows + 2 * texts + (len(self._groups) + 1) * self._group_footer_bytes
+        if self._groups and footer > Limits.footer_bytes:
+            return False
+        streams = 200 * rows + 6 * (texts if lengths else 64 * group.rows)
+        return self.encoded_bytes + self._bound(group) + 2 * streams <= len(self._memory)
 
     def add(self, group: RowGroup) -> None:
         """Encode a group; its memory may be reused afterwards."""
@@ -235,7 +247,7 @@ class ShardEncoder:
         return EncodedShard(self._memory[:stop], self.rows, self._crc32, footer_crc32)
 
     def _bound(self, group: RowGroup) -> int:
-        """More bytes than a group and the footer after it can take."""
+        """More bytes than a group and the footer after it, without its table of streams, can take."""
         encoded = 0
         for name, (values, _) in group.columns.items():
             spec = self.schema.columns[name]
@@ -249,18 +261,8 @@ class ShardEncoder:
         encoded += sum(2 * group.rows * self.schema.columns[name].row_bytes for name in group.stacks)
         # A quarter more for levels and pages that do not compress; headers and a dictionary a column.
         encoded += encoded // 4 + 64 * group.rows + (16 << 10) * (len(self._fields) + 1)
-        table = self._streams.streams
-        keys = [key for key in table.eps_id if isinstance(key, str)]
-        longest = max(map(len, keys), default=64)
-        streams = 200 * len(table) + 6 * sum(map(len, keys)) + group.rows * (200 + 6 * longest)
         texts = 8 * (len(self.schema.text) + len(self._provenance))
-        return (
-            encoded
-            + 2 * streams
-            + texts
-            + (len(self._groups) + 1) * 512 * (len(self._fields) + 1)
-            + (1 << 20)
-        )
+        return encoded + texts + (len(self._groups) + 1) * 512 * (len(self._fields) + 1) + (1 << 20)
 
 
 def _dictionary_columns(schema: Schema) -> list[str]:

@@ -67,7 +67,10 @@ def _read_footer(stream: IO[bytes], limits: Limits) -> bytes:
     if tail[4:] != _MAGIC or length > size - 12:
         raise CorruptData(f"no Parquet file, or cut off: it ends in {excerpt(tail)} instead of a footer")
     if length > limits.footer_bytes:
-        raise UnsafeData(f"a footer of {length} bytes, more than {limits.footer_bytes}")
+        raise UnsafeData(
+            f"a footer of {length} bytes, more than {limits.footer_bytes}; raise Limits.footer_bytes if the "
+            "data are yours"
+        )
     stream.seek(size - 8 - length)
     footer = stream.read(length + 8)
     if len(footer) != length + 8:

@@ -260,7 +260,9 @@ class ShardFile:
         length = int.from_bytes(tail[-8:-4], "little") + 8
         if length > self._limits.footer_bytes:
             raise UnsafeData(
-                f"a footer of {length} bytes, more than {self._limits.footer_bytes}", uri=self.uri
+                f"a footer of {length} bytes, more than {self._limits.footer_bytes}; raise "
+                "Limits.footer_bytes if the data are yours",
+                uri=self.uri,
             )
         if length > self._size - 4:
             raise CorruptData(f"a footer of {length} bytes in {self._size}", uri=self.uri)

@@ -27,6 +27,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=_turn)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Hide items and imported modules from the garbage collector, which would scan them again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leave the processors to the process that runs Ray's group one by one: it would end last."""
+    is_nice = item.config.stash.setdefault(_NICE, not hasattr(item.config, "workerinput"))
+    if not is_nice and not item.nodeid.endswith("@ray"):
+        os.nice(5)
+        item.config.stash[_NICE] = True
+
+
+_NICE = pytest.StashKey[bool]()
+
+
 def _turn(item: pytest.Item) -> int:
     group = item.get_closest_marker("xdist_group")
     if group is None:

@@ -39,6 +39,8 @@ def cluster(cpus: int = 8) -> Iterator[None]:
                 RAY_USAGE_STATS_ENABLED="0",
                 RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
                 RAY_DATA_DISABLE_PROGRESS_BARS="1",
+                # Else 15: beside other test processes, a worker would wait many seconds for its imports.
+                RAY_worker_niceness="0",
                 OMP_NUM_THREADS="1",
                 PYTHONPATH=os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH")))),
             )

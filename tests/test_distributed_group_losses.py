@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from further import further
 from group_envs import check_nothing_missing, check_rows, kill, make_known, settle, stream, until_answered
 from linear_policy import LinearPolicy
 
@@ -54,30 +55,33 @@ def config_of(folder: Path, **others: Any) -> RolloutConfig:
     return RolloutConfig(rollout_fragment_length=STEPS, env_config={"folder": str(folder)}, **others)
 
 
-def test_killed_workers_lose_no_row_that_was_acknowledged_and_what_is_lost_is_told(tmp_path: Path) -> None:
-    """4 workers, 40 fragments each, two killed with SIGKILL on the way."""
+@pytest.mark.parametrize(("num_workers", "rounds"), [(3, 20), *further((4, 40))])
+def test_killed_workers_lose_no_row_that_was_acknowledged_and_what_is_lost_is_told(
+    tmp_path: Path, num_workers: int, rounds: int
+) -> None:
+    """Two workers are killed with SIGKILL on the way: the second, and then the third."""
     root, orders = str(tmp_path / "rows"), tmp_path / "orders"
     orders.mkdir()
     group = WorkerGroup(
-        make_known, LinearPolicy, num_workers=4, seed=3, rollout=config_of(orders), output=root
+        make_known, LinearPolicy, num_workers=num_workers, seed=3, rollout=config_of(orders), output=root
     )
     served = []
     with group:
-        for fragments in range(40):
-            if fragments == 12:
+        for fragments in range(rounds):
+            if fragments == rounds * 3 // 10:
                 # In flight and served or not, and on its way to be written: wherever it is.
                 group.submit(2)
                 kill(group, 2)
-            if fragments == 24:
+            if fragments == rounds * 6 // 10:
                 (orders / "die-3").touch()  # In the middle of a fragment.
-            if fragments == 20:
+            if fragments == rounds // 2:
                 group.set_weights({"w": np.array([7.0])})
             served.append(group.sample())
-            assert len(served[-1]) == 4 * STEPS
+            assert len(served[-1]) == num_workers * STEPS
         rest = [fragment.batch for fragment in group.ready(timeout_s=0)]
         metrics = group.get_metrics()
         status = group.status()
-    assert [s.incarnation for s in status] == [0, 1, 1, 0]
+    assert [s.incarnation for s in status] == [0, 1, 1, 0][:num_workers]
     assert [(loss.worker_index, loss.restarted) for loss in group.losses] == [(2, True), (3, True)]
     assert 0 < sum(loss.requests for loss in group.losses) <= 3
 
@@ -111,8 +115,8 @@ def test_killed_workers_lose_no_row_that_was_acknowledged_and_what_is_lost_is_to
     assert not list(Path(root).glob("_wal/*/*.wal"))
     assert rlio.verify(root).ok
     # With nobody dead, it is what these workers sample anywhere.
-    recipe = Recipe(make_known, LinearPolicy, {"rollout": config_of(orders)}, num_workers=4, seed=3)
-    for index in (1, 2, 3, 4):
+    recipe = Recipe(make_known, LinearPolicy, {"rollout": config_of(orders)}, num_workers=num_workers, seed=3)
+    for index in range(1, num_workers + 1):
         with recipe.make(Seat(index)) as worker:
             alone = worker.sample()
         for name in alone:

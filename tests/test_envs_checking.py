@@ -143,6 +143,10 @@ def test_without_checks_only_what_cannot_be_stored_is_an_error(mode: str) -> Non
         EnvError, match=r"an observation is float32 \(3,\), but the space says float32 \(2,\)"
     ):
         first_steps(kind(obs=np.zeros(3, np.float32)), mode, check=False)
+    three = kind(reset=lambda self, seed=None, options=None: (self.obs, {}, 3))
+    with pytest.raises(EnvError) as caught:
+        first_steps(three, mode, check=False)
+    assert isinstance(caught.value.__cause__, ValueError)
 
 
 def test_checks_look_once_and_step_nothing() -> None:

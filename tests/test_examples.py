@@ -1,10 +1,15 @@
-"""Every example runs as its docstring says."""
+"""Every example runs as its docstring says.
 
+As a script this file is the parent of those processes: it has imported what examples use beside rlio.
+"""
+
+import json
 import operator
 import os
 import runpy
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,6 +36,7 @@ PRINTS = {
 ON_RAY = ("worker_group.py",)
 
 
+@pytest.mark.further  # The code of docs/distributed.md, which does the same, runs in `make test`.
 @pytest.mark.xdist_group("ray")
 @pytest.mark.parametrize("example", [each for each in EXAMPLES if each.name in ON_RAY], ids=NAME)
 def test_an_example_runs_on_a_cluster(
@@ -50,21 +56,54 @@ def test_an_example_runs_on_a_cluster(
     assert PRINTS[example.name] in capsys.readouterr().out
 
 
+def serve() -> None:
+    """Run each example that standard input names in a fork, which ends as an interpreter does."""
+    import gymnasium  # noqa: F401 - for the children
+    import pyarrow.parquet  # noqa: F401
+    import torch  # noqa: F401
+
+    for line in sys.stdin:
+        example, arguments, folder = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            os.chdir(folder)
+            for number, name in enumerate((".stdin", ".stdout", ".stderr")):
+                os.dup2(os.open(name, os.O_RDWR | os.O_CREAT), number)
+            sys.argv, sys.path[0] = [example, *arguments], os.path.dirname(example)
+            runpy.run_path(example, run_name="__main__")
+            return
+        _, status = os.waitpid(pid, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)  # noqa: T201
+
+
+@pytest.fixture(scope="module")
+def parent() -> Iterator[subprocess.Popen[str]]:
+    # Processes that learn together meet on this machine alone.
+    env = {**os.environ, "OMP_NUM_THREADS": "1"} | ({"GLOO_SOCKET_IFNAME": "lo"} if LINUX else {})
+    with subprocess.Popen(
+        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+    ) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+@pytest.mark.xdist_group("examples")  # One parent for all.
 @pytest.mark.parametrize("example", [each for each in EXAMPLES if each.name not in ON_RAY], ids=NAME)
-def test_an_example_runs(example: Path, tmp_path: Path) -> None:
+def test_an_example_runs(example: Path, tmp_path: Path, parent: subprocess.Popen[str]) -> None:
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "a.json").write_text(
         '{"type": "SampleBatch", "obs": [[0.5], [1.0], [1.5]], "rewards": [1.0, 1.0, 1.0], '
         '"dones": [false, false, true], "eps_id": [1, 1, 1]}\n'
     )
-    done = subprocess.run(
-        [sys.executable, str(example), *ARGUMENTS.get(example.name, [])],
-        cwd=tmp_path,
-        # Processes that learn together meet on this machine alone.
-        env={**os.environ, "OMP_NUM_THREADS": "1"} | ({"GLOO_SOCKET_IFNAME": "lo"} if LINUX else {}),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    assert PRINTS[example.name] in done.stdout
+    assert parent.stdin is not None
+    assert parent.stdout is not None
+    parent.stdin.write(json.dumps([str(example), ARGUMENTS.get(example.name, []), str(tmp_path)]) + "\n")
+    parent.stdin.flush()
+    status = int(parent.stdout.readline())
+    assert status == 0, (tmp_path / ".stderr").read_text()
+    assert PRINTS[example.name] in (tmp_path / ".stdout").read_text()
+
+
+if __name__ == "__main__":
+    serve()

@@ -180,6 +180,11 @@ def test_a_closed_map_says_so_for_what_lay_on_its_disk() -> None:
     assert logits(policies["b"]).shape == (2,)
     with pytest.raises(ClosedError):
         _ = policies["a"]
+    unbound = PolicyMap({name: PolicySpec(RandomPolicy) for name in "ab"}, capacity=1)
+    unbound.close()
+    with pytest.raises(ClosedError):
+        _ = unbound["a"]
+    assert unbound.loaded == ("b",), "what was in memory still is"
 
 
 def test_a_forked_child_that_closes_the_map_leaves_the_states_to_its_parent() -> None:

@@ -362,7 +362,7 @@ def test_a_sampler_that_waits_for_clients_can_be_closed(served: Any) -> None:
 
     thread = threading.Thread(target=sample, daemon=True)
     thread.start()
-    until(lambda: reader._thread is not None and bool(server.runner.episodes.changed._waiters))
+    until(lambda: reader._ahead.is_running and bool(server.runner.episodes.changed._waiters))
     closing = threading.Thread(target=reader.close, daemon=True)
     closing.start()
     for waited in (closing, thread):

@@ -28,6 +28,7 @@ import numpy as np
 import pytest
 from crash_child import fork, wait_for
 from crash_shim import DIED, Call, dying_at, failing, intercepted
+from further import further
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -465,7 +466,7 @@ def test_forks_at_any_moment_hold_no_lock_of_another_thread(tmp_path: Path) -> N
 
     thread = threading.Thread(target=run)
     thread.start()
-    pids = [fork(time.sleep, 60) for _ in range(60)]
+    pids = [fork(time.sleep, 60) for _ in range(30)]
     stopped.set()
     thread.join()
     try:
@@ -514,9 +515,10 @@ def check_after(path: Path, stage: mmap.mmap, where: object) -> None:
     assert files - {"more.array"} == {"manifest.json", "rows.array"}, where
 
 
-def test_a_build_that_dies_at_any_call_leaves_a_whole_store_or_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", [1, *further(2)])
+def test_a_build_that_dies_at_any_call_leaves_a_whole_store_or_none(tmp_path: Path, first: int) -> None:
     stage = mmap.mmap(-1, 1)
-    for point in itertools.count(1):
+    for point in itertools.count(first, 2):
         path = tmp_path / f"{point}"
 
         def run(path: Path = path, point: int = point) -> None:
@@ -532,10 +534,12 @@ def test_a_build_that_dies_at_any_call_leaves_a_whole_store_or_none(tmp_path: Pa
     assert point > 40
 
 
-@pytest.mark.parametrize(("code", "start"), [(errno.EIO, 1), (errno.ENOSPC, 2)], ids=["EIO", "ENOSPC"])
+@pytest.mark.parametrize(
+    ("code", "start"), [(errno.EIO, 1), (errno.ENOSPC, 2), *further((errno.EIO, 3), (errno.ENOSPC, 4))]
+)
 def test_any_call_may_fail_and_the_store_is_whole_or_none(tmp_path: Path, code: int, start: int) -> None:
     stage = mmap.mmap(-1, 1)
-    for point in itertools.count(start, 2):  # Together every call.
+    for point in itertools.count(start, 4):  # Together every call.
         path = tmp_path / f"{point}"
 
         def run(path: Path = path, point: int = point) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from counter_env import episode
+from further import further
 
 from rlio import MultiAgentBatch, ReplayStore, SampleBatch, concat_samples
 from rlio.replay.buffers import Buffers
@@ -137,8 +138,9 @@ def check_definition(store: ReplayStore, options: dict[str, Any]) -> None:
         assert drawn[name][begin].tolist() == recorded[name].tolist(), options
 
 
-def test_units_that_are_kept_up_are_those_of_a_store_that_looks_at_all_its_rows() -> None:
-    for seed in range(16):
+@pytest.mark.parametrize("seeds", [range(5), *further(range(5, 16))])
+def test_units_that_are_kept_up_are_those_of_a_store_that_looks_at_all_its_rows(seeds: range) -> None:
+    for seed in seeds:
         world = World(seed)
         store = ReplayStore(int(world.rng.integers(3, 50)), frames=90 if seed % 3 else None)
         draws = [{**draw, "policy": "a"} for draw in DRAWS] + JOINT if world.joint else DRAWS

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from further import further
 from stored_batches import files, fresh_root, group_bytes, numbered, put, store
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker as torch_worker
@@ -728,7 +729,7 @@ class TestMessages:
         assert ReplayDataset(folder, batch_size=10**5).loader(num_workers=1)._grouped()[1] == 1
         assert ReplayDataset(folder, batch_size=1, episodes=True).loader(num_workers=1)._grouped()[1] == 1
 
-    @pytest.mark.parametrize("method", ["fork", "spawn"])
+    @pytest.mark.parametrize("method", ["fork", *further("spawn")])
     def test_a_break_and_a_killed_worker_leave_nothing_behind(
         self, folder: str, tmp_path: Path, method: str
     ) -> None:

@@ -62,7 +62,7 @@ def run(setup: Setup) -> Section:
             "rollouts", interleave(cases, rounds=setup.scale.rounds, seconds=setup.scale.seconds)
         )
     work = f"rollouts of {ENVS} CartPole"
-    section.compare(work, case="rollouts", ours="rlio", beside="bare loop", at_least=0.6)
+    section.compare(work, case="rollouts", ours="rlio", beside="bare loop", at_least=1.2)
     section.compare(work, case="rollouts", ours="rlio", beside="RLlib", at_least=25)
     section.compare(work, case="rollouts", ours="rlio", beside="RLlib, SingleAgentEnvRunner")
     section.compare(

@@ -165,7 +165,8 @@ class EnvServer:
         result = self.env.reset() if seed is None or not self.takes_seed else self.env.reset(seed=seed)
         if self._checking is not None:
             self._checking.reset(result)
-        return self._shown(result[0]), result[1] if keeps_info else None
+        obs, info = result
+        return self._shown(obs), info if keeps_info else None
 
     def check_step(self, result: Any) -> None:
         """Check what its first step gave; later ones are not looked at.

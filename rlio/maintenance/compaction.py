@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
@@ -156,28 +155,13 @@ class Sources:
         """`identity` of each."""
         return list(each(self.storage, self.identity, segments))
 
-    def loaded(self, segments: Iterable[Segment]) -> Iterator[tuple[Segment, ShardFile]]:
+    def loaded(self, segments: Sequence[Segment]) -> Iterator[tuple[Segment, ShardFile]]:
         """Each segment with its whole shard; on remote stores the next ones are on their way."""
 
         def load(segment: Segment) -> ShardFile:
             return open_whole(self.storage, segment.ref)
 
-        if self.storage.is_local:
-            yield from ((segment, load(segment)) for segment in segments)
-            return
-        with ThreadPoolExecutor(_SHARDS_AHEAD, thread_name_prefix="rlio-compact") as pool:
-            coming: list[tuple[Segment, Future[ShardFile]]] = []
-            try:
-                for segment in segments:
-                    coming.append((segment, pool.submit(load, segment)))
-                    if len(coming) > _SHARDS_AHEAD:
-                        following, future = coming.pop(0)
-                        yield following, future.result()
-                for following, future in coming:
-                    yield following, future.result()
-            finally:
-                for _, future in coming:
-                    future.cancel()
+        return zip(segments, each(self.storage, load, segments, ahead=_SHARDS_AHEAD), strict=True)
 
 
 @dataclass

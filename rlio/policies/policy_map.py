@@ -226,11 +226,11 @@ class PolicyMap(MutableMapping[str, Policy]):
                 self._put_away(policy_id)
 
     def _put_away(self, policy_id: str) -> None:
-        policy = self._cache[policy_id]
+        parent, policy = self._open_folder(), self._cache[policy_id]
         spec, folder = policy.spec, None
         if policy.is_bound:  # Else there is nothing that its spec does not say.
             spec = None if spec is None else spec.with_spaces(*policy.spaces)
-            folder = Path(tempfile.mkdtemp(dir=self._open_folder()))
+            folder = Path(tempfile.mkdtemp(dir=parent))
             write_scratch(folder, policy.get_state())
         self._stored[policy_id] = _Stored(spec, folder, policy.distributed_world_size)
         self._spare_is(self._cache.pop(policy_id))

@@ -34,7 +34,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -438,10 +438,11 @@ def _json(value: dict[str, Any]) -> tuple[str, bytes, dict[str, str]]:
     return "application/json", json.dumps(value, allow_nan=False).encode(), {}
 
 
-class _Server(ThreadingHTTPServer):
+class _Server(socketserver.ThreadingTCPServer):
     """One thread a connection; connections are kept."""
 
     daemon_threads = True
+    allow_reuse_address = True
     # How many may wait to be accepted: the workers of a cluster connect at once.
     request_queue_size = 1024
     # Threads that wait for an action are let go by the runner, and those that wait for a request end with
@@ -453,11 +454,6 @@ class _Server(ThreadingHTTPServer):
         self._connections: set[Any] = set()
         self._lock = threading.Lock()
         super().__init__(address, _Handler)
-
-    def server_bind(self) -> None:
-        # HTTPServer's own asks a name server for this machine's name, which may take long.
-        socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
@@ -487,22 +483,35 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Received(io.RawIOBase):
-    """What comes from a connection, until a deadline: one of each ``recv`` alone would never end."""
+    """Bytes of a connection. The head of a request has a deadline, not only a timeout for each ``recv``."""
 
-    def __init__(self, connection: socket.socket, until: float) -> None:
+    def __init__(self, connection: socket.socket, head_seconds: float) -> None:
         self._connection = connection
-        #: On the monotonic clock; None: there is none, but for silence.
-        self.until: float | None = until
+        self._head_seconds = head_seconds
+        #: On the monotonic clock; None: only silence ends the connection.
+        self._until: float | None = time.monotonic() + head_seconds
+        self._awaits_head = False
+
+    def begin_body(self) -> None:
+        """A body has no deadline, since it may be large."""
+        self._until = None
+
+    def await_head(self) -> None:
+        """The deadline of the next head begins with its first byte."""
+        self._until, self._awaits_head = None, True
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        left = _SILENCE_SECONDS if self.until is None else self.until - time.monotonic()
+        left = _SILENCE_SECONDS if self._until is None else self._until - time.monotonic()
         if left <= 0:
             raise TimeoutError("the head of a request took too long")
         self._connection.settimeout(left)
-        return self._connection.recv_into(buffer)
+        count = self._connection.recv_into(buffer)
+        if self._awaits_head:
+            self._until, self._awaits_head = time.monotonic() + self._head_seconds, False
+        return count
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -511,30 +520,15 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version = "rlio"
     sys_version = ""
+    disable_nagle_algorithm = True
     server: _Server
     rfile: io.BufferedReader
 
     def setup(self) -> None:
         super().setup()
-        # Answers are small, and somebody waits for each of them.
-        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.rfile.close()
-        self._received = _Received(self.connection, self._deadline())
+        self._received = _Received(self.connection, self.server.reader.limits.head_seconds)
         self.rfile = io.BufferedReader(self._received)
-
-    def _deadline(self) -> float:
-        return time.monotonic() + self.server.reader.limits.head_seconds
-
-    def handle_one_request(self) -> None:
-        if self._received.until is None:  # A later request: it begins with its first byte.
-            try:
-                self.rfile.peek(1)
-            except OSError as error:
-                logger.debug("a client says nothing any more: %s", error)
-                self.close_connection = True
-                return
-            self._received.until = self._deadline()
-        super().handle_one_request()
 
     def do_POST(self) -> None:
         reader = self.server.reader
@@ -543,11 +537,12 @@ class _Handler(BaseHTTPRequestHandler):
         if not hmac.compare_digest(given, f"Bearer {reader.token}".encode()):
             self._refuse(401, "UnsafeData", "this server wants the header Authorization: Bearer <its token>")
             return
-        self._received.until = None
-        self.connection.settimeout(_SILENCE_SECONDS)
+        self._received.begin_body()
         body = self._body()
         if body is None:
             return
+        self._received.await_head()
+        self.connection.settimeout(_SILENCE_SECONDS)
         try:
             command, report_id = self.path.removeprefix(PREFIX), self.headers.get(REPORT_ID)
             kind, content, headers = reader.answer(command, body, report_id)
@@ -592,19 +587,15 @@ class _Handler(BaseHTTPRequestHandler):
         self._say(status, "application/json", json.dumps({"error": name, "message": message}).encode(), {})
 
     def _say(self, status: int, kind: str, content: bytes, headers: Mapping[str, str]) -> None:
-        try:
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(content)))
-            if self.close_connection:
-                self.send_header("Connection", "close")
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(content)
-        except OSError as error:
-            logger.info("a client is gone: %s", error)
-            self.close_connection = True
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
         logger.debug("policy server: %s", format % args)
