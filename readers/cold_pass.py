@@ -51,13 +51,12 @@ class ColdPass(EpochPass):
         row_filter: RowFilter | None = None,
     ) -> None:
         super().__init__(options, uri=dataset.uri, usual=own_size(dataset))
-        self.dataset = dataset
         self._filter = row_filter
         self._missing: Literal["error", "drop", "fill"] = missing
         self._gone = GoneShards(dataset.storage, options.on_error)
         # Of frame stacks.
         self._buffers = Buffers()
-        self._source = self._open_first()
+        self.dataset, self._source = self._opened(dataset)
         # What the ledger holds but for rows that have no position.
         self._tally = ReadLedger()
         # Whether batches were stepped over unread, which are in no ledger.
@@ -268,13 +267,14 @@ class ColdPass(EpochPass):
         ours = self.dataset
         return dataset.segments == ours.segments and dataset.lost_rows() == ours.lost_rows()
 
-    def _open_first(self) -> GroupSource:
+    def _opened(self, dataset: Dataset) -> tuple[Dataset, GroupSource]:
+        """The row groups of a listing, or of a later one if its shards are gone."""
         while True:
             try:
-                return self._open(self.dataset)
+                return dataset, self._open(dataset)
             except ShardGone as gone:
                 self._gone.miss(gone)
-                self.dataset = self.dataset.refresh(at=self.dataset.snapshot())
+                dataset = dataset.refresh(at=dataset.snapshot())
 
     def _open(self, dataset: Dataset) -> GroupSource:
         options = group_options(dataset, self.options, self._missing)
@@ -308,7 +308,7 @@ class ColdPass(EpochPass):
         self._gone.miss(gone)
         if any(segment.ref.path == gone.segment.ref.path for segment in fresh.segments):
             return
-        other = self._open(fresh)
+        fresh, other = self._opened(fresh)
         if other.layout != self._source.layout:
             other.close()
             raise DataNotFound(

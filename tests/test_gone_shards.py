@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stored_batches import numbered, store
+from stored_batches import files, numbered, put, remove, store
 
 import rlio
 from rlio import DatasetReader, Roll
@@ -93,3 +93,25 @@ def test_attempts_are_counted_by_shard_and_forgotten_when_asked(monkeypatch: pyt
     gone.forget()
     gone.miss(first)
     assert not gone.given_up
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_second_shard_may_be_gone_when_the_data_is_listed_again(
+    shuffle: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = 20 * LOST
+    uri = store(numbered(rows), roll=Roll(max_rows=LOST, max_seconds=None))
+    hidden = Hidden(monkeypatch, attempts=0)
+    seed = 0 if shuffle else None
+    with DatasetReader(uri, cache="none", epochs=1, batch_size=7, shuffle=shuffle, seed=seed) as reader:
+        found = [reader.sample()["t"]]
+        for path, data in files(uri).items():  # The same rows under other names; one shard stays.
+            folder, _, name = path.rpartition("/")
+            first, rest = name.split("-", 1)
+            if int(first) != LOST:
+                put(f"{folder}/{int(first):013d}-{rest}", data)
+                remove(path)
+        hidden.attempts = 1
+        found += [batch["t"] for batch in reader]
+    assert sorted(np.concatenate(found).tolist()) == list(range(rows))
+    assert hidden.attempts == 0

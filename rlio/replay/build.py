@@ -12,11 +12,10 @@ from rlio.columns import Columns
 from rlio.dataset import Dataset, common_columns
 from rlio.errors import ClosedError
 from rlio.forks import BackgroundThread
-from rlio.interfaces import Batch
-from rlio.replay.rows import Piece, StoreRows
-from rlio.replay.segment_reader import GroupOptions, SegmentReader, counting_of, own_size
+from rlio.interfaces import Batch, ReadOptions
+from rlio.replay.rows import AddedRows, StoreRows
+from rlio.replay.segment_reader import SegmentReader, counting_of, group_options, own_size
 from rlio.schemas.column import ColumnSpec
-from rlio.schemas.filling import Filling
 from rlio.schemas.folded import unfold
 from rlio.schemas.schema import Leaf, PolicySchema, Schema
 from rlio.storage.listing import Segment
@@ -62,7 +61,7 @@ class Built:
         lost: Part of a shard -> rows of it that were lost to damage.
     """
 
-    pieces: dict[SegmentKey, Piece]
+    pieces: dict[SegmentKey, AddedRows]
     lost: dict[SegmentKey, int]
 
     @property
@@ -74,17 +73,6 @@ class Built:
 def key_of(segment: Segment) -> SegmentKey:
     """The name of a segment's rows."""
     return SegmentKey(segment.ref.path, segment.skip, segment.rows)
-
-
-def options_of(source: Source) -> GroupOptions:
-    """What is read of each row group: every column, made alike."""
-    chosen = common_columns(source.dataset, missing=source.missing, wanted=None)
-    filling = Filling(source.dataset.schemas.values(), columns=chosen)
-    return GroupOptions(
-        columns=chosen,
-        skip_damage=source.on_error == "skip",
-        filling=filling if source.missing == "fill" or filling.adds_validity else None,
-    )
 
 
 def schema_of(source: Source) -> Schema | None:
@@ -184,11 +172,11 @@ def build(
         ShardGone: A shard is not there: list again.
         ClosedError: ``stop`` was set.
     """
-    reader = SegmentReader(
-        source.dataset, options_of(source), counting_of(source.dataset, None), given_up=given_up
-    )
+    dataset = source.dataset
+    options = group_options(dataset, ReadOptions(on_error=source.on_error), source.missing)
+    reader = SegmentReader(dataset, options, counting_of(dataset, None), given_up=given_up)
     decoded = batches_of(source, reader, segments)
-    pieces: dict[SegmentKey, Piece] = {}
+    pieces: dict[SegmentKey, AddedRows] = {}
     lost: dict[SegmentKey, int] = {}
     # One thread decodes, always the same one at a time, one group ahead of the one that packs.
     with closing(BackgroundThread("rlio-decode")) as thread:
@@ -208,7 +196,7 @@ def build(
     return Built(pieces, lost)
 
 
-def _joined(one: Piece, other: Piece) -> Piece:
+def _joined(one: AddedRows, other: AddedRows) -> AddedRows:
     """Two pieces, the second added right after the first."""
     rows = {pid: (first, count + other.rows[pid][1]) for pid, (first, count) in one.rows.items()}
-    return Piece(rows, (one.steps[0], one.steps[1] + other.steps[1]))
+    return AddedRows(rows, (one.steps[0], one.steps[1] + other.steps[1]))

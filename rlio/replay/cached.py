@@ -18,7 +18,7 @@ from typing import Any
 from rlio.errors import CorruptData
 from rlio.replay.build import SegmentKey, Source, build, key_of
 from rlio.replay.cache import Build, CacheFolder, Entry, Reading
-from rlio.replay.rows import Filled, Piece, StoreRows
+from rlio.replay.rows import AddedRows, Filled, StoreRows
 from rlio.replay.table import ROW_VERSION
 from rlio.schemas.schema import Schema, canonical_json
 
@@ -39,7 +39,7 @@ class Cached:
     """
 
     rows: StoreRows
-    pieces: list[Piece]
+    pieces: list[AddedRows]
     skipped: int
     reading: Reading
 
@@ -56,7 +56,7 @@ class _Contents:
     """
 
     filled: Filled
-    pieces: dict[SegmentKey, tuple[Piece | None, int]]
+    pieces: dict[SegmentKey, tuple[AddedRows | None, int]]
     open: Mapping[str, list[Any]]
 
     def serves(self, wanted: list[SegmentKey]) -> bool:
@@ -90,12 +90,12 @@ class _Contents:
             CorruptData: It is not that.
         """
         try:
-            pieces: dict[SegmentKey, tuple[Piece | None, int]] = {}
+            pieces: dict[SegmentKey, tuple[AddedRows | None, int]] = {}
             for path, skip, rows, piece, lost in state["pieces"]:
                 made = None
                 if piece is not None:
                     spans = {pid: (first, count) for pid, (first, count) in piece[0].items()}
-                    made = Piece(spans, (piece[1][0], piece[1][1]))
+                    made = AddedRows(spans, (piece[1][0], piece[1][1]))
                 pieces[SegmentKey(path, skip, rows)] = made, lost
             return cls(Filled.from_json(state), pieces, state["open"])
         except (KeyError, TypeError, ValueError, IndexError) as error:

@@ -35,13 +35,13 @@ from rlio.replay.table import Extent, RowTable
 from rlio.replay.texts import TextExtent
 from rlio.schemas.schema import PolicySchema, Schema
 
-__all__ = ["Filled", "Piece", "StoreRows"]
+__all__ = ["AddedRows", "Filled", "StoreRows"]
 
 Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Piece:
+class AddedRows:
     """Rows that were added together: those of one part of a shard.
 
     Attributes:
@@ -197,7 +197,7 @@ class StoreRows:
         """Bytes of a row of the policy with the widest ones, texts apart."""
         return max(table.layout.bytes for table in self.tables.values())
 
-    def add(self, batch: Batch, *, writer: str = "") -> Piece:
+    def add(self, batch: Batch, *, writer: str = "") -> AddedRows:
         """Add the rows of a batch.
 
         Raises:
@@ -213,10 +213,10 @@ class StoreRows:
                 first = table.head
                 ingest.add(batch, writer=writer)
                 self._look_for_missing(pid, batch)
-                return Piece({DEFAULT_POLICY_ID: (first, table.head - first)})
+                return AddedRows({DEFAULT_POLICY_ID: (first, table.head - first)})
         return self._add_joint(batch, writer)
 
-    def _add_joint(self, batch: MultiAgentBatch, writer: str) -> Piece:
+    def _add_joint(self, batch: MultiAgentBatch, writer: str) -> AddedRows:
         if not self.joint:
             raise SchemaError("a MultiAgentBatch in a store of SampleBatches: add the batch of one policy")
         numbers, count = step_numbers(batch)
@@ -237,7 +237,7 @@ class StoreRows:
         start = self._steps.stop
         self._steps.added.add(order, bounds)
         self._forget_steps()
-        return Piece(rows, (start, count))
+        return AddedRows(rows, (start, count))
 
     def _forget_steps(self) -> None:
         """Drop the joint steps of rows that the tables of a ring have forgotten."""
@@ -336,7 +336,7 @@ class StoreRows:
 
     # ---- what a reader sees ----
 
-    def units(self, draw: Draw, *, pieces: Sequence[Piece] | None = None) -> Units:
+    def units(self, draw: Draw, *, pieces: Sequence[AddedRows] | None = None) -> Units:
         """The units of a draw.
 
         Args:
@@ -357,7 +357,7 @@ class StoreRows:
             steps = self._steps.view(None if pieces is None else [piece.steps for piece in pieces])
         return open_units(held, draw, steps=steps)
 
-    def _held(self, pid: str, pieces: Sequence[Piece] | None) -> Held:
+    def _held(self, pid: str, pieces: Sequence[AddedRows] | None) -> Held:
         table = self.tables[pid]
         policy = self._policies[pid]
         if pid in self._whole:

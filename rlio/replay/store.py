@@ -41,7 +41,7 @@ from rlio.replay.filters import RowFilter, RowFunction
 from rlio.replay.memory import RamArrays
 from rlio.replay.n_step import NStep
 from rlio.replay.priorities import Prioritised
-from rlio.replay.rows import Piece, StoreRows
+from rlio.replay.rows import AddedRows, StoreRows
 from rlio.replay.samplers import EpochReader, PrioritisedSampler, UniformSampler
 from rlio.replay.saved import load_rows, save_rows
 from rlio.replay.scratch import ScratchArrays
@@ -164,7 +164,7 @@ class ReplayStore:
         #: Held while rows are added or drawn.
         self.lock = threading.RLock()
         self._rows: StoreRows | None = None
-        self._pieces: list[Piece] | None = None
+        self._pieces: list[AddedRows] | None = None
         #: What it is the store of; None: of live rows.
         self._dataset: Dataset | None = None
         #: Rows of the data set that were lost to damage, with ``on_error="skip"``.
