@@ -81,8 +81,12 @@ class Retry:
             raise OptionError(f"{self}: expected attempts >= 1 and delays >= 0")
 
     def wait(self, attempt: int, path: str) -> None:
-        """Wait after the failed ``attempt`` (from 0). Paths differ, so writers that failed together part."""
-        spread = 0.5 + zlib.crc32(f"{path} {attempt}".encode("utf-8", "surrogateescape")) / 2**32
+        """Wait after the failed ``attempt`` (from 0).
+
+        Paths and processes differ in their delays, so that writers that failed together do not retry together.
+        """
+        key = f"{path} {attempt} {os.getpid()}".encode("utf-8", "surrogateescape")
+        spread = 0.5 + zlib.crc32(key) / 2**32
         self.sleep(min(self.first_delay * 2**attempt * spread, self.max_delay))
 
 
