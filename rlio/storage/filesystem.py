@@ -83,7 +83,7 @@ class Retry:
     def wait(self, attempt: int, path: str) -> None:
         """Wait after the failed ``attempt`` (from 0).
 
-        Paths and processes differ in their delays, so that writers that failed together do not retry together.
+        Paths and processes differ in their delays: writers that failed together do not retry together.
         """
         key = f"{path} {attempt} {os.getpid()}".encode("utf-8", "surrogateescape")
         spread = 0.5 + zlib.crc32(key) / 2**32
