@@ -116,17 +116,18 @@ class AsyncInput(InputReader):
 
     def _seek(self, position: JsonState) -> None:
         self._ahead.check()
+        for batch in self._ahead.halt():
+            self._dropped.add(batch)
         with self.lock:
-            for batch in self._ahead.clear():
-                self._dropped.add(batch)
             self.child.load_state_dict(position["child"])
+        if self._is_black_hole:
+            self._ahead.start()
 
     def _close(self) -> None:
         if self._ahead.is_lost:
             return  # The child is the parent's, as its thread is.
-        if self._ahead.is_running:
-            self.interrupt()
-            self._ahead.halt()
+        self.interrupt()
+        self._ahead.halt()
         self.child.close()
 
 

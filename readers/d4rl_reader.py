@@ -178,7 +178,7 @@ class _Handles:
 
     def guarded(self, number: int, record: int | None, action: Callable[[], T]) -> T:
         """See `rlio.readers.inputs.guarded`."""
-        return guarded(self.files[number], record, action, format="HDF5")
+        return guarded(self.files[number], record, action, format="HDF5", also=(RuntimeError,))
 
     def child(self, group: Any, name: str) -> Any:
         """A member of ``group``, if it is stored right there."""

@@ -87,7 +87,8 @@ class DatasetReader(InputReader):
             there, the data ends for this call; the next one looks again.
         follow: Whether to go along with the data set as it grows; without ``epochs``, ``shuffle``, ``at``.
         idle_timeout: When following, seconds to wait for the next row; None waits for ever, 0 not at all.
-        poll_seconds: When following, seconds between two listings while there is nothing to read.
+        poll_seconds: When following, least seconds between two listings while there is nothing to read; where
+            a listing takes long, ten times as long as that.
         cache: Where rows are kept for random access: in "memory", on "disk" (mapped files in a folder that
             runs and processes share: ``RLIO_CACHE``, ``RLIO_CACHE_BYTES`` and ``RLIO_CACHE_CHECK``, see
             `rlio.replay.cache.CacheFolder`), or "none": shards are decoded as they are read. The order of
@@ -254,6 +255,11 @@ class DatasetReader(InputReader):
         if self.options.epochs is not None or isinstance(self._pass, FollowPass):
             return None
         return Endless(self._pass.epoch, self._pass.total)
+
+    def interrupt(self) -> None:
+        """Let a `sample` that waits for rows go; see `InputReader`."""
+        if isinstance(self._pass, FollowPass):
+            self._pass.interrupt()
 
     def _next(self) -> Batch:
         return self._pass.take(None)

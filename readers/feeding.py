@@ -84,7 +84,7 @@ class Feed:
         account: Of rows put in and drawn.
         cursors: Where to begin.
         keeper: Puts the progress marks; None: there are none.
-        poll_seconds: Seconds between two listings while there is nothing to take.
+        poll_seconds: Least seconds between two listings while there is nothing to take.
     """
 
     def __init__(

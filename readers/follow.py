@@ -703,6 +703,10 @@ class FollowPass:
         rest = split_batch(whole, 0, served, self.unit)[1]
         return _Chunk(writer, until, Folded(rest), units - served, rest.agent_steps(), served)
 
+    def interrupt(self) -> None:
+        """End any wait for rows with a ClosedError; `close` follows."""
+        self._closing.set()
+
     def close(self) -> None:
         """End the background thread, and any wait for rows."""
         self._closing.set()

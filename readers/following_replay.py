@@ -114,7 +114,7 @@ class FollowingReplay(InputReader):
         shard: (rank, world).
         slots: Into how many parts writers are dealt; the same for all ranks, and for all states.
         timeout: Seconds that `sample` waits for rows; None: for ever.
-        poll_seconds: Seconds between two listings while there is nothing to read.
+        poll_seconds: Least seconds between two listings while there is nothing to read.
         on_error: What to do with damaged or missing rows: "raise", or "skip" and count them.
         drop_last: Drop the last batch if it is shorter.
         missing: "error", or "fill" columns that only some writers have with zeros.

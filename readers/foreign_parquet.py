@@ -265,7 +265,7 @@ class _Groups:
                 )
 
     def _guarded(self, number: int, record: int | None, action: Callable[[], T]) -> T:
-        return guarded(self._files[number], record, action, format="Parquet")
+        return guarded(self._files[number], record, action, format="Parquet", also=(NotImplementedError,))
 
     def read(
         self, group: int, start: int, stop: int, columns: frozenset[str] | None, use: Callable[[Any], T]

@@ -90,7 +90,14 @@ def raise_at(error: RlioError, *, uri: str, record: int | None = None) -> NoRetu
     raise type(error)(message, uri=uri, record=record, column=error.column) from error
 
 
-def guarded(file: InputFile, record: int | None, action: Callable[[], T], *, format: str) -> T:
+def guarded(
+    file: InputFile,
+    record: int | None,
+    action: Callable[[], T],
+    *,
+    format: str,
+    also: tuple[type[Exception], ...] = (),
+) -> T:
     """What ``action`` returns; what a library says about damage becomes CorruptData with the place.
 
     Args:
@@ -98,14 +105,16 @@ def guarded(file: InputFile, record: int | None, action: Callable[[], T], *, for
         record: Number of the record or row group; None: the file as a whole.
         action: Reads.
         format: Name of the format, for the message.
+        also: What its library raises besides OSError, KeyError, ValueError and TypeError.
     """
+    damage: tuple[type[Exception], ...] = (OSError, KeyError, ValueError, TypeError, *also)
     try:
         return action()
     except (SchemaError, CorruptData) as error:
         raise_at(error, uri=file.uri, record=record)
     except RlioError:
         raise
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
+    except damage as error:
         # Errors of the library carry no errno, unlike those of the filesystem.
         if getattr(error, "errno", None) is not None:
             raise

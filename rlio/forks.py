@@ -170,15 +170,16 @@ class ReadAhead(Generic[T]):
 
     def start(self) -> None:
         """Start the thread, unless it runs, or was interrupted."""
-        if self._thread is None and not self._interrupted:
+        with self._queue.changed:  # An `interrupt` comes before, or ends the thread that starts here.
+            if self._thread is not None or self._interrupted:
+                return
             self._owner = Owner()
             self._queue.stopped = False
             # A daemon: the interpreter waits for other threads before anybody could tell them to end.
-            self._thread = threading.Thread(target=self._queue.fill, name=self._name, daemon=True)
-            self._finalizer = weakref.finalize(
-                self, _end, self._queue, self._thread, self._owner, _LAST_SECONDS
-            )
-            self._thread.start()
+            thread = threading.Thread(target=self._queue.fill, name=self._name, daemon=True)
+            thread.start()
+            self._thread = thread
+            self._finalizer = weakref.finalize(self, _end, self._queue, thread, self._owner, _LAST_SECONDS)
 
     def get(self) -> T:
         """Wait for the next item.
@@ -195,22 +196,19 @@ class ReadAhead(Generic[T]):
             raise item.error
         return item
 
-    def clear(self) -> list[T]:
-        """Drop what waits, and give it."""
-        return self._queue.clear()
-
     def interrupt(self) -> None:
         """End the thread for good, and `get` with a ClosedError where nothing waits; `halt` follows."""
         if not self.is_lost:
-            self._interrupted = True
-            self._queue.stop()
+            with self._queue.changed:
+                self._interrupted = True
+                self._queue.stop()
 
     def halt(self) -> list[T]:
         """End the thread, after the item that is in the making, and give what waits; nothing in a fork."""
         if self.is_lost:
             return []
         self._end_thread()
-        return self.clear()
+        return self._queue.clear()
 
     def _end_thread(self) -> None:
         thread, self._thread = self._thread, None

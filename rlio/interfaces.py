@@ -267,7 +267,8 @@ class InputReader(Restorable, ABC):
         """What is left over, else the next batch."""
         if self._rests:
             return self._rests.popleft()
-        origin = self._position()
+        # Readers that cannot go back need no place to go back to, and theirs may have to wait for a thread.
+        origin = self._position() if self.replayable else {}
         return _Rest(self._read(), origin, 0)
 
     def _read(self) -> Batch:

@@ -34,6 +34,7 @@ from rlio import (
     TorchPolicy,
 )
 from rlio.errors import ClosedError, EndOfData, EnvError, OptionError, SchemaError, UnknownName, UnsafeData
+from rlio.interfaces import JsonState
 from rlio.rollout.callbacks import Callbacks
 from rlio.rollout.policy_server import ServerLimits
 
@@ -517,6 +518,47 @@ def test_batches_come_in_order_and_errors_in_their_place() -> None:
         assert [int(batch["t"][0]) for batch in reader] == [3, 4, 5]
         with pytest.raises(EndOfData):
             reader.sample()
+
+
+class Seekable(Numbers):
+    """They have a position."""
+
+    replayable = False
+
+    def _position(self) -> JsonState:
+        return {"number": self.number}
+
+    def _seek(self, position: JsonState) -> None:
+        self.number = position["number"]
+
+
+@pytest.mark.parametrize("last", [2, 1000], ids=["at the end", "in the middle"])
+def test_after_a_load_no_batch_from_before_is_served_and_the_thread_goes_on(last: int) -> None:
+    with AsyncInput(Seekable(last=last), queue_size=1) as reader:
+        state = reader.state_dict()
+        assert int(reader.sample()["t"][0]) == 0
+        while reader.child.number < 2:
+            time.sleep(0.001)
+        reader.load_state_dict(state)
+        assert [int(reader.sample()["t"][0]) for _ in range(2)] == [0, 1]
+        assert reader.rows_dropped in (1, 2)
+
+
+def test_a_size_that_the_waiting_batches_have_does_not_wait_for_the_next_one() -> None:
+    goes_on = threading.Event()
+
+    class Slow(Seekable):
+        def _next(self) -> SampleBatch:
+            if self.number == 3:
+                goes_on.wait()
+            return super()._next()
+
+    with AsyncInput(Slow(), queue_size=3) as reader:
+        reader.sample()
+        while reader.child.number < 3:
+            time.sleep(0.001)
+        assert len(reader.sample(2)) == 2
+        goes_on.set()
 
 
 def test_the_queue_is_bounded() -> None:

@@ -33,7 +33,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from stored_batches import assert_identical, files, fresh_root, load, numbered, put
 
-from rlio import DatasetReader, JsonWriter, MultiAgentBatch, Roll, SampleBatch, concat_samples, read
+from rlio import (
+    AsyncInput,
+    DatasetReader,
+    JsonWriter,
+    MultiAgentBatch,
+    Roll,
+    SampleBatch,
+    concat_samples,
+    read,
+)
 from rlio.errors import (
     ClosedError,
     CorruptData,
@@ -659,6 +668,25 @@ def test_prefetch_is_not_ignored_by_a_reader_that_follows(finished: str) -> None
 def test_waiting_without_following_is_refused(finished: str, options: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match="follow=True"):
         DatasetReader(finished, **options)
+
+
+def test_an_input_in_a_thread_is_closed_while_its_reader_waits_for_rows() -> None:
+    reader = AsyncInput(follow(fresh_root(), idle_timeout=None, poll_seconds=60))
+
+    def wait() -> None:
+        with pytest.raises(ClosedError):
+            reader.sample()
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    while not reader._ahead.is_running:
+        time.sleep(0.001)
+    closing = threading.Thread(target=reader.close)
+    closing.start()
+    closing.join(20)
+    assert not closing.is_alive()
+    waiting.join(20)
+    assert not waiting.is_alive()
 
 
 def test_closing_ends_a_wait() -> None:

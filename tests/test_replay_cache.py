@@ -33,7 +33,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlio.errors import CacheError, ClosedError, CorruptData, OptionError, UnsafeData
-from rlio.replay import cache, cache_files, memory
+from rlio.replay import cache, cache_files, cache_room, memory
 from rlio.replay.cache import Build, CacheFolder, Entry, Reading
 from rlio.replay.manifests import Manifest
 
@@ -814,6 +814,23 @@ def test_what_does_not_help_is_not_done(tmp_path: Path) -> None:
         assert rows_in(idle) == 10
         opened.ensure_room(39_000)
         assert rows_in(idle) is None
+
+
+def test_what_frees_no_disk_space_is_not_counted_as_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the least recently used store is mapped by a process."""
+    folder = CacheFolder(tmp_path / "cache")
+    mapped, idle = entry_of(folder, "1" * 16), entry_of(folder, "2" * 16)
+    for entry in (mapped, idle):
+        build(entry)
+    use_at(mapped, time.time() - 1000)
+    monkeypatch.setattr(cache_room, "_disk", lambda path: (0 if os.path.exists(idle.path) else 8192, 0))
+    with entry_of(folder).building() as opened:
+        opened.ensure_room(8000)
+        assert (rows_in(mapped), rows_in(idle)) == (None, None)
+        with pytest.raises(CacheError):
+            opened.ensure_room(9000)
 
 
 def test_a_store_that_is_being_extended_does_not_make_way(tmp_path: Path) -> None:

@@ -36,7 +36,8 @@ def make_room(folder: str, key: str, wanted: int, max_bytes: int) -> None:
         max_bytes: That all stores together may take.
 
     Raises:
-        CacheError: There is no such room, even without the other stores; then none is removed.
+        CacheError: There is no such room. None is removed where that is clear before; stores that are being
+            extended, or that a process has mapped, show it only once others were removed.
     """
     _sweep(folder)
     found = scan(folder)
@@ -45,13 +46,16 @@ def make_room(folder: str, key: str, wanted: int, max_bytes: int) -> None:
         key=lambda each: (each.used, each.key),
     )
     taken, (free, kept) = sum(each.bytes for each in found), _disk(folder)
-    missing = max(taken + wanted - max_bytes, wanted - (free - kept))
+    over, missing = taken + wanted - max_bytes, wanted - (free - kept)
     # Looked at before any is removed: what does not help is not done.
-    if missing <= sum(each.bytes for each in others):
+    if max(over, missing) <= sum(each.bytes for each in others):
         for each in others:
-            if missing > 0 and _evict(folder, each):
-                missing -= each.bytes
-    if missing > 0:
+            if max(over, missing) > 0 and _evict(folder, each):
+                over -= each.bytes
+                # Asked again: the files of a store that a process has mapped stay on the disk for now.
+                free, kept = _disk(folder)
+                missing = wanted - (free - kept)
+    if max(over, missing) > 0:
         raise CacheError(
             f"a store needs {size_text(wanted)} more; the cache may take {size_text(max_bytes)} and has "
             f"{size_text(taken)}, {size_text(sum(each.bytes for each in others))} of it in other stores; its "
