@@ -48,8 +48,6 @@ __all__ = ["DecodedGroup", "ShardFile"]
 
 _MAGIC = b"PAR1"
 _TAIL = 64 << 10
-# Below this, handing columns to pyarrow's threads costs more than it gains.
-_THREADED_ROWS = 4096
 # What a stranger's bytes under right CRCs can make pyarrow, json and NumPy raise.
 _MALFORMED = (
     pa.ArrowException,
@@ -332,7 +330,9 @@ class ShardFile:
         table = file.read_row_group(
             index,
             columns=None if len(chosen) == len(self._fields) else chosen,
-            use_threads=info.rows > _THREADED_ROWS,
+            # A thread of Arrow's may drop what it read after the table is returned. It cannot free memory of
+            # Python's while the interpreter ends: the process would abort.
+            use_threads=False,
         )
         if table.num_rows != info.rows:
             raise CorruptData(f"{table.num_rows} rows where {info.rows} are listed")
