@@ -29,7 +29,8 @@ class AsyncInput(InputReader):
 
     Environments step while a learner learns, with the weights of that moment: rows are up to ``queue_size``
     batches older than those of a plain sampler. A policy that it samples with learns and changes under its
-    `rlio.Policy.lock`; ``lock`` is held while the child samples.
+    `rlio.Policy.lock`; ``lock`` is held while the child samples. Hold neither while you call `sample`, load a
+    state or close: the thread may wait for it.
 
     An error of the child surfaces in `sample`, after the batches before it; the next call goes on. So does
     its end. `close` waits for the batch that is being sampled, unless the child waits for others and can be

@@ -172,11 +172,12 @@ def test_policies_do_not_act_while_they_learn_or_change() -> None:
         worker.apply_gradients(gradients)
         worker.sample_and_learn()
         worker.set_state(worker.get_state(["policies"]))
-        worker.for_policy(lambda policy: policy.learn_on_batch(worker.sample()))
-        worker.foreach_policy(lambda policy, _: policy.learn_on_batch(worker.sample()))
-        worker.foreach_policy_to_train(lambda policy, _: policy.learn_on_batch(worker.sample()))
+        batch = worker.sample()  # Not under the lock: the sampler may need it to fill the queue.
+        worker.for_policy(lambda policy: policy.learn_on_batch(batch))
+        worker.foreach_policy(lambda policy, _: policy.learn_on_batch(batch))
+        worker.foreach_policy_to_train(lambda policy, _: policy.learn_on_batch(batch))
         with policy.lock:
-            policy.learn_on_batch(worker.sample())
+            policy.learn_on_batch(batch)
         worker.set_global_vars(GlobalVars(1000))
     assert policy.clashes == []
 

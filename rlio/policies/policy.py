@@ -159,7 +159,8 @@ class Policy(ABC):
         """Held by runners while the policy acts, and by rlio's own policies while they learn or change.
 
         A policy of yours that acts in one thread and changes in another (``sample_async``) changes under this
-        lock: in ``with self.lock``, or by the methods of `RolloutWorker`, which take it.
+        lock: in ``with self.lock``, or by the methods of `RolloutWorker`, which take it. Sample before that:
+        with an empty queue, a `sample` under the lock would wait for the thread that waits for the lock.
         """
         found: threading.RLock | None = self.__dict__.get("_lock")
         return self.__dict__.setdefault("_lock", threading.RLock()) if found is None else found
