@@ -171,7 +171,9 @@ class ColdPass(EpochPass):
             self._drop_parts(parts)
             raise EndOfData(f"the last {found} {self.unit} are fewer than {world * n}: drop_last drops them")
         if world > 1:  # The last step is dealt evenly, and only now it is known how much there is of it.
-            self.epoch, self.offset, self._tally = before  # Nobody got what was decoded: it serves again.
+            self.epoch, self.offset, self._tally = (
+                before  # What was decoded was not served: it is served next.
+            )
             parts, _ = self._look_through(world * n, range(*share(found, self.options.shard)))
         return parts
 

@@ -131,8 +131,8 @@ class ReadAhead(Generic[T]):
     another one. A forked child of a process with a running thread cannot go on.
 
     Args:
-        make: Makes the next item; called in the thread. It holds no reference to whoever has this, who may be
-            dropped without `halt`.
+        make: Makes the next item; called in the thread. It holds no reference to the owner of this, so that
+            the owner may be dropped without `halt`.
         depth: Items that wait at most, at least 1 (0 with ``on_full``); one more is in the making.
         name: Of the thread; and of this, in errors.
         on_full: Called with an item that finds the queue full, which is dropped. None: the thread waits.

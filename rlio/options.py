@@ -114,9 +114,8 @@ def checked_keywords(taker: F) -> F:
     raises `UnknownName`, an `OptionError`, in place of Python's TypeError, which names no others.
     """
     if isinstance(taker, type):
-        # mypy warns since a subclass may change the signature of __init__; only this very class's is wrapped.
-        init = taker.__init__  # type: ignore[misc]
-        taker.__init__ = _checked(init, taker.__name__)  # type: ignore[misc]
+        init = taker.__init__  # type: ignore[misc] # of this very class, not of a subclass
+        taker.__init__ = _checked(init, taker.__name__)  # type: ignore[misc] # likewise
         return taker
     owner = taker.__qualname__.removesuffix(".__init__").rpartition("<locals>.")[2]
     return cast("F", _checked(taker, owner))

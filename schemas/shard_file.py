@@ -2,7 +2,7 @@
 
 The footer is checked against the CRC in the shard's name, each row group against the footer's list, when it
 is read. The schema, and the sizes that the footer declares, are checked against limits before a page is
-decoded. The rest is pyarrow's: a file that somebody forged under right CRCs is as safe as pyarrow makes it.
+decoded. The rest is pyarrow's: a file that was forged with right CRCs is as safe as pyarrow makes it.
 """
 
 from __future__ import annotations

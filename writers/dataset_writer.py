@@ -55,7 +55,7 @@ class DatasetWriter(OutputWriter):
         self._stored = provenance.stored
         self._spaces = provenance.spaces_to_json(spaces)
         kept = parse_spool(spool, sync)
-        if writer_id is not None:  # Of which there may be a log.
+        if writer_id is not None:  # An earlier process may have left a log of it.
             recover_before_writing(root, kept, storage_options=storage_options)
         self._publisher = open_publisher(
             root,
@@ -156,7 +156,7 @@ class DatasetWriter(OutputWriter):
         self._timer.start()
 
     def _make_room(self) -> None:
-        """Publish first what can be neither logged nor held in memory any longer.
+        """Publish first, where the log and the memory have no room for the rows.
 
         Raises:
             PublishError: It cannot be published; nothing new is to be taken.

@@ -201,7 +201,7 @@ def _serve(
     gc.freeze()
     shared = None if blocks is None else _buffer_in(options["spaces"][0], num_envs, blocks)
     server = EnvServer(index, make.fn, buffer=shared, **options)
-    with suppress(EOFError, ConnectionError):  # Nobody is there any more.
+    with suppress(EOFError, ConnectionError):  # The parent has closed the pipe, or died.
         while True:
             command, arguments = pipe.recv()
             if command == "close":

@@ -134,27 +134,25 @@ def check_strays(storage: Storage, listing: Listing, findings: Findings) -> list
                 findings.add("stray", "the name is that of no progress mark", uri=storage.uri_of(entry.path))
         elif entry.path != HEADER and top not in (DATA_DIR, SCHEMA_DIR, WAL_DIR):
             findings.add("foreign", "it is no part of a data set", uri=storage.uri_of(entry.path))
-    if counted[TMP_DIR]:
-        findings.add(
+    for folder, code, what in (
+        (
+            TMP_DIR,
             "unfinished",
-            f"{len(counted[TMP_DIR])} unfinished files, being written or left by writers that died: "
-            "`rlio gc` removes old ones",
-            uri=storage.uri_of(TMP_DIR),
-        )
-    if counted[INDEX_DIR]:
-        findings.add(
+            "unfinished files, being written or left by writers that died: `rlio gc` removes old ones",
+        ),
+        (
+            INDEX_DIR,
             "unused-index",
-            f"{len(counted[INDEX_DIR])} objects that an early version left to speed up listing, and that are "
-            "not used: `rlio gc` removes them",
-            uri=storage.uri_of(INDEX_DIR),
-        )
-    if counted[QUARANTINE_DIR]:
-        findings.add(
+            "objects that an early version left to speed up listing, not used: `rlio gc` removes them",
+        ),
+        (
+            QUARANTINE_DIR,
             "quarantined",
-            f"{len(counted[QUARANTINE_DIR])} objects were set aside by repair: remove them once nobody "
-            "wants to look into them",
-            uri=storage.uri_of(QUARANTINE_DIR),
-        )
+            "objects that repair has set aside: remove them once they are not needed for an inquiry",
+        ),
+    ):
+        if counted[folder]:
+            findings.add(code, f"{len(counted[folder])} {what}", uri=storage.uri_of(folder))
     for path, kind in _odd_files(storage):
         findings.add(
             "link",

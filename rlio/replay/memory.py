@@ -250,7 +250,7 @@ class FileArrays:
         folder: Where the files lie; it exists.
         writable: Make arrays, or extend those in ``sizes``; else read them.
         sizes: Name -> bytes of the arrays that are there: what lies behind them is not looked at, and cut off
-            by whoever extends them. None: there are none.
+            by the process that extends them. None: there are none.
         before_reserving: Called with the number of bytes that are about to be reserved; may raise.
         dir_fd: A descriptor of the folder, which may have been renamed; not closed.
 

@@ -26,7 +26,7 @@ _LEAST = 64
 
 
 class Numbers:
-    """A queue of int64 numbers in one array, which has room for half as many again.
+    """A queue of int64 numbers in one array, with spare room for half of them.
 
     Adding and dropping take time for the numbers that come and go, on average, however many are kept.
 
