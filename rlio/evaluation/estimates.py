@@ -94,10 +94,12 @@ def measured(
     on_scale = [_on_scale(part, log_scale) for part in parts]
     influences, count = influences_of(on_scale), draws.episodes
     largest = float(np.abs(influences).max()) or 1.0  # squares of numbers up to e^500 would overflow
-    squares = float(((influences / largest) ** 2).sum())
-    error = largest * math.sqrt(squares / (count - 1) / count) if count > 1 else math.nan
+    squares = (influences / largest) ** 2
+    total = float(squares.sum())
+    error = largest * math.sqrt(total / (count - 1) / count) if count > 1 else math.nan
     interval = draws.interval(on_scale, confidence=options.confidence)
-    rests_on = squares**2 / float(((influences / largest) ** 4).sum()) if squares else float(count)
+    # NumPy multiplies for a square; for a fourth power it calls pow, 30 times as slow.
+    rests_on = total**2 / float((squares**2).sum()) if total else float(count)
     found = list(doubts or ())
     if doubts is not None and rests_on < _LEAST_ERROR_SIZE:
         found.append(
