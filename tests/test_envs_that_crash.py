@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from crashing_env import LENGTH, Crashing, Transitions, fails_once
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlio import (
     DatasetReader,
@@ -31,7 +31,7 @@ from rlio.envs.local import LocalStepper
 from rlio.envs.making import EnvSetup, make_stepper
 from rlio.envs.restarting import RestartPolicy, Restarts
 from rlio.envs.seeding import EpisodeSeeds, episode_seed
-from rlio.envs.stepping import Stepper, VectorStepper
+from rlio.envs.stepping import Stepper
 from rlio.envs.waiting import ProcessStepper
 from rlio.errors import EnvError, OptionError
 from rlio.rollout.callbacks import Callbacks
@@ -57,21 +57,6 @@ def stepper_of(
         num_envs=3, vectorize_mode=mode, context=EnvContext({"fails": fails}), restarts=restarts, **more
     )
     return make_stepper(Crashing, setup)
-
-
-def vector_of(kind: type[Any], mode: AutoresetMode, fails: Callable[[Crashing, str], None]) -> Any:
-    """A vector environment of gymnasium's, whose functions make an environment that works the second time."""
-    made: set[int] = set()
-
-    def maker(index: int) -> Callable[[], Crashing]:
-        def make() -> Crashing:
-            env = Crashing(EnvContext({"fails": fails}, vector_index=index, recreated=index in made))
-            made.add(index)
-            return env
-
-        return make
-
-    return kind([maker(index) for index in range(3)], autoreset_mode=mode)
 
 
 def sampled(stepper: Stepper, *, until: int) -> Transitions:
@@ -100,39 +85,19 @@ def test_an_environment_that_fails_is_made_anew_and_the_others_go_on(mode: str, 
     assert seen.episodes(0)[:5] == seen.episodes(2)[:5] == [(0, n) for n in range(5)]
 
 
-@pytest.mark.parametrize("autoreset", list(AutoresetMode), ids=lambda mode: mode.name)
-@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
-def test_vector_environments_of_gymnasium_are_taken_apart_in_all_autoreset_modes(
-    kind: type[Any], autoreset: AutoresetMode
-) -> None:
-    envs = vector_of(kind, autoreset, fails_once(1, episode=2, t=3))
-    seen = sampled(make_stepper(envs, EnvSetup(restarts=AT_ONCE)), until=4)
-    assert seen.faulty == [1]
-    assert seen.episodes(1)[:3] == [(0, 0), (0, 1), (1, 0)]
-
-
-@pytest.mark.parametrize("autoreset", list(AutoresetMode), ids=lambda mode: mode.name)
-def test_other_vector_environments_fail_as_a_whole_in_all_autoreset_modes(autoreset: AutoresetMode) -> None:
-    class Subclass(SyncVectorEnv):
-        pass
-
-    lives = iter(range(10))
-
-    def make() -> Any:
-        life = next(lives)
-        fails = fails_once(1, episode=1, t=2) if not life else lambda env, what: None
+def test_a_vector_environment_that_fails_is_an_error_and_a_reset_begins_anew() -> None:
+    for autoreset in AutoresetMode:
+        fails = fails_once(1, episode=1, t=2)
         makers = [
-            lambda i=i: Crashing(EnvContext({"fails": fails}, vector_index=i, recreated=bool(life)))
-            for i in range(3)
+            lambda i=i, fails=fails: Crashing(EnvContext({"fails": fails}, vector_index=i)) for i in range(3)
         ]
-        return Subclass(makers, autoreset_mode=autoreset)
-
-    stepper = make_stepper(make, EnvSetup(num_envs=3, restarts=AT_ONCE))
-    assert isinstance(stepper, VectorStepper)
-    seen = sampled(stepper, until=4)
-    assert seen.faulty == [0, 1, 2]
-    assert seen.episodes(1)[:3] == [(0, 0), (1, 0), (1, 1)]
-    assert stepper.failures == 1
+        stepper = make_stepper(SyncVectorEnv(makers, autoreset_mode=autoreset))
+        stepper.reset(seeds=EpisodeSeeds(7, num_envs=3))
+        with pytest.raises(EnvError, match=r"SyncVectorEnv.step\(\) failed") as caught:
+            run(stepper, 3 * LENGTH)
+        assert not isinstance(caught.value.__cause__, EnvError)
+        assert len(stepper.reset()) == 3
+        stepper.close()
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
@@ -299,11 +264,11 @@ def test_what_cannot_be_made_anew_is_refused_beforehand() -> None:
     with pytest.raises(OptionError, match="pass a function"):
         make_stepper(Crashing(EnvContext()), EnvSetup(restarts=AT_ONCE))
 
-    class Subclass(SyncVectorEnv):
-        pass
-
+    envs = SyncVectorEnv([lambda: Crashing(EnvContext())])
     with pytest.raises(OptionError, match="pass a function"):
-        make_stepper(Subclass([lambda: Crashing(EnvContext())]), EnvSetup(restarts=AT_ONCE))
+        make_stepper(envs, EnvSetup(restarts=AT_ONCE))
+    with pytest.raises(OptionError, match="pass a function"):
+        make_stepper(lambda: envs, EnvSetup(restarts=AT_ONCE))
 
 
 def test_an_environment_made_anew_has_the_spaces_of_the_first() -> None:

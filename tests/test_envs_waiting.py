@@ -210,8 +210,8 @@ def test_what_environments_that_are_there_already_cannot_do_is_refused() -> None
     vector = gym.vector.SyncVectorEnv([lambda: cartpole(0, False)])
     for env, options, words in (
         (cartpole(0, False), {}, "vectorize_mode='async'.*in this process already"),
-        (vector, {"step_timeout": 5.0}, "env_step_timeout=5.0.*waits for all"),
-        (vector, {"batch_wait_ms": 0.0}, "remote_env_batch_wait_ms=0.0.*waits for all"),
+        (vector, {"step_timeout": 5.0}, "env_step_timeout=5.0.*pass a function"),
+        (vector, {"batch_wait_ms": 0.0}, "remote_env_batch_wait_ms=0.0.*pass a function"),
     ):
         with pytest.raises(OptionError, match=words):
             make_stepper(env, EnvSetup(vectorize_mode="async", **options))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import gymnasium as gym
     from gymnasium.vector import VectorEnv
 
-__all__ = ["EnvCheck", "VectorCheck", "check_methods", "check_observation", "check_spaces", "takes_seed"]
+__all__ = ["EnvCheck", "VectorCheck", "check_methods", "check_observation", "check_spaces"]
 
 _HINT = "check_env=False goes on without looking"
 
@@ -219,32 +219,16 @@ def check_spaces(env: gym.Env[Any, Any], where: str) -> None:
 
 
 def check_methods(env: gym.Env[Any, Any], where: str) -> None:
-    """Check that ``env`` can be stepped with one action, and reset without arguments.
+    """Check that ``env`` can be stepped with one action, and reset with a seed.
 
     Raises:
         EnvError: It cannot.
     """
-    for name, arguments in (("step", (None,)), ("reset", ())):
+    for name, arguments, keywords in (("step", (None,), {}), ("reset", (), {"seed": None})):
         method = getattr(env.unwrapped, name)
         try:
-            inspect.signature(method).bind(*arguments)
+            inspect.signature(method).bind(*arguments, **keywords)
         except TypeError as error:
             raise _wrong(where, f"{name}{inspect.signature(method)} cannot be called: {error}") from error
         except ValueError:
             continue  # Written in C, without a signature.
-
-
-def takes_seed(env: gym.Env[Any, Any]) -> bool:
-    """Whether ``env`` and all wrappers around it can be reset with ``seed=``."""
-    layer: Any = env
-    while layer is not None:
-        try:
-            parameters = inspect.signature(layer.reset).parameters
-        except (TypeError, ValueError):
-            return True  # Written in C, without a signature: gymnasium's interface has it.
-        if "seed" not in parameters and not any(
-            p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()
-        ):
-            return False
-        layer = getattr(layer, "env", None) if layer is not env.unwrapped else None
-    return True

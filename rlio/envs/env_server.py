@@ -4,7 +4,7 @@ Example:
     >>> import gymnasium as gym
     >>> server = EnvServer(0, lambda index, recreated: gym.make("CartPole-v1"))
     >>> server.answer("make", (False,))
-    (True, None)
+    (None, None)
     >>> (obs, info), error = server.answer("reset", (7, False))
     >>> obs.shape, info, error
     ((4,), None, None)
@@ -21,7 +21,7 @@ from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlio.envs.checking import EnvCheck, takes_seed
+from rlio.envs.checking import EnvCheck
 from rlio.envs.observation_buffer import ObservationBuffer
 from rlio.errors import SchemaError, excerpt
 
@@ -90,7 +90,6 @@ class EnvServer:
 
     Attributes:
         env: The environment; None before it is made.
-        takes_seed: Whether it can be reset with a seed.
     """
 
     def __init__(
@@ -108,7 +107,6 @@ class EnvServer:
         self._shared = buffer
         self.env: Any = None
         self._checking: EnvCheck | None = None
-        self.takes_seed = True
 
     def answer(self, command: str, arguments: tuple[Any, ...]) -> Answer:
         """Call the method that is named, and give what it returned, or the error that it raised."""
@@ -128,8 +126,8 @@ class EnvServer:
         if env is not None:
             env.close()
 
-    def make(self, recreated: bool) -> bool:
-        """Make it, in place of the one that is there; gives whether it takes seeds.
+    def make(self, recreated: bool) -> None:
+        """Make it, in place of the one that is there.
 
         Raises:
             SchemaError: It has other spaces than the first one.
@@ -149,12 +147,10 @@ class EnvServer:
         if spaces != self._spaces:
             env.close()
             raise other_spaces(self._index, spaces, self._spaces)
-        self.takes_seed = takes_seed(env)
         if self._check:
             self._checking = EnvCheck(env, f"environment {self._index}")
             self._check = False
         self.env = env
-        return self.takes_seed
 
     def reset(self, seed: int | None, keeps_info: bool) -> tuple[Any, dict[str, Any] | None]:
         """Reset it.
@@ -162,7 +158,7 @@ class EnvServer:
         Returns:
             Its observation, None if that lies in ``buffer``; and the info if that is wanted, else None.
         """
-        result = self.env.reset() if seed is None or not self.takes_seed else self.env.reset(seed=seed)
+        result = self.env.reset(seed=seed)
         if self._checking is not None:
             self._checking.reset(result)
         obs, info = result

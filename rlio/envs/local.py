@@ -60,8 +60,8 @@ class LocalStepper(SubEnvStepper):
             EnvServer(i, partial(_given_or_made, env, make), buffer=self._buffer, check=check)
             for i, env in enumerate(self._envs)
         ]
-        self._seedless = {i for i, server in enumerate(self._servers) if not server.make(False)}
-        self._tell_seedless()
+        for server in self._servers:
+            server.make(False)
         #: Environments whose first step was not checked yet.
         self._unchecked = set(range(self.num_envs)) if check else set()
 

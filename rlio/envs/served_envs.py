@@ -81,7 +81,6 @@ class ServedEnvs(VectorEnv[Any, Any, Any]):
     Attributes:
         observations: What each environment showed last, in shared memory; None: observations come with the
             answers.
-        seedless: Environments that can be reset without a seed only.
         patience: Seconds to wait for steps that are under way, where something else is asked; None: as long
             as they take.
     """
@@ -89,7 +88,6 @@ class ServedEnvs(VectorEnv[Any, Any, Any]):
     def __init__(self, num_envs: int) -> None:
         self.num_envs = num_envs
         self.observations: ObservationBuffer | None = None
-        self.seedless: set[int] = set()
         self.patience: float | None = None
         self._owner = Owner()
         self._servers: list[ServerHandle | None] = [None] * num_envs
@@ -115,7 +113,8 @@ class ServedEnvs(VectorEnv[Any, Any, Any]):
         for env in range(self.num_envs):
             self.spawn(env)
             self.ask(env, "make", False)
-        self.seedless = {env for env in range(self.num_envs) if not self.answer(env)}
+        for env in range(self.num_envs):
+            self.answer(env)
 
     # ---- servers ----
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from abc import abstractmethod
 from collections.abc import Callable
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from gymnasium.vector import VectorEnv
 
 __all__ = ["SubEnvStepper", "action_iterator"]
-
-logger = logging.getLogger("rlio")
 
 
 class SubEnvStepper(Stepper):
@@ -52,8 +49,6 @@ class SubEnvStepper(Stepper):
         self._untold: dict[int, Exception] = {}
         self._seeds: EpisodeSeeds | None = None
         self._steps = np.zeros(self.num_envs, np.int64)
-        #: Environments that can be reset without a seed only.
-        self._seedless: set[int] = set()
         self._clock, self._sleep = clock, sleep
         #: Called with the index of each environment that was made anew.
         self.on_made_anew: Callable[[int], None] | None = None
@@ -67,9 +62,7 @@ class SubEnvStepper(Stepper):
     def env_seeds(self) -> NDArray[np.int64]:
         if self._seeds is None:
             return super().env_seeds
-        found = np.array([-1 if seed is None else seed for seed in self._seeds.current], np.int64)
-        found[list(self._seedless)] = -1
-        return found
+        return np.array([-1 if seed is None else seed for seed in self._seeds.current], np.int64)
 
     def reset(self, *, seed: int | None = None, seeds: EpisodeSeeds | None = None) -> Any:
         """Start a new episode in every environment and return the first observations.
@@ -97,13 +90,6 @@ class SubEnvStepper(Stepper):
     def env_infos(self, step: VectorStep) -> list[dict[str, Any]]:
         infos: list[dict[str, Any]] = step.infos
         return infos
-
-    def _tell_seedless(self) -> None:
-        if self._seedless:
-            logger.warning(
-                "environments %s: reset() takes no seed, so that their episodes cannot be repeated",
-                sorted(self._seedless),
-            )
 
     # ---- failures ----
 

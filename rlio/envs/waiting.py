@@ -82,8 +82,6 @@ class ProcessStepper(SubEnvStepper):
         self._unmade: set[int] = set()
         self._news = 0
         self._iterate = action_iterator(self.action_space, envs.action_space)
-        self._seedless = set(envs.seedless)
-        self._tell_seedless()
 
     # ---- stepping ----
 
