@@ -263,9 +263,11 @@ def test_errors_and_infos_that_cannot_be_pickled_are_told_all_the_same() -> None
     stepper.close()
 
 
-def test_environments_in_processes_that_were_started_otherwise() -> None:
+def test_environments_in_processes_that_were_started_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is sent to a process does not need to be inherited."""
-    envs = EnvProcesses(cartpole, num_envs=2, start_method="spawn")
+    spawn = multiprocessing.get_context("spawn")
+    monkeypatch.setattr(multiprocessing, "get_context", lambda: spawn)
+    envs = EnvProcesses(cartpole, num_envs=2)
     stepper = ProcessStepper(envs)
     obs = np.array(stepper.reset(seed=3))
     alone, _ = gym.make("CartPole-v1").reset(seed=4)

@@ -3,8 +3,9 @@
 Example:
     >>> import gymnasium as gym
     >>> server = EnvServer(0, lambda index, recreated: gym.make("CartPole-v1"))
-    >>> server.answer("make", (False,))
-    (None, None)
+    >>> traits, error = server.answer("make", (False,))
+    >>> traits.fn.action_space
+    Discrete(2)
     >>> (obs, info), error = server.answer("reset", (7, False))
     >>> obs.shape, info, error
     ((4,), None, None)
@@ -20,6 +21,8 @@ import os
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gymnasium.vector.utils import CloudpickleWrapper
 
 from rlio.envs.checking import EnvCheck
 from rlio.envs.observation_buffer import ObservationBuffer
@@ -37,7 +40,7 @@ Answer = tuple[Any, Exception | None]
 
 
 class Transition(NamedTuple):
-    """What a step in another process gave; the observation after it comes beside it, or in shared memory.
+    """What a step in another process gave; the observation after it comes beside it.
 
     Attributes:
         reward: Of the step.
@@ -126,8 +129,8 @@ class EnvServer:
         if env is not None:
             env.close()
 
-    def make(self, recreated: bool) -> None:
-        """Make it, in place of the one that is there.
+    def make(self, recreated: bool) -> CloudpickleWrapper:
+        """Make it, in place of the one that is there; gives its `EnvTraits`, for any pickle.
 
         Raises:
             SchemaError: It has other spaces than the first one.
@@ -151,6 +154,7 @@ class EnvServer:
             self._checking = EnvCheck(env, f"environment {self._index}")
             self._check = False
         self.env = env
+        return CloudpickleWrapper(EnvTraits.of(env))
 
     def reset(self, seed: int | None, keeps_info: bool) -> tuple[Any, dict[str, Any] | None]:
         """Reset it.
@@ -204,10 +208,6 @@ class EnvServer:
     def set_attr(self, name: str, value: Any) -> None:
         """Set an attribute of it."""
         self.env.set_wrapper_attr(name, value)
-
-    def traits(self) -> EnvTraits:
-        """What it is."""
-        return EnvTraits.of(self.env)
 
     @property
     def _buffer(self) -> ObservationBuffer:

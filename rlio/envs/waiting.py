@@ -175,7 +175,7 @@ class ProcessStepper(SubEnvStepper):
             self._restarts.stepped(env, ended=ended)
         if made.final is None:
             self._steps[env] += 1
-            self._show(env, obs)
+            self._buffer.write(env, obs)
             return
         outcome.terminateds[env], outcome.truncateds[env] = made.terminated, made.truncated
         outcome.finals.append((env, made.final))
@@ -188,7 +188,7 @@ class ProcessStepper(SubEnvStepper):
             self._failed(env, made.error, where=" in reset")
 
     def _started(self, env: int, obs: Any, info: dict[str, Any] | None) -> None:
-        self._show(env, obs)
+        self._buffer.write(env, obs)
         if info is not None:
             self.reset_infos[env] = info
         self._outcome.starts[env] = True
@@ -197,13 +197,6 @@ class ProcessStepper(SubEnvStepper):
             self._unmade.discard(env)
             self._restarts.made_anew(env)
             self._tell_made_anew(env)
-
-    def _show(self, env: int, obs: Any) -> None:
-        shared = self._processes.observations
-        if shared is None:
-            self._buffer.write(env, obs)
-        else:
-            self._buffer.take(env, shared)
 
     # ---- failures ----
 

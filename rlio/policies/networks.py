@@ -34,7 +34,6 @@ __all__ = [
     "ActorCriticNetwork",
     "Flatten",
     "GRUNetwork",
-    "Perceptron",
     "actor_critic",
     "gru",
     "linear",
@@ -121,30 +120,6 @@ def linear(inputs: int, outputs: int, *, generator: torch.Generator, gain: float
     return layer
 
 
-class Perceptron(nn.Sequential):
-    """An `nn.Sequential` that costs less to act with: small layers take as long as torch takes to call them.
-
-    Without gradients, linear layers and tanh are called as functions: 39 us of 60 for 16 rows and two layers
-    of 64. Layers with hooks, and others, are called as modules always.
-    """
-
-    def forward(self, obs: Any) -> torch.Tensor:
-        """``obs``: as the first layer takes it. Returns (N, outputs)."""
-        if torch.is_grad_enabled():
-            return super().forward(obs)  # type: ignore[no-any-return,no-untyped-call] # not typed by torch
-        values = obs
-        for layer in self:
-            if layer._forward_hooks or layer._forward_pre_hooks:
-                values = layer(values)
-            elif type(layer) is nn.Linear:
-                values = nn.functional.linear(values, layer.weight, layer.bias)
-            elif type(layer) is nn.Tanh or type(layer) is Flatten:
-                values = layer.forward(values)
-            else:
-                values = layer(values)
-        return values  # type: ignore[no-any-return] # modules are not typed
-
-
 def outputs_in_numpy(module: nn.Module, obs: Any) -> NDArray[np.float32] | None:
     """What the networks of this module return for a few observations, in NumPy; see `through_arrays`.
 
@@ -161,7 +136,7 @@ def outputs_in_numpy(module: nn.Module, obs: Any) -> NDArray[np.float32] | None:
         parts = [outputs_in_numpy(part, obs) for part in (module.actor, module.critic)]
         found = [part for part in parts if part is not None]
         return np.concatenate(found, axis=1) if len(found) == len(parts) else None
-    if type(module) is not Perceptron or type(obs) is not np.ndarray:
+    if type(module) is not nn.Sequential or type(obs) is not np.ndarray:
         return None
     flatten, *layers = module
     if type(flatten) is not Flatten or flatten._forward_hooks or flatten._forward_pre_hooks:
@@ -177,7 +152,7 @@ def mlp(
     outputs: int,
     hidden: Sequence[int],
     generator: torch.Generator,
-) -> Perceptron:
+) -> nn.Sequential:
     """A perceptron with tanh between its layers, from observations to ``outputs`` numbers.
 
     Args:
@@ -193,7 +168,7 @@ def mlp(
         size = width
     # Small outputs at first: no action is preferred before anything was learned.
     layers.append(linear(size, outputs, generator=generator, gain=0.1))
-    return Perceptron(*layers)
+    return nn.Sequential(*layers)
 
 
 class ActorCriticNetwork(nn.Module):

@@ -44,23 +44,6 @@ _LEAST = (
     ("shuffle_buffer_size", 0),
     ("max_env_restarts", 1),
 )
-_FLAGS = (
-    "explore",
-    "soft_horizon",
-    "no_done_at_end",
-    "clip_actions",
-    "normalize_actions",
-    "actions_in_input_normalized",
-    "postprocess_inputs",
-    "record_infos",
-    "record_env_seeds",
-    "check_env",
-    "restart_failed_sub_environments",
-    "remote_worker_envs",
-    "render_env",
-    "fake_sampler",
-    "sample_async",
-)
 
 
 @checked_keywords
@@ -211,9 +194,10 @@ class RolloutConfig:
             value = getattr(self, name)
             if not any(value is choice or (isinstance(value, str) and value == choice) for choice in choices):
                 raise OptionError(f"{name}={excerpt(value)}: one of {', '.join(map(repr, choices))}")
-        for name in _FLAGS:
-            if not isinstance(getattr(self, name), bool):
-                raise OptionError(f"{name}={excerpt(getattr(self, name))}: True or False")
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if option.type == "bool" and not isinstance(value, bool):
+                raise OptionError(f"{option.name}={excerpt(value)}: True or False")
         if self.remote_worker_envs and self.vectorize_mode != "sync":
             raise OptionError(
                 f"remote_worker_envs=True with vectorize_mode={self.vectorize_mode!r}: each environment is "
