@@ -68,15 +68,7 @@ class RunningStat:
 
     def push(self, value: Any) -> None:
         """Add one value."""
-        self.push_batch(np.asarray(value)[None])
-
-    def push_batch(self, values: NDArray[Any]) -> None:
-        """Add the values (N, *shape).
-
-        Raises:
-            SchemaError: They have another shape.
-        """
-        self.update(RunningStat.of(values, self.shape))
+        self.update(RunningStat.of(np.asarray(value)[None], self.shape))
 
     @classmethod
     def of(cls, values: NDArray[Any], shape: tuple[int, ...]) -> Self:

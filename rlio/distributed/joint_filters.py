@@ -26,6 +26,7 @@ import numpy as np
 from rlio.connectors.mean_std import MeanStdFilter, RunningStat
 from rlio.errors import StateError, excerpt
 from rlio.interfaces import JsonState
+from rlio.rollout.filters import add_changes
 
 __all__ = ["JointFilters"]
 
@@ -46,26 +47,12 @@ class JointFilters:
         Raises:
             StateError: They have unlike filters; nothing is counted.
         """
-        for part in parts:
-            self._check(part, parts[0])
-        if parts and not self.filters:
+        joint = self.filters
+        if parts and not joint:
             # All that the first has seen is in its buffer: it began with none.
-            self.filters = {policy_id: [_empty(each) for each in own] for policy_id, own in parts[0].items()}
-        for part in parts:
-            for policy_id, filters in self.filters.items():
-                for mine, theirs in zip(filters, part[policy_id], strict=True):
-                    mine.apply_changes(theirs)
-
-    def _check(
-        self, part: Mapping[str, Sequence[MeanStdFilter]], first: Mapping[str, Sequence[MeanStdFilter]]
-    ) -> None:
-        known: Mapping[str, Sequence[MeanStdFilter]] = self.filters or first
-        counts = [{policy_id: len(own) for policy_id, own in each.items()} for each in (known, part)]
-        if counts[0] != counts[1]:
-            raise StateError(
-                f"workers have filters of {excerpt(counts[0])} and {excerpt(counts[1])}: those of one group "
-                "are made alike"
-            )
+            joint = {policy_id: [_empty(each) for each in own] for policy_id, own in parts[0].items()}
+        add_changes(joint, parts)
+        self.filters = joint
 
     def state_dict(self) -> JsonState:
         """The statistics as JSON."""

@@ -109,7 +109,7 @@ def _judge_part(evaluator: OffPolicyEvaluator, dataset: Dataset, part: list[Rows
     evaluator = evaluator.renewed()
     for rows in part:
         # Rows that are episodes by themselves are numbered from the first of the range on.
-        source = (rows.writer, rows.first) if evaluator.bandit else rows.writer
+        source = (rows.writer, rows.first) if evaluator.estimation.bandit else rows.writer
         with DatasetReader(dataset.part({rows.writer: [rows.first, rows.stop]}), epochs=1) as reader:
             for batch in reader:
                 evaluator.add(batch, source=source, in_order=False)
@@ -127,7 +127,7 @@ def _by_blocks(evaluator: OffPolicyEvaluator, dataset: Any) -> Iterator[Evidence
     judged.context.execution_options.preserve_order = True
     for number, row in enumerate(judged.iter_rows()):
         evidence: Evidence = row["evidence"]
-        if evaluator.bandit:
+        if evaluator.estimation.bandit:
             evidence.rename_source(number)
         yield evidence
 

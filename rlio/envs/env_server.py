@@ -154,7 +154,8 @@ class EnvServer:
             self._checking = EnvCheck(env, f"environment {self._index}")
             self._check = False
         self.env = env
-        return CloudpickleWrapper(EnvTraits.of(env))
+        traits: Any = EnvTraits.of(env)  # Any: gymnasium's wrapper is annotated for functions.
+        return CloudpickleWrapper(traits)
 
     def reset(self, seed: int | None, keeps_info: bool) -> tuple[Any, dict[str, Any] | None]:
         """Reset it.

@@ -93,7 +93,7 @@ class OffPolicyEvaluator:
         folds: int = 2,
         intervals: IntervalOptions | None = None,
     ) -> None:
-        self._estimation = Estimation(
+        self.estimation = Estimation(
             gamma=gamma,
             estimators=estimators,
             bandit=bandit,
@@ -107,27 +107,12 @@ class OffPolicyEvaluator:
         self._rows: dict[Hashable, int] = {}
         self._steps: dict[Hashable, StepNumbers] = {}
         #: What the rows said so far: it can be sent elsewhere, and added to that of other evaluators.
-        self.evidence = self._estimation.evidence()
-
-    @property
-    def gamma(self) -> float:
-        """Discount a step."""
-        return self._estimation.gamma
-
-    @property
-    def estimators(self) -> tuple[str, ...]:
-        """Names of the estimators."""
-        return tuple(self._estimation.estimators)
-
-    @property
-    def bandit(self) -> bool:
-        """Whether each row is an episode of one step."""
-        return self._estimation.bandit
+        self.evidence = self.estimation.evidence()
 
     def renewed(self) -> OffPolicyEvaluator:
         """One like this that has seen nothing yet; the policy is the same object."""
         found = copy.copy(self)
-        found.evidence, found._rows, found._steps = self._estimation.evidence(), {}, {}
+        found.evidence, found._rows, found._steps = self.estimation.evidence(), {}, {}
         return found
 
     def add(self, batch: Batch, *, source: Hashable = None, in_order: bool = True) -> None:
@@ -153,7 +138,7 @@ class OffPolicyEvaluator:
         first = self._rows.get(source, 0)
         self._rows[source] = first + len(rows)
         columns = self._columns(rows)
-        if self._estimation.bandit:
+        if self.estimation.bandit:
             judged = LoggedRows.single_steps(columns, range(first, first + len(rows)))
         else:
             steps = self._steps.setdefault(source, StepNumbers()) if in_order else None
@@ -164,13 +149,13 @@ class OffPolicyEvaluator:
         """What is kept of rows until their episode is whole."""
         kept: dict[str, Column] = {Columns.REWARDS: read_rewards(rows)}
         obs, actions = read_nested(rows, Columns.OBS), read_nested(rows, Columns.ACTIONS)
-        if self._estimation.weighs:
+        if self.estimation.weighs:
             densities = self.target.has_densities(actions)
             logp = read_log_probabilities(rows, densities=densities)
             kept[LOG_RATIOS] = self.target.log_probabilities(obs, actions) - logp
         else:
             kept[LOG_RATIOS] = np.zeros(len(rows))
-        if self._estimation.fits:
+        if self.estimation.fits:
             kept |= {Columns.OBS: obs, Columns.ACTIONS: actions}
             for name in (Columns.NEXT_OBS, Columns.NEXT_OBS_VALID, Columns.TERMINATEDS):
                 if name in rows:
@@ -186,7 +171,7 @@ class OffPolicyEvaluator:
             SchemaError: An episode lacks steps or its end, and ``incomplete="raise"``; or none is whole.
             OptionError: All weights are 0, or a model cannot be fitted.
         """
-        return self._estimation.of(self.evidence, self.target)
+        return self.estimation.of(self.evidence, self.target)
 
 
 def evaluate_offline(

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from gymnasium.spaces import flatdim
 from numpy.typing import NDArray
 from torch import nn
 
@@ -56,7 +57,7 @@ class Flatten(nn.Module):
     def __init__(self, space: gym.Space[Any]) -> None:
         super().__init__()
         self._leaves = [(leaf.path, _choices(leaf)) for leaf in leaves_of(space)]
-        self.size = _flat_size(space)
+        self.size = flatdim(space)
         self.is_flat = len(self._leaves) == 1 and self._leaves[0] == ((), None)
 
     def forward(self, obs: Any) -> torch.Tensor:
@@ -85,15 +86,6 @@ def _choices(leaf: Leaf) -> list[tuple[int, int]] | None:
     raise OptionError(
         f"the default network cannot read observations of {excerpt(str(leaf.space))}: pass a module that can"
     )
-
-
-def _flat_size(space: gym.Space[Any]) -> int:
-    """Numbers that `Flatten` makes of an observation."""
-    size = 0
-    for leaf in leaves_of(space):
-        choices = _choices(leaf)
-        size += math.prod(leaf.shape) if choices is None else sum(number for _, number in choices)
-    return size
 
 
 def _flat(values: torch.Tensor, choices: list[tuple[int, int]] | None) -> torch.Tensor:
@@ -162,7 +154,7 @@ def mlp(
         generator: Decides the weights, and the device.
     """
     layers: list[nn.Module] = [Flatten(observation_space)]
-    size = _flat_size(observation_space)
+    size = flatdim(observation_space)
     for width in hidden:
         layers += [linear(size, width, generator=generator, gain=math.sqrt(3)), nn.Tanh()]
         size = width

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlio.arrays import row_count
 from rlio.batch import SampleBatch
 from rlio.columns import Columns
 from rlio.errors import OptionError, excerpt
@@ -56,7 +57,7 @@ class RandomPolicy(Policy):
         inputs: SampleBatch | None = None,
         timestep: int = 0,
     ) -> PolicyOutput:
-        rows = _rows(obs)
+        rows = row_count(obs) or 0
         actions, logp = _draw(self.action_space, rows, self._rng)
         logp = logp.astype(np.float32)
         return actions, state, {Columns.ACTION_LOGP: logp, Columns.ACTION_PROB: np.exp(logp)}
@@ -73,12 +74,6 @@ class RandomPolicy(Policy):
         self._bound()
         super().set_state(state)
         self._rng.bit_generator.state = state_part(state, "rng", dict)
-
-
-def _rows(obs: Any) -> int:
-    while isinstance(obs, (dict, tuple)):
-        obs = next(iter(obs.values())) if isinstance(obs, dict) else obs[0]
-    return len(obs)
 
 
 def _draw(space: gym.Space[Any], n: int, rng: np.random.Generator) -> tuple[Any, NDArray[np.float64]]:

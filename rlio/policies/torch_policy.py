@@ -341,7 +341,7 @@ class TorchPolicy(Policy):
         found = None if torch.is_grad_enabled() else outputs_in_numpy(module, obs)
         outputs = module(self._tensors(obs)) if found is None else torch.from_numpy(found)
         self._check_outputs(outputs)
-        return outputs  # type: ignore[no-any-return] # modules are not typed
+        return outputs
 
     def split_outputs(self, outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The distribution's inputs in a module's outputs, and the values, (N,), if there are some."""
