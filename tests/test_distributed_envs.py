@@ -240,7 +240,7 @@ def test_restarts_are_bounded_and_the_last_error_is_raised() -> None:
             raise ValueError("no connection")
         return RemoteEnv(context)
 
-    restarts = RestartPolicy(max_restarts=2, pause_s=0.0)
+    restarts = RestartPolicy(max_restarts=2)
     stepper = make_stepper(make, setup_of(restarts=restarts))
     assert isinstance(stepper, ProcessStepper)
     stepper.reset()

@@ -13,6 +13,7 @@ Example:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -132,7 +133,7 @@ class LocalStepper(SubEnvStepper):
         down = self._restarts.down
         waiting = set(down)
         if len(down) == self.num_envs:
-            self._sleep(self._restarts.seconds_until_due())
+            time.sleep(self._restarts.seconds_until_due())
         for env in sorted(waiting):
             self._outcome.is_none(env)
             if self._restarts.is_due(env):
@@ -164,7 +165,7 @@ class LocalStepper(SubEnvStepper):
             except Exception as error:
                 self._failed(env, error, where=" in reset")
         while self._restarts.down:
-            self._sleep(self._restarts.seconds_until_due())
+            time.sleep(self._restarts.seconds_until_due())
             for env in sorted(self._restarts.down):
                 if self._restarts.is_due(env):
                     self._make_anew(env)

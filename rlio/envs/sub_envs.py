@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -29,8 +28,6 @@ class SubEnvStepper(Stepper):
     Args:
         envs: Holds the environments.
         restarts: When failed ones are made anew; None: failures are raised.
-        clock: Seconds; for tests, like ``sleep``.
-        sleep: Waits.
     """
 
     def __init__(
@@ -38,18 +35,15 @@ class SubEnvStepper(Stepper):
         envs: VectorEnv[Any, Any, Any],
         *,
         restarts: RestartPolicy | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         super().__init__(envs)
-        self._restarts = Restarts(restarts, num_envs=self.num_envs, clock=clock)
+        self._restarts = Restarts(restarts, num_envs=self.num_envs)
         self._buffer = ObservationBuffer(self.observation_space, num_envs=self.num_envs)
         self._outcome = Outcome(self.num_envs)
         #: Failures since the last step that no step has told of: those in `reset`.
         self._untold: dict[int, Exception] = {}
         self._seeds: EpisodeSeeds | None = None
         self._steps = np.zeros(self.num_envs, np.int64)
-        self._clock, self._sleep = clock, sleep
         #: Called with the index of each environment that was made anew.
         self.on_made_anew: Callable[[int], None] | None = None
 

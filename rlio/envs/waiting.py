@@ -15,6 +15,7 @@ Example:
 
 from __future__ import annotations
 
+import time
 from enum import Enum
 from typing import Any
 
@@ -112,7 +113,7 @@ class ProcessStepper(SubEnvStepper):
                 if _Is.STEPPING not in self._state:
                     return
                 if self._batch_wait is not None:
-                    now = self._clock()
+                    now = time.monotonic()
                     until = now + self._batch_wait if until is None else until
                     if now >= until:
                         return
@@ -135,7 +136,7 @@ class ProcessStepper(SubEnvStepper):
                 limit = self._limits.get(state)
                 if limit is not None:
                     ends.append(since + limit)
-        seconds = [end - self._clock() for end in ends]
+        seconds = [end - time.monotonic() for end in ends]
         if self._restarts.down:
             down = [env for env in self._restarts.down if self._state[env] is _Is.DOWN]
             if down:
@@ -143,7 +144,7 @@ class ProcessStepper(SubEnvStepper):
         return max(0.0, min(seconds)) if seconds else None
 
     def _ask(self, env: int, state: _Is, command: str, *arguments: Any) -> None:
-        self._state[env], self._since[env] = state, self._clock()
+        self._state[env], self._since[env] = state, time.monotonic()
         try:
             self._processes.ask(env, command, *arguments)
         except ProcessDied as error:
@@ -219,7 +220,7 @@ class ProcessStepper(SubEnvStepper):
         self._note(env, error, where=where, episode=not starting)
 
     def _fail_overdue(self) -> None:
-        now = self._clock()
+        now = time.monotonic()
         for env, state in enumerate(self._state):
             limit = self._limits.get(state)
             if limit is not None and now >= self._since[env] + limit:
