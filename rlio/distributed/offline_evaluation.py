@@ -20,6 +20,7 @@ from rlio.dataset import Dataset, open_dataset
 from rlio.distributed.ray_import import require_ray
 from rlio.errors import DataNotFound, OptionError
 from rlio.evaluation.estimates import OffPolicyEstimate
+from rlio.evaluation.estimation import Estimation
 from rlio.evaluation.evaluator import OffPolicyEvaluator
 from rlio.evaluation.evidence import Evidence
 from rlio.evaluation.target import LogProbabilities, Target
@@ -38,6 +39,7 @@ def evaluate_offline(
     policy: Policy | LogProbabilities | Target,
     *,
     gamma: float,
+    policy_id: str | None = None,
     tasks: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
     **options: Any,
@@ -56,9 +58,10 @@ def evaluate_offline(
             columns of one policy, read block by block.
         policy: The one to judge; it is sent to the tasks.
         gamma: What a reward a step later counts, 0 to 1.
+        policy_id: Whose rows count, where those of several policies were recorded.
         tasks: In how many parts a data set is read; None: as in `rlio.distributed.read_dataset`.
         storage_options: For fsspec.
-        options: The other keywords of `OffPolicyEvaluator`; see there, also for what is raised.
+        options: The other fields of `rlio.evaluation.Estimation`; see there, also for what is raised.
 
     Returns:
         Name of the estimator -> what it says.
@@ -69,7 +72,7 @@ def evaluate_offline(
         OptionError: ``tasks`` is below 1, or given for a Dataset of Ray Data.
     """
     require_ray()
-    evaluator = OffPolicyEvaluator(policy, gamma=gamma, **options)
+    evaluator = OffPolicyEvaluator(policy, Estimation(gamma=gamma, **options), policy_id=policy_id)
     if isinstance(data, str | os.PathLike):
         data = open_dataset(data, storage_options=storage_options)
     elif storage_options is not None:

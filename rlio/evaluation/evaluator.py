@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from typing import Any, Literal, TypeAlias
+from collections.abc import Hashable, Iterable, Iterator
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -30,10 +30,8 @@ from rlio.columns import Columns
 from rlio.dataset import Dataset
 from rlio.errors import DataNotFound, OptionError
 from rlio.evaluation.estimates import OffPolicyEstimate
-from rlio.evaluation.estimation import ESTIMATORS, Estimation
+from rlio.evaluation.estimation import Estimation
 from rlio.evaluation.evidence import LOG_RATIOS
-from rlio.evaluation.fitted_q import QModel
-from rlio.evaluation.intervals import IntervalOptions
 from rlio.evaluation.logged_rows import (
     LoggedRows,
     StepNumbers,
@@ -49,7 +47,7 @@ from rlio.policies.policy import Policy
 from rlio.readers.dataset_reader import DatasetReader
 from rlio.resolve import read
 
-__all__ = ["ESTIMATORS", "Logged", "OffPolicyEvaluator", "evaluate_offline", "keeps_order"]
+__all__ = ["Logged", "OffPolicyEvaluator", "evaluate_offline", "keeps_order"]
 
 #: What rows may come from: a root, path or glob, whatever else `rlio.read` opens, a reader, or batches.
 Logged: TypeAlias = "str | os.PathLike[str] | Dataset | InputReader | Batch | Iterable[Batch]"
@@ -65,43 +63,21 @@ class OffPolicyEvaluator:
     Args:
         policy: The one to judge: a bound `Policy`, a function (obs, actions) -> logs of probabilities, or a
             `Target`, which says how to act epsilon-greedily and more.
-        gamma: Discount a step, from 0 to 1.
-        estimators: Names, of `ESTIMATORS`.
-        bandit: Each row is an episode of one step: neither ``eps_id`` nor ``t`` is looked at.
-        incomplete: What to do with episodes that lack steps or an end: ``"raise"``, or ``"drop"``, which
-            leaves them out and counts them. Longer episodes are cut more often: what is left may be biased.
+        estimation: What is estimated, and how.
         policy_id: Whose rows count, where batches have those of several policies.
-        q_model: What fits the values of actions, for ``dm``, ``dr`` and ``wdr``; None: `FittedQ()`.
-        folds: Each of so many parts of the episodes is judged by a model that was fitted to the others, so
-            that no reward counts twice; 1: one model, fitted to all.
-        intervals: How intervals are made.
 
     Raises:
-        OptionError: A value is out of range, or the policy cannot be judged.
+        OptionError: The policy cannot be judged.
     """
 
     def __init__(
         self,
         policy: Policy | LogProbabilities | Target,
+        estimation: Estimation,
         *,
-        gamma: float,
-        estimators: Sequence[str] = ("is", "pdis", "wis", "wpdis"),
-        bandit: bool = False,
-        incomplete: Literal["raise", "drop"] = "raise",
         policy_id: str | None = None,
-        q_model: QModel | None = None,
-        folds: int = 2,
-        intervals: IntervalOptions | None = None,
     ) -> None:
-        self.estimation = Estimation(
-            gamma=gamma,
-            estimators=estimators,
-            bandit=bandit,
-            incomplete=incomplete,
-            q_model=q_model,
-            folds=folds,
-            intervals=intervals,
-        )
+        self.estimation = estimation
         self.target = as_target(policy)
         self._policy_id = policy_id
         self._rows: dict[Hashable, int] = {}
@@ -175,7 +151,12 @@ class OffPolicyEvaluator:
 
 
 def evaluate_offline(
-    data: Logged, policy: Policy | LogProbabilities | Target, *, gamma: float, **options: Any
+    data: Logged,
+    policy: Policy | LogProbabilities | Target,
+    *,
+    gamma: float,
+    policy_id: str | None = None,
+    **options: Any,
 ) -> dict[str, OffPolicyEstimate]:
     """What a policy would earn, by rows that another one recorded.
 
@@ -184,12 +165,13 @@ def evaluate_offline(
             comes to an end, which is closed by nobody but its owner; or a batch, or batches.
         policy: The one to judge.
         gamma: What a reward a step later counts, 0 to 1.
-        options: The other keywords of `OffPolicyEvaluator`; see there, also for what is raised.
+        policy_id: Whose rows count, where batches have those of several policies.
+        options: The other fields of `Estimation`; see there and `OffPolicyEvaluator.add` for what is raised.
 
     Returns:
         Name of the estimator -> what it says.
     """
-    evaluator = OffPolicyEvaluator(policy, gamma=gamma, **options)
+    evaluator = OffPolicyEvaluator(policy, Estimation(gamma=gamma, **options), policy_id=policy_id)
     in_order = not isinstance(data, InputReader) or keeps_order(data)
     for source, batch in _sourced(data):
         evaluator.add(batch, source=source, in_order=in_order)
