@@ -472,14 +472,7 @@ class Crew:
         )
         self.losses.append(loss)
         if opened is not None and opened.logs:
-            lost = LostLog(
-                worker_index=worker.index,
-                logs=opened.logs,
-                host=opened.host,
-                node_id=opened.node_id,
-                rows=worker.written,
-                stored=worker.published,
-            )
+            lost = LostLog(loss, opened.logs, rows=worker.written, stored=worker.published)
             self._recovery.add(len(self.losses) - 1, lost, connected=self.connected)
         worker.published = worker.written  # The loss counts them from here on.
         return loss

@@ -55,21 +55,15 @@ class EnvCheck:
     def reset(self, result: Any) -> None:
         """Look at what ``reset()`` gave."""
         where = f"{self._where}, reset()"
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise _wrong(where, f"gave {_shape_of(result)}: expected (observation, info)")
-        obs, info = result
+        obs, info = _tuple_of(result, "(observation, info)", where)
         check_observation(self._leaves, obs, where)
         _check_info(info, where)
 
     def step(self, result: Any) -> None:
         """Look at what ``step()`` gave."""
         where = f"{self._where}, step()"
-        if not isinstance(result, tuple) or len(result) != 5:
-            raise _wrong(
-                where,
-                f"gave {_shape_of(result)}: expected (observation, reward, terminated, truncated, info)",
-            )
-        obs, reward, terminated, truncated, info = result
+        expected = "(observation, reward, terminated, truncated, info)"
+        obs, reward, terminated, truncated, info = _tuple_of(result, expected, where)
         check_observation(self._leaves, obs, where)
         if not isinstance(reward, (int, float, np.number)) and np.shape(reward) != ():
             raise _wrong(where, f"the reward is {excerpt(reward)}: expected a number")
@@ -98,20 +92,15 @@ class VectorCheck:
     def reset(self, result: Any) -> None:
         """Look at what ``reset()`` gave."""
         where = f"{self._where}, reset()"
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise _wrong(where, f"gave {_shape_of(result)}: expected (observations, infos)")
-        self._check_rows(result[0], where)
-        _check_info(result[1], where)
+        obs, infos = _tuple_of(result, "(observations, infos)", where)
+        self._check_rows(obs, where)
+        _check_info(infos, where)
 
     def step(self, result: Any) -> None:
         """Look at what ``step()`` gave."""
         where = f"{self._where}, step()"
-        if not isinstance(result, tuple) or len(result) != 5:
-            raise _wrong(
-                where,
-                f"gave {_shape_of(result)}: expected observations, rewards, terminations, truncations, infos",
-            )
-        obs, rewards, terminateds, truncateds, infos = result
+        expected = "(observations, rewards, terminations, truncations, infos)"
+        obs, rewards, terminateds, truncateds, infos = _tuple_of(result, expected, where)
         self._check_rows(obs, where)
         for name, value in (("rewards", rewards), ("terminations", terminateds), ("truncations", truncateds)):
             if np.shape(value) != (self._num_envs,):
@@ -130,6 +119,13 @@ class VectorCheck:
                 )
             for env, row in enumerate(rows):
                 _check_leaf(leaf, row, f"{where}: the observation{_place(leaf)} of environment {env}")
+
+
+def _tuple_of(result: Any, expected: str, where: str) -> tuple[Any, ...]:
+    """``result``, a tuple of as many parts as ``expected`` names."""
+    if not isinstance(result, tuple) or len(result) != expected.count(",") + 1:
+        raise _wrong(where, f"gave {_shape_of(result)}: expected {expected}")
+    return result
 
 
 def check_observation(leaves: Sequence[Leaf], obs: Any, where: str) -> None:

@@ -376,10 +376,13 @@ class TorchPolicy(Policy):
         if self._device == "cpu" and type(obs) is np.ndarray and obs.dtype == np.float32:
             return torch.from_numpy(writable(obs))  # The usual case, at each step.
 
-        def tensor(leaf: Any) -> torch.Tensor:
-            made = leaf if isinstance(leaf, torch.Tensor) else torch.as_tensor(writable(leaf))
-            made = made.to(self._device)
-            return made.float() if made.is_floating_point() else made
+        def tensor(leaf: Any) -> Any:
+            if isinstance(leaf, np.ndarray):
+                if leaf.dtype == object:
+                    return leaf
+                leaf = torch.as_tensor(writable(leaf))
+            leaf = leaf.to(self._device)
+            return leaf.float() if leaf.is_floating_point() else leaf
 
         return map_structure(tensor, obs)
 
@@ -561,23 +564,11 @@ class TorchPolicy(Policy):
         return len(batch), self._columns_as_tensors(batch)
 
     def _columns_as_tensors(self, batch: SampleBatch) -> dict[str, Any]:
-        import torch
-
         wanted = batch.decompress_if_needed().unpad()
         for name, fit in self._fits.items():
             if name in wanted:
                 fit.check(wanted[name], numbers=True)
-        tensors = {name: wanted[name] for name in wanted.keys() - {Columns.INFOS}}
-
-        def tensor(leaf: Any) -> Any:
-            if isinstance(leaf, np.ndarray):
-                if leaf.dtype == object:
-                    return leaf
-                leaf = torch.as_tensor(writable(leaf))
-            leaf = leaf.to(self._device)
-            return leaf.float() if leaf.is_floating_point() else leaf
-
-        return {name: map_structure(tensor, column) for name, column in tensors.items()}
+        return {name: self._tensors(wanted[name]) for name in wanted.keys() - {Columns.INFOS}}
 
     def _needed_columns(self) -> Sequence[str]:
         return (Columns.OBS, Columns.ACTIONS)
