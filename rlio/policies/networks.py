@@ -17,16 +17,13 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from gymnasium.spaces import flatdim
-from numpy.typing import NDArray
 from torch import nn
 
 from rlio.envs.leaves import Leaf, leaf_of, leaves_of
 from rlio.errors import OptionError, excerpt
 from rlio.nested import map_structure
-from rlio.policies.array_layers import through_arrays
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -39,7 +36,6 @@ __all__ = [
     "gru",
     "linear",
     "mlp",
-    "outputs_in_numpy",
 ]
 
 
@@ -110,32 +106,6 @@ def linear(inputs: int, outputs: int, *, generator: torch.Generator, gain: float
         layer.weight.uniform_(-bound, bound, generator=generator)
         layer.bias.zero_()
     return layer
-
-
-def outputs_in_numpy(module: nn.Module, obs: Any) -> NDArray[np.float32] | None:
-    """What the networks of this module return for a few observations, in NumPy; see `through_arrays`.
-
-    Args:
-        module: Any module.
-        obs: An array of (N, size), or what the module takes else.
-
-    Returns:
-        (N, outputs), fresh; None where the module has to be called.
-    """
-    if module._forward_hooks or module._forward_pre_hooks:
-        return None
-    if type(module) is ActorCriticNetwork:
-        parts = [outputs_in_numpy(part, obs) for part in (module.actor, module.critic)]
-        found = [part for part in parts if part is not None]
-        return np.concatenate(found, axis=1) if len(found) == len(parts) else None
-    if type(module) is not nn.Sequential or type(obs) is not np.ndarray:
-        return None
-    flatten, *layers = module
-    if type(flatten) is not Flatten or flatten._forward_hooks or flatten._forward_pre_hooks:
-        return None
-    if not flatten.is_flat or obs.dtype != np.float32 or obs.ndim != 2:
-        return None
-    return through_arrays(module, layers, obs)
 
 
 def mlp(

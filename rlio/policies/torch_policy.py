@@ -334,7 +334,7 @@ class TorchPolicy(Policy):
         """
         import torch
 
-        from rlio.policies.networks import outputs_in_numpy
+        from rlio.policies.array_layers import outputs_in_numpy
 
         module = self._acting_module()
         self._fit_obs.check(obs)
