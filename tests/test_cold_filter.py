@@ -205,7 +205,7 @@ def test_a_restored_reader_gives_the_remainder(root: str, shuffle: bool, drop_la
         assert_resumes(lambda: cold(root, shuffle=shuffle, epochs=2, batch_size=5), 3)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     shuffle=st.booleans(),
     worlds=st.lists(st.integers(1, 4), min_size=1, max_size=4),
@@ -235,7 +235,7 @@ def test_ranks_share_the_rows_that_pass_also_where_their_number_changes(
     assert sorted(served) == PASSING
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     shuffle=st.booleans(),
     epochs=st.integers(1, 3) | st.none(),
