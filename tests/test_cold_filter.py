@@ -62,7 +62,7 @@ class TestRecorded(ReaderTests):
         if not hasattr(type(self), "root"):
             with group_bytes(100):
                 type(self).root = store(rewards(ROWS), roll=Roll(max_rows=20, max_seconds=None))
-        return cold(type(self).root, batch_size=4, epochs=1)
+        return cold(type(self).root, batch_size=8, epochs=1)
 
     def expected_rows(self) -> SampleBatch:
         return rewards(ROWS)[np.array(PASSING)]
@@ -73,7 +73,7 @@ class TestShuffled(TestRecorded):
 
     def make_reader(self) -> DatasetReader:
         super().make_reader().close()
-        return cold(type(self).root, batch_size=4, epochs=1, shuffle=True)
+        return cold(type(self).root, batch_size=8, epochs=1, shuffle=True)
 
 
 # ---- which rows ----

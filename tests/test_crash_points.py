@@ -112,7 +112,7 @@ def _roots(base: Path) -> Iterator[Path]:
         shutil.rmtree(root)
 
 
-#: Both formats have the same calls but for the bytes. Each dies at every fourth one; `further` has the others.
+#: Both formats have the same calls but for the bytes: each dies at every fourth; `further` has the others.
 _EVERY_CALL = [
     ("parquet", 1),
     ("json", 3),

@@ -107,7 +107,7 @@ def replays(tmp_path: Path, kind: str, megabytes: int, batches: int, size: int) 
     return max(most, again), stored
 
 
-@pytest.mark.parametrize("megabytes", [150, *further(500)])
+@pytest.mark.parametrize("megabytes", [300, *further(500)])
 def test_data_replays_shuffled_within_half_of_its_size(tmp_path: Path, megabytes: int) -> None:
     most, stored = replays(tmp_path, "frames", megabytes, 150, 32)
     assert stored > 0.9 * megabytes
