@@ -116,8 +116,8 @@ class RolloutConfig:
             lives; raises where it does not like it.
         restart_failed_sub_environments: Make environments anew that fail in ``step`` or ``reset``, whose
             process died, or that take longer than `env_step_timeout`, while the others go on. The episode is
-            discarded and counted. Otherwise each failure is raised as an `EnvError`. A vector environment cannot
-            be restarted.
+            discarded and counted. Otherwise each failure is raised as an `EnvError`. Vector environments are
+            not restarted.
         max_env_restarts: How often one environment is made anew in a row, see `RestartPolicy`.
         env_step_timeout: Seconds after which a step or reset is a failure; None for no limit. ``"async"`` and
             `remote_worker_envs` only: in one process nothing can be interrupted.
