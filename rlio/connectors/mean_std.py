@@ -278,6 +278,12 @@ class MeanStdFilter(Connector):
             self.demean, self.destd, self.clip = other.demean, other.destd, other.clip
             self._running, self._buffer = running, buffer
 
+    def reset(self) -> None:
+        """Forget all observations."""
+        with self._lock:
+            self._running = [RunningStat(stat.shape) for stat in self._running]
+            self._buffer = [RunningStat(stat.shape) for stat in self._buffer]
+
     def reset_buffer(self) -> None:
         """Forget what came in since the last time; the statistics stay."""
         with self._lock:

@@ -19,11 +19,8 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-import numpy as np
-
-from rlio.connectors.mean_std import MeanStdFilter, RunningStat
+from rlio.connectors.mean_std import MeanStdFilter
 from rlio.errors import StateError, excerpt
 from rlio.interfaces import JsonState
 from rlio.rollout.filters import add_changes
@@ -70,20 +67,14 @@ class JointFilters:
         Raises:
             StateError: It is of other filters.
         """
-        if not state:
-            self.filters = {}
-            return
-        if not isinstance(state, Mapping) or state.keys() != like.keys():
-            raise StateError(f"the state has filters of {excerpt(state)}, but workers of {sorted(like)}")
-        loaded = {policy_id: [each.copy() for each in filters] for policy_id, filters in like.items()}
+        counts = {policy_id: len(filters) for policy_id, filters in like.items()} if state else {}
+        if not isinstance(state, Mapping) or counts != {
+            policy_id: len(parts) if isinstance(parts, list) else None for policy_id, parts in state.items()
+        }:
+            raise StateError(f"the state has filters of {excerpt(state)}, but workers have {counts}")
+        loaded = {policy_id: [each.copy() for each in like[policy_id]] for policy_id in counts}
         for policy_id, filters in loaded.items():
-            parts: Any = state[policy_id]
-            if not isinstance(parts, list) or len(parts) != len(filters):
-                raise StateError(
-                    f"the state has {excerpt(parts)} as filters of {policy_id!r}, but workers have "
-                    f"{len(filters)}"
-                )
-            for each, part in zip(filters, parts, strict=True):
+            for each, part in zip(filters, state[policy_id], strict=True):
                 each.load_state_dict(part)
         self.filters = loaded
 
@@ -91,9 +82,5 @@ class JointFilters:
 def _empty(like: MeanStdFilter) -> MeanStdFilter:
     """A filter of the same space and options that has seen nothing."""
     made = like.copy()
-    none = {
-        part: [RunningStat(np.shape(stat["mean"])).state_dict() for stat in stats]
-        for part, stats in like.state_dict().items()
-    }
-    made.load_state_dict(none)
+    made.reset()
     return made
