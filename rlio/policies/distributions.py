@@ -20,6 +20,7 @@ from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlio.errors import OptionError, excerpt
 
@@ -50,6 +51,12 @@ class Distribution(ABC):
         """`sample`, and `logp` of what it drew."""
         actions = self.sample(outputs, generator)
         return actions, self.logp(outputs, actions)
+
+    def draw_few(
+        self, outputs: NDArray[np.float32], generator: torch.Generator
+    ) -> tuple[NDArray[Any], NDArray[np.float32]] | None:
+        """`draw` for a few rows in NumPy: a call of torch takes longer than its work. None: not here."""
+        return None
 
     @abstractmethod
     def logp(self, outputs: torch.Tensor, actions: Any) -> torch.Tensor:
@@ -120,6 +127,23 @@ class _Categorical(Distribution):
         drawn = _choose(logs.exp(), generator)
         start, actions = self._start[0], drawn[:, 0]
         return actions + start if start else actions, logs.gather(-1, drawn)[:, 0]
+
+    def draw_few(
+        self, outputs: NDArray[np.float32], generator: torch.Generator
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]] | None:
+        import torch
+
+        if self._shape:
+            return None
+        # As `_choose`; the largest logit comes off first, so that no power overflows.
+        times = torch.empty(outputs.shape).exponential_(generator=generator).numpy()
+        with np.errstate(all="ignore"):  # What is not finite ends as NaN, as in torch.
+            logs = outputs - np.maximum.reduce(outputs, axis=1, keepdims=True)
+            likely = np.exp(logs)
+            total = np.add.reduce(likely, axis=1)
+            drawn = np.divide(likely, times, out=times).argmax(axis=1)
+            logp = logs[np.arange(len(logs)), drawn] - np.log(total)
+        return drawn + self._start[0] if self._start[0] else drawn, logp
 
     def logp(self, outputs: torch.Tensor, actions: Any) -> torch.Tensor:
         import torch

@@ -262,17 +262,21 @@ class TorchPolicy(Policy):
     ) -> PolicyOutput:
         import torch
 
-        with torch.inference_mode():
-            if state:
-                outputs, after = self._step(obs, state)
-            else:
-                outputs, after = self.forward(obs), state
-            chosen_by, values = self.split_outputs(outputs)
-            drawn, likely = self.distribution.draw(chosen_by, self._generator if explore else None)
-            actions = map_structure(_array, drawn)
-            extras = {Columns.ACTION_LOGP: _array(likely), Columns.ACTION_DIST_INPUTS: _array(chosen_by)}
-            if values is not None:
-                extras[Columns.VF_PREDS] = _array(values)
+        found = self._few_actions(obs) if explore and not state else None
+        if found is not None:
+            (actions, extras), after = found, state
+        else:
+            with torch.inference_mode():
+                if state:
+                    outputs, after = self._step(obs, state)
+                else:
+                    outputs, after = self.forward(obs), state
+                chosen_by, values = self.split_outputs(outputs)
+                drawn, likely = self.distribution.draw(chosen_by, self._generator if explore else None)
+                actions = map_structure(_array, drawn)
+                extras = {Columns.ACTION_LOGP: _array(likely), Columns.ACTION_DIST_INPUTS: _array(chosen_by)}
+                if values is not None:
+                    extras[Columns.VF_PREDS] = _array(values)
         logp = extras[Columns.ACTION_LOGP]
         # NaN if one of them is: a third of what isnan().any() takes.
         if math.isnan(logp.dot(logp)):
@@ -282,6 +286,26 @@ class TorchPolicy(Policy):
                 column=Columns.ACTION_DIST_INPUTS,
             )
         return actions, after, extras
+
+    def _few_actions(self, obs: Any) -> tuple[Any, dict[str, NDArray[Any]]] | None:
+        """Actions and extra outputs for a few observations, without calling the module; None: call it."""
+        from rlio.policies.array_layers import outputs_in_numpy
+
+        if type(self).forward is not TorchPolicy.forward:
+            return None
+        self._fit_obs.check(obs)
+        outputs = outputs_in_numpy(self._acting_module(), obs)
+        if outputs is None:
+            return None
+        self._check_outputs(outputs)
+        chosen_by = outputs[:, :-1] if self._has_values else outputs
+        drawn = self.distribution.draw_few(chosen_by, self._generator)
+        if drawn is None:
+            return None
+        extras = {Columns.ACTION_LOGP: drawn[1], Columns.ACTION_DIST_INPUTS: chosen_by}
+        if self._has_values:
+            extras[Columns.VF_PREDS] = outputs[:, -1]
+        return drawn[0], extras
 
     @under_lock
     def compute_log_likelihoods(
