@@ -229,6 +229,21 @@ def test_processes_end_with_their_environments() -> None:
     assert running() == before
 
 
+def test_environments_of_unlike_spaces_are_refused_and_leave_no_process() -> None:
+    before = set(multiprocessing.active_children())
+
+    def make(context: EnvContext) -> gym.Env[Any, Any]:
+        env = Echo(context)
+        if context.vector_index == 1:
+            env.action_space = gym.spaces.Discrete(7)
+        return env
+
+    context = EnvContext({"wait": lambda env: None})
+    with pytest.raises(OptionError, match="environment 1 has other spaces"):
+        make_stepper(make, EnvSetup(num_envs=2, vectorize_mode="async", context=context))
+    assert set(multiprocessing.active_children()) == before
+
+
 def test_an_environment_that_cannot_be_made_there_is_an_option_error_and_leaves_no_process() -> None:
     before = set(multiprocessing.active_children())
 
