@@ -14,7 +14,7 @@ from tabular_problems import PROBLEMS, Problem
 from rlio.errors import OptionError
 from rlio.evaluation import weighting
 from rlio.evaluation.estimates import Overlap
-from rlio.evaluation.intervals import Resampling
+from rlio.evaluation.intervals import Resampling, empirical_bernstein
 from rlio.evaluation.weighting import Contributions, WeightedSteps
 
 RUNS = 1000
@@ -119,6 +119,18 @@ def test_bootstrap_intervals_and_standard_errors_are_as_wide_as_estimates_vary(n
         assert np.mean(standard_errors) == pytest.approx(np.std(values), rel=0.1), estimator
 
 
+@pytest.mark.parametrize("name", ["bandit", "chain", *further("gridworld")])
+def test_concentration_bounds_hold_the_truth_in_at_least_95_percent_of_1000_runs(name: str) -> None:
+    problem = PROBLEMS[name]
+    steps = problem.steps(problem.simulate(RUNS * COVERAGE_EPISODES, seed=4))
+    for estimator in (weighting.importance_sampling, weighting.per_decision):
+        values = estimator(steps).numerators.reshape(RUNS, COVERAGE_EPISODES)
+        # Bounds that each episode keeps to; noise is normal, so that the problem itself has none.
+        bounds = float(values.min()), float(values.max())
+        ends = [empirical_bernstein(run, bounds=bounds, confidence=0.95) for run in values]
+        assert np.mean([low <= problem.truth <= high for low, high in ends]) >= 0.95
+
+
 def test_an_interval_is_what_a_loop_over_the_draws_gives() -> None:
     """Of an estimate, and of a difference: value -+ the quantile of |t| times the standard error."""
     rng = np.random.default_rng(0)
@@ -154,6 +166,28 @@ def test_an_interval_of_what_hardly_varies_is_that_of_percentiles() -> None:
     huge = Contributions(np.arange(10) * 1e200, np.ones(10))
     low, high = Resampling(10, resamples=999, seed=0).interval([huge], confidence=0.95)
     assert 0.0 < low < 4.5e200 < high < 9e200
+
+
+def test_a_concentration_bound_holds_at_least_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(0)
+    # Mostly 0 and now and then 10, as weighted returns are: where the normal approximation fails.
+    samples = 10.0 * (rng.random((2000, 300)) < 0.02)
+    intervals = [empirical_bernstein(row, bounds=(0.0, 10.0), confidence=0.9) for row in samples]
+    assert np.mean([low <= 0.2 <= high for low, high in intervals]) >= 0.9
+    assert all(0.0 <= low <= high <= 10.0 for low, high in intervals)
+    wide = [high - low for low, high in intervals]
+    longer = empirical_bernstein(np.repeat(samples[0], 20), bounds=(0.0, 10.0), confidence=0.9)
+    assert longer[1] - longer[0] < 0.5 * np.mean(wide)
+    with pytest.raises(OptionError, match="were seen"):
+        empirical_bernstein(samples[0] - 1, bounds=(0.0, 10.0), confidence=0.9)
+
+
+def test_a_concentration_bound_is_the_formula_of_its_source() -> None:
+    values = np.array([0.0, 1.0, 0.0, 1.0] * 50)
+    low, high = empirical_bernstein(values, bounds=(-5.0, 5.0), confidence=0.95)
+    logarithm = np.log(4 / 0.05)
+    half = np.sqrt(2 * values.var(ddof=1) * logarithm / 200) + 7 * 10 * logarithm / (3 * 199)
+    assert (low, high) == (pytest.approx(0.5 - half), pytest.approx(0.5 + half))
 
 
 def test_equal_policies_have_weights_of_one_and_all_estimators_agree() -> None:

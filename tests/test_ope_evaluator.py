@@ -302,17 +302,29 @@ def test_epsilon_greedy_targets_are_mixed_with_random_actions() -> None:
 
 
 def test_a_result_says_all_of_it_in_words_and_in_json() -> None:
-    found = evaluate_offline(logged(), likelihoods(0.8), gamma=1.0, estimators=["is"])["is"]
+    options = IntervalOptions(value_bounds=(0.0, 20.0))
+    found = evaluate_offline(logged(), likelihoods(0.8), gamma=1.0, estimators=["is"], intervals=options)[
+        "is"
+    ]
     text = str(found)
     for part in (
         "is: 10 episodes, 10 steps",
         "v_behavior  4.5",
         "v_gain",
         "effective sample size",
+        "for sure in",
         "not reliable",
     ):
         assert part in text
     assert json.loads(json.dumps(found.to_json()))["overlap"]["log_weight_quantiles"]["0.5"] < 1
+    with pytest.raises(OptionError, match="were seen"):
+        evaluate_offline(
+            logged(),
+            likelihoods(0.8),
+            gamma=1.0,
+            estimators=["is"],
+            intervals=IntervalOptions(value_bounds=(0.0, 2.0)),
+        )
 
 
 # ---- models ----
@@ -583,15 +595,20 @@ def test_the_picture_has_the_interval_and_the_bound_of_each_estimate(
         return plot(self, x, y, *args, **options)
 
     monkeypatch.setattr(Axes, "plot", seen)
-    done = run_command(*COMMAND, "ope_judged:leans", "--confidence", "0.8", "--plot", "intervals.svg")
+    bounds = ("--confidence", "0.8", "--value-bounds", "-900", "900")
+    done = run_command(*COMMAND, "ope_judged:leans", *bounds, "--plot", "intervals.svg")
     assert done.exit_code == 0, done.output
     module: Any = __import__("ope_judged")
-    intervals = IntervalOptions(confidence=0.8)
+    intervals = IntervalOptions(confidence=0.8, value_bounds=(-900.0, 900.0))
     found = evaluate_offline("data", module.leans, gamma=1.0, incomplete="drop", intervals=intervals)
-    for place, estimate in enumerate(found.values()):
+    for place, (name, estimate) in enumerate(found.items()):
         assert ([place, place], estimate.v_target.interval) in drawn
         assert ([place], (estimate.v_target.value,)) in drawn
+        bound = estimate.v_target.concentration
+        assert (bound is not None) == (name in ("is", "pdis"))
+        assert bound is None or ([place, place], bound) in drawn
     assert "80% interval" in done.output
+    assert "for sure" in done.output
 
 
 def test_a_command_takes_rows_as_episodes_and_policies_without_exploration(recorded: TorchPolicy) -> None:

@@ -63,6 +63,12 @@ class EvaluateOptions:
         str | None, typer.Option(help="Whose rows count, where those of several policies were recorded.")
     ] = None
     confidence: Annotated[float, typer.Option(help="Of the intervals, above 0 and below 1.")] = 0.95
+    value_bounds: Annotated[
+        tuple[float, float] | None,
+        typer.Option(
+            help="Least and greatest weighted return that an episode can have: adds a concentration bound."
+        ),
+    ] = None
     seed: Annotated[int, typer.Option(min=0, help="Of intervals and models.")] = 0
     ray: Annotated[
         bool,
@@ -116,7 +122,9 @@ def _estimates(options: EvaluateOptions) -> dict[str, OffPolicyEstimate]:
         incomplete="drop" if options.drop_incomplete else "raise",
         policy_id=options.policy_id,
         q_model=FittedQ(seed=seed),
-        intervals=IntervalOptions(confidence=options.confidence, seed=seed),
+        intervals=IntervalOptions(
+            confidence=options.confidence, value_bounds=options.value_bounds, seed=seed
+        ),
     )
 
 
@@ -188,13 +196,15 @@ def _imported(name: str) -> Any:
 def _print(uri: str, found: Mapping[str, OffPolicyEstimate]) -> None:
     """The table, and what is the same for all estimators below it."""
     first = next(iter(found.values()))
+    bounded = any(estimate.v_target.concentration for estimate in found.values())
     headings = ["estimator", "v_target", "std. error", f"{first.confidence:.0%} interval"]
-    headings += ["v_gain", "interval of v_gain", "ratio", "reliable"]
+    headings += ["for sure"] * bounded + ["v_gain", "interval of v_gain", "ratio", "reliable"]
     rows = []
     for name, estimate in found.items():
         target, gain, ratio = estimate.v_target, estimate.v_gain, estimate.v_gain_ratio
-        row = [name, f"{target.value:.6g}", f"{target.standard_error:.2g}", _interval(target)]
-        row += [f"{gain.value:.6g}", _interval(gain), "" if ratio is None else f"{ratio:.4g}"]
+        row = [name, f"{target.value:.6g}", f"{target.standard_error:.2g}", _checked_interval(target)]
+        row += [_interval(target.concentration)] * bounded
+        row += [f"{gain.value:.6g}", _checked_interval(gain), "" if ratio is None else f"{ratio:.4g}"]
         rows.append([*row, "yes" if estimate.reliable else "no"])
     print_table(uri, headings, rows)
     typer.echo(
@@ -213,9 +223,12 @@ def _print(uri: str, found: Mapping[str, OffPolicyEstimate]) -> None:
             typer.echo(f"not reliable: {', '.join(names)}: {'; '.join(doubts)}")
 
 
-def _interval(measured: Measured) -> str:
-    low, high = measured.interval
-    return f"{low:.6g} to {high:.6g}" + ("" if measured.reliable else " (not reliable)")
+def _checked_interval(measured: Measured) -> str:
+    return _interval(measured.interval) + ("" if measured.reliable else " (not reliable)")
+
+
+def _interval(ends: tuple[float, float] | None) -> str:
+    return "" if ends is None else f"{ends[0]:.6g} to {ends[1]:.6g}"
 
 
 def _finite(value: Any) -> Any:
@@ -246,6 +259,9 @@ def draw_intervals(found: Mapping[str, OffPolicyEstimate], path: Path) -> None:
     axes = figure.add_subplot()
     for place, estimate in enumerate(found.values()):
         target = estimate.v_target
+        if target.concentration is not None:
+            wide = axes.plot([place, place], target.concentration, color="lightgray", linewidth=6)
+            wide[0].set_label(None if place else "concentration bound")
         style = "solid" if target.reliable else "dotted"
         axes.plot([place, place], target.interval, color="black", linestyle=style)
         axes.plot([place], [target.value], "o", color="black")

@@ -43,6 +43,8 @@ class Measured:
         value: The estimate.
         standard_error: Of it, to first order; NaN for one episode.
         interval: Bootstrap interval at the result's `confidence`; see `Resampling.interval`.
+        concentration: Interval that holds at least so often whatever the distribution is; None where no
+            bounds of the weighted return were given, or the estimator has none.
         error_sample_size: How many episodes the standard error rests on: (sum of i^2)^2 / sum of i^4, where i
             is what an episode adds to the estimate; about a third of the episodes where i is normal.
         doubts: Why the standard error and the interval are not reliable; empty where they are.
@@ -51,6 +53,7 @@ class Measured:
     value: float
     standard_error: float
     interval: tuple[float, float]
+    concentration: tuple[float, float] | None = None
     error_sample_size: float = math.inf
     doubts: tuple[str, ...] = ()
 
@@ -72,6 +75,7 @@ def measured(
     parts: Sequence[Contributions],
     draws: Resampling,
     options: IntervalOptions,
+    concentration: tuple[float, float] | None = None,
     *,
     doubts: Sequence[str] | None = None,
 ) -> Measured:
@@ -81,6 +85,7 @@ def measured(
         parts: One or two.
         draws: Of their episodes.
         options: Of intervals.
+        concentration: Passed on.
         doubts: About the interval of an estimate that uses weights or a model; those that ``parts`` give are
             added. None: it is a plain mean, whose interval is not in doubt.
     """
@@ -104,6 +109,7 @@ def measured(
         value,
         rescaled(error, log_scale),
         rescaled_interval(interval, log_scale),
+        concentration,
         error_sample_size=rests_on,
         doubts=tuple(found),
     )
@@ -239,6 +245,9 @@ class OffPolicyEstimate:
             f"  v_target    {self.v_target}",
             f"  v_gain      {self.v_gain}{ratio}",
         ]
+        if self.v_target.concentration is not None:
+            low, high = self.v_target.concentration
+            lines.append(f"  v_target for sure in [{low:.6g}, {high:.6g}], by a concentration bound")
         if self.overlap is not None:
             lines.append(f"  overlap     {self.overlap}")
         if self.doubts:

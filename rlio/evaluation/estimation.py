@@ -26,7 +26,7 @@ from rlio.evaluation.complete_episodes import Episodes
 from rlio.evaluation.estimates import OffPolicyEstimate, Overlap, measured
 from rlio.evaluation.evidence import Evidence, weighted_steps
 from rlio.evaluation.fitted_q import FittedQ, QModel, Transitions, cross_fitted
-from rlio.evaluation.intervals import IntervalOptions, Resampling
+from rlio.evaluation.intervals import IntervalOptions, Resampling, empirical_bernstein
 from rlio.evaluation.target import Target
 from rlio.evaluation.weighting import (
     Contributions,
@@ -193,8 +193,9 @@ class _Results:
 
     def _estimate(self, name: str, found: Contributions, overlap: Overlap | None) -> OffPolicyEstimate:
         options, lengths = self._intervals, self._weights.lengths
+        concentration = self._concentration(found) if name in ("is", "pdis") else None
         doubts = [_MODEL_ERROR] if overlap is None else overlap.doubts
-        target = measured([found], self._draws, options, doubts=doubts)
+        target = measured([found], self._draws, options, concentration, doubts=doubts)
         behavior = self._behavior
         return OffPolicyEstimate(
             estimator=name,
@@ -209,3 +210,12 @@ class _Results:
             gamma=self._estimation.gamma,
             confidence=options.confidence,
         )
+
+    def _concentration(self, found: Contributions) -> tuple[float, float] | None:
+        options = self._intervals
+        if options.value_bounds is None:
+            return None
+        # On this scale numbers that are too large are infinite, and outside of any bounds.
+        with np.errstate(over="ignore"):
+            values = found.numerators * np.exp(found.log_scale)
+        return empirical_bernstein(values, bounds=options.value_bounds, confidence=options.confidence)

@@ -1,4 +1,4 @@
-"""`Resampling`: how far an estimate may be off.
+"""`Resampling` and `empirical_bernstein`: how far an estimate may be off.
 
 Example:
     >>> import numpy as np
@@ -9,6 +9,9 @@ Example:
     ... )
     >>> round(low, 1), round(high, 1)
     (2.9, 3.1)
+    >>> low, high = empirical_bernstein(x, bounds=(-10.0, 10.0), confidence=0.95)
+    >>> round(low, 1), round(high, 1)
+    (2.3, 3.6)
 """
 
 from __future__ import annotations
@@ -20,11 +23,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.errors import OptionError
+from rlio.errors import OptionError, excerpt
 from rlio.evaluation.weighting import Contributions, rescaled
 from rlio.forks import cached_property
 
-__all__ = ["IntervalOptions", "Resampling", "influences_of"]
+__all__ = ["IntervalOptions", "Resampling", "empirical_bernstein", "influences_of"]
 
 Floats = NDArray[np.float64]
 
@@ -41,6 +44,9 @@ class IntervalOptions:
         confidence: How often an interval is to hold the true value, above 0 and below 1.
         resamples: Draws of the bootstrap.
         seed: Of the bootstrap.
+        value_bounds: (least, greatest) that an episode's weighted return can be, by what is known of the
+            problem and not by what was seen: for concentration bounds of the estimators ``is`` and ``pdis``.
+            None: none are made.
 
     Raises:
         OptionError: A value is out of range.
@@ -49,6 +55,7 @@ class IntervalOptions:
     confidence: float = 0.95
     resamples: int = 2000  # the interval's width then varies by 2 % with the seed
     seed: int = 0
+    value_bounds: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 < self.confidence < 1.0:
@@ -57,6 +64,13 @@ class IntervalOptions:
             raise OptionError(
                 f"resamples={self.resamples}: at least 100, as an interval is made of their ends"
             )
+        match self.value_bounds:
+            case None:
+                pass
+            case (low, high) if math.isfinite(low) and math.isfinite(high) and low < high:
+                pass
+            case _:
+                raise OptionError(f"value_bounds={excerpt(self.value_bounds)}: (least, greatest), or None")
 
 
 class Resampling:
@@ -180,6 +194,43 @@ class _Centred:
 def influences_of(parts: Sequence[Contributions]) -> Floats:
     """Influences of the first part, minus those of the second if there is one, (n,)."""
     return parts[0].influences - parts[1].influences if len(parts) > 1 else parts[0].influences
+
+
+def empirical_bernstein(
+    values: Floats, *, bounds: tuple[float, float], confidence: float
+) -> tuple[float, float]:
+    """An interval that holds the mean with at least ``confidence``, however values lie within ``bounds``.
+
+    With n values of sample variance S and a range R, d = 1 - confidence: the mean of the values -+
+    (sqrt(2 S ln(4/d) / n) + 7 R ln(4/d) / (3 (n - 1))), cut at the bounds.
+
+    Args:
+        values: (n,), independent.
+        bounds: (least, greatest) that they can be.
+        confidence: Above 0 and below 1.
+
+    Raises:
+        OptionError: A value is out of the bounds.
+
+    Source: Maurer, Pontil, "Empirical Bernstein bounds and sample variance penalization" (2009), theorem 4,
+    on either side with half of d.
+    """
+    low, high = bounds
+    if len(values) and not (values.min() >= low and values.max() <= high):
+        raise OptionError(
+            f"value_bounds=({low}, {high}), but weighted returns from {values.min():.6g} to "
+            f"{values.max():.6g} were "
+            "seen: give bounds that hold for every episode (least and greatest return, times the largest "
+            "weight)"
+        )
+    count = len(values)
+    if count < 2:
+        return low, high
+    logarithm = math.log(4.0 / (1.0 - confidence))
+    half = math.sqrt(2.0 * float(values.var(ddof=1)) * logarithm / count)
+    half += 7.0 * (high - low) * logarithm / (3.0 * (count - 1))
+    mean = float(values.mean())
+    return max(mean - half, low), min(mean + half, high)
 
 
 def rescaled_interval(interval: tuple[float, float], log_scale: float) -> tuple[float, float]:
