@@ -11,8 +11,6 @@ Example:
     >>> reader = rlio.DatasetReader("memory://dataset-reader-example", batch_size=4, epochs=1)
     >>> [len(batch) for batch in reader]
     [4, 4, 2]
-    >>> reader.ledger
-    ReadLedger(expected=10, served=10, skipped=0, dropped=0, trimmed=0)
 """
 
 from __future__ import annotations
@@ -31,7 +29,6 @@ from rlio.interfaces import (
     InputReader,
     JsonState,
     ReadKeywords,
-    ReadLedger,
     ReadOptions,
     Unit,
 )
@@ -114,7 +111,7 @@ class DatasetReader(InputReader):
         CorruptData: Rows are damaged; with ``on_error="skip"`` they are counted in `skipped`.
         HoleError: Rows are missing, of the snapshot too; likewise. It is a CorruptData.
         OptionError: A batch is larger than the data, which is read endlessly (``epochs=None``).
-        LedgerError: Rows got lost or doubled on the way, which `ledger` keeps watch over.
+        LedgerError: A store does not have as many rows as the shards' names say: a bug of rlio.
     """
 
     replayable = True
@@ -204,11 +201,6 @@ class DatasetReader(InputReader):
         return self._pass.skipped
 
     @property
-    def ledger(self) -> ReadLedger:
-        """What became of the rows since the reader was opened or restored, each epoch counted anew."""
-        return self._pass.ledger
-
-    @property
     def epoch(self) -> int:
         """Number of the epoch that the next batch begins in, from 0."""
         return self._pass.epoch
@@ -226,8 +218,7 @@ class DatasetReader(InputReader):
         """Step over ``n`` batches of ``batch_size`` units: go where as many calls of `sample` would lead.
 
         Nothing is read, unless with ``on_error="skip"``: rows after damaged ones fill batches up, so that
-        only reading tells where the next one begins. Rows that were stepped over are in no number of
-        `ledger`, as if another rank had them: the ledgers of readers that take turns add up.
+        only reading tells where the next one begins.
 
         Args:
             n: Batches, 0 or more.

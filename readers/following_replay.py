@@ -31,7 +31,7 @@ import numpy as np
 from rlio.dataset import rows_waiting
 from rlio.errors import EndOfData, OptionError, StateError, WaitTimeout, excerpt
 from rlio.forks import Owner
-from rlio.interfaces import Batch, InputReader, JsonState, ReadLedger, ReadOptions, Unit
+from rlio.interfaces import Batch, InputReader, JsonState, ReadOptions, Unit
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.options import checked_keywords, expected
 from rlio.readers.feeding import Cursors, Feed
@@ -289,11 +289,6 @@ class FollowingReplay(InputReader):
         with self._feed.changed:
             account = self._feed.account
             return FollowCounters(account.inserted, account.drawn, len(self.store))
-
-    @property
-    def reading(self) -> ReadLedger:
-        """What became of the rows that were read: also those that are skipped and trimmed."""
-        return self._feed.follow.ledger
 
     @property
     def skipped(self) -> int:

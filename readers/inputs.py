@@ -27,7 +27,6 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol, TypeVar
 
 import numpy as np
@@ -44,7 +43,7 @@ from rlio.errors import (
     excerpt,
 )
 from rlio.foreign_layouts import refuse_known
-from rlio.interfaces import Batch, Endless, InputReader, JsonState, ReadLedger, ReadOptions
+from rlio.interfaces import Batch, Endless, InputReader, JsonState, ReadOptions
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.replay.order import ORDER_VERSION, Permutation, share
 from rlio.replay.positions import choose_seed
@@ -208,8 +207,6 @@ class Failures:
 class Cursor(Protocol):
     """Walks the pieces of a reader, endlessly or for some epochs."""
 
-    #: Rows that the pieces passed so far should have (`expected`), and those of them that were left out.
-    tally: ReadLedger
     #: Number of the epoch that the last batch was from.
     given: int
 
@@ -254,7 +251,6 @@ class RecordCursor:
         self._options = options
         self._seed = seed
         self._failures = failures
-        self.tally = ReadLedger()
         self.given = 0
         self._epoch = 0
         self._record = 0
@@ -281,7 +277,6 @@ class RecordCursor:
             self._epoch += turn
             if batch is not None:
                 self._failures.succeeded()
-                self.tally = self.tally.plus(expected=batch.agent_steps())
                 return batch
 
     def _number(self, epoch: int, at: int, count: int) -> int:
@@ -333,7 +328,6 @@ class TableCursor:
         self._options = options
         self._seed = seed
         self._failures = failures
-        self.tally = ReadLedger()
         self.given = 0
         self._epoch = 0
         self._window = 0
@@ -352,12 +346,7 @@ class TableCursor:
                 raise EndOfData(f"all {sum(self._source.rows)} rows were read {self._options.epochs} times")
             order, bounds = self._windows()
             groups = order[bounds[self._window] : bounds[self._window + 1]].tolist()
-            before = self.tally
-            try:
-                batch = self._shuffled(groups) if self._options.shuffle else self._in_order(groups[0])
-            except BaseException:
-                self.tally = before  # These rows come again.
-                raise
+            batch = self._shuffled(groups) if self._options.shuffle else self._in_order(groups[0])
             self.given = self._epoch
             self._window += 1
             if self._window == len(bounds) - 1:
@@ -390,13 +379,7 @@ class TableCursor:
 
     def _in_order(self, group: int) -> SampleBatch | None:
         start, stop = share(self._source.rows[group], self._options.shard)
-        batch = self._load(group, start, stop) if start < stop else None
-        self._count(stop - start, lost=0 if batch is not None else stop - start)
-        return batch
-
-    def _count(self, rows: int, *, lost: int) -> None:
-        """Count the rows that groups are said to have here, before anything is known of what was decoded."""
-        self.tally = self.tally.plus(expected=rows, skipped=lost)
+        return self._load(group, start, stop) if start < stop else None
 
     def _shuffled(self, groups: list[int]) -> SampleBatch | None:
         rows = np.array([self._source.rows[group] for group in groups], np.int64)
@@ -413,7 +396,6 @@ class TableCursor:
             home = np.searchsorted(ends, picks, side="right")
             gaps = np.cumsum(np.where(loaded, 0, rows))
             picks = (picks - gaps[home])[loaded[home]]
-        self._count(stop - start, lost=stop - start - len(picks))
         found = [part for part in parts if part is not None]
         if not found or not len(picks):
             return None
@@ -506,16 +488,6 @@ class StoredReader(InputReader):
             }.items()
         }
         self._cursor = make_cursor(self._seed, self._failures)
-        # The cursor's tally where the reader began, or was restored.
-        self._began = ReadLedger()
-
-    @property
-    def ledger(self) -> ReadLedger:
-        """Rows that the files say there are, where they do. See `InputReader`."""
-        own, now, then = super().ledger, self._cursor.tally, self._began
-        # Of the rows that the base counts as read, those are missing that the cursor left out or lost.
-        expected = now.expected - then.expected - self._counts.read + own.expected
-        return replace(own, expected=expected, skipped=now.skipped - then.skipped)
 
     @property
     def skipped(self) -> int:
@@ -571,7 +543,6 @@ class StoredReader(InputReader):
         self._check_options(position["options"])
         self._check_seed(position["seed"])
         self._cursor.seek(position["at"])
-        self._began = self._cursor.tally
 
     def _check_files(self, saved: Any) -> None:
         if saved != self._files_seal:

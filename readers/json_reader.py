@@ -35,7 +35,7 @@ from rlio.errors import (
     UnknownLayout,
     UnsafeData,
 )
-from rlio.interfaces import Batch, JsonState, ReadKeywords, ReadLedger, ReadOptions
+from rlio.interfaces import Batch, JsonState, ReadKeywords, ReadOptions
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.options import checked_keywords
 from rlio.read_options import Unlike
@@ -379,7 +379,6 @@ class _StreamCursor:
         self._records = records
         self._options = options
         self._failures = failures
-        self.tally = ReadLedger()
         self.given = 0
         self._lines: Generator[Line, None, None] | None = None
         self._go_to(epoch=0, round_=0)
@@ -424,7 +423,6 @@ class _StreamCursor:
                 self._round += self._options.shard[1]
                 continue
             self._failures.succeeded()
-            self.tally = self.tally.plus(expected=batch.agent_steps())
             self._round += self._options.shard[1]
             self.given = self._epoch
             return batch

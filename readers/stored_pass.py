@@ -12,7 +12,7 @@ from typing import Final, Literal, TypeAlias
 from rlio.columns import Columns
 from rlio.dataset import Dataset, common_columns
 from rlio.errors import LedgerError, OptionError
-from rlio.interfaces import ReadLedger, ReadOptions
+from rlio.interfaces import ReadOptions
 from rlio.replay.draws import Draw, Units
 from rlio.replay.epochs import Passage, StorePass
 from rlio.replay.positions import columns_digest
@@ -111,27 +111,10 @@ class StoredPass(StorePass):
         self._store.wait()
         return self._store.skipped
 
-    @property
-    def ledger(self) -> ReadLedger:
-        """What became of the rows."""
-        found = super().ledger
-        if self.options.shard[0] != 0:  # Rows that no position stands for are counted by the first rank.
-            return found
-        lost = self._ended * self.skipped
-        return found.plus(expected=lost, skipped=lost, trimmed=self.dataset.trimmed_rows)
-
     def serves(self, dataset: Dataset) -> bool:
         """Whether another listing of the data set has the same rows."""
         ours = self.dataset
         return dataset.digest == ours.digest and dataset.lost_rows() == ours.lost_rows()
-
-    def check_whole_epochs(self) -> None:
-        """Compare what became of the rows; that the store holds them all is seen when it is opened.
-
-        Raises:
-            LedgerError: They do not add up.
-        """
-        self.ledger.check(self.dataset.uri)
 
     def close(self) -> None:
         """Let go of the store, and end its threads."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rlio.batch import SampleBatch
 from rlio.errors import EndOfData
 from rlio.forks import cached_property
-from rlio.interfaces import Batch, JsonState, ReadLedger, ReadOptions, Unit
+from rlio.interfaces import Batch, JsonState, ReadOptions, Unit
 from rlio.replay.draws import Draw, RowUnits, Units
 from rlio.replay.epoch_pass import EpochPass
 from rlio.replay.order import Permutation
@@ -103,7 +103,6 @@ class StorePass(EpochPass):
         # Batches that were skipped since the last one was given: most likely as many will be again.
         self._skipped = 0
         self._ahead: Ahead[_Block] = Ahead(self._load)
-        self._served = self._dropped = 0
         #: Once it is closed, how many units there were, if that was known.
         self._last_total: int | None = None
 
@@ -131,11 +130,6 @@ class StorePass(EpochPass):
         """Units of one epoch, of all ranks together."""
         return self.units.count if self._last_total is None else self._last_total
 
-    @property
-    def ledger(self) -> ReadLedger:
-        """What became of the units' rows."""
-        return ReadLedger(expected=self._served + self._dropped, served=self._served, dropped=self._dropped)
-
     # ---- batches ----
 
     def take(self, n: int | None) -> Batch:
@@ -152,7 +146,6 @@ class StorePass(EpochPass):
         if self._cut == block.key.batches:
             self._block = None
         self._step(size * self.options.shard[1])
-        self._served += size
         return found
 
     def _goes_on(self, key: _Key) -> bool:
@@ -174,12 +167,9 @@ class StorePass(EpochPass):
                     self._block, self._cut = block, 0
                     return self.take(None)
                 self._step(n * self.options.shard[1])
-                self._served += block.batch.agent_steps()
                 return block.batch
         numbers = [self._numbers(span) for span in self._deal(n)]
-        batch = self.units.batch(np.concatenate(numbers))
-        self._served += batch.agent_steps()
-        return batch
+        return self.units.batch(np.concatenate(numbers))
 
     # ---- as a source of rows that are gathered with others: see `rlio.replay.joint_gather` ----
 
@@ -200,7 +190,6 @@ class StorePass(EpochPass):
         """Step over the next ``n`` units, which were given."""
         self._block = None
         self._step(n)
-        self._served += n
 
     def skip(self, n: int, size: int | None = None) -> None:
         """See `EpochPass.skip`."""
@@ -264,11 +253,6 @@ class StorePass(EpochPass):
     def _why_empty(self) -> str:
         return self.passage.why_empty(self.unit)
 
-    def _drop(self, left: int) -> None:
-        numbers = [self._numbers(span) for span in self._spans(left, self.options.shard)]
-        if numbers:
-            self._dropped += self.units.batch(np.concatenate(numbers)).agent_steps()
-
     # ---- state ----
 
     def seek(self, position: JsonState) -> None:
@@ -277,7 +261,6 @@ class StorePass(EpochPass):
         self._ahead.forget()  # Of another seed, perhaps; and what it calculates is kept for later.
         self._order = None
         self._known = (-1, 0, np.empty(0, np.int64))
-        self._served = self._dropped = 0
         self._block = None
 
     def _identity(self) -> JsonState:
