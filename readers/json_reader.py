@@ -54,7 +54,7 @@ __all__ = ["JsonReader", "LineDecoder"]
 
 logger = logging.getLogger("rlio")
 
-_SUFFIXES = (".json", ".jsonl", ".jsonl.zst", ".zip")
+_SUFFIXES = (".json", ".jsonl", ".zip")
 _OPEN_FILES = 4
 # A shuffled zip member up to this size is held inflated: going back in one means inflating it from its start.
 _HELD_BYTES = 64 << 20
@@ -82,7 +82,7 @@ class JsonReader(StoredReader):
 
     Args:
         inputs: A file, folder, glob or URI, or a list of those; of folders and zip files, every ``*.json``
-            and ``*.jsonl``, and every ``*.zip`` and ``*.jsonl.zst`` of a folder.
+            and ``*.jsonl``, and every ``*.zip`` of a folder.
         spaces: (observation space, action space), or policy id -> such a pair: gives obs, new_obs, actions
             and prev_actions their structure and dtypes back.
         unnormalise_actions: RLlib records actions of bounded Boxes scaled to [-1, 1]. True: actions and
@@ -181,14 +181,16 @@ class RllibLines:
                 raise_at(error, uri=self.uri)
 
     def open(self) -> IO[bytes]:
-        """Open it for `line_at`. What is small and compressed is held inflated."""
+        """Open it for `line_at`. A small member of a zip file is held inflated."""
         stream = self._lines.open()
-        if not self._lines.is_compressed:
+        if self._lines.member is None or (self._lines.size or 0) > _HELD_BYTES:
             return stream
-        # Of a zip member the size is known before.
-        small = self._lines.member is None or (self._lines.size or 0) <= _HELD_BYTES
-        held = _inflated(stream, _HELD_BYTES) if small else None
-        return self._lines.open() if held is None else held
+        held = BytesIO()
+        # What lies behind damage has no place in an index anyway.
+        with stream, contextlib.suppress(*READ_ERRORS):
+            while piece := stream.read(1 << 20):
+                held.write(piece)
+        return held
 
     def line_at(self, stream: IO[bytes], *, offset: int, size: int, number: int) -> Line:
         """A line of `lines`, read again."""
@@ -218,20 +220,6 @@ class RllibLines:
         if line.data is None:
             raise too_long(line, self._limit)
         return self._decoder.names(line.data)
-
-
-def _inflated(stream: IO[bytes], most: int) -> IO[bytes] | None:
-    """What can be read of ``stream``, in memory; None where that is more than ``most`` bytes.
-
-    What lies behind damage has no place in an index anyway.
-    """
-    held = BytesIO()
-    with stream, contextlib.suppress(*READ_ERRORS, UnsafeData):
-        while piece := stream.read(1 << 20):
-            held.write(piece)
-            if held.tell() > most:
-                return None
-    return held
 
 
 def _refuse_data_sets(files: Sequence[InputFile]) -> None:
