@@ -218,7 +218,7 @@ class DatasetReader(InputReader):
         """Step over ``n`` batches of ``batch_size`` units: go where as many calls of `sample` would lead.
 
         Nothing is read, unless with ``on_error="skip"``: rows after damaged ones fill batches up, so that
-        only reading tells where the next one begins.
+        only reading tells where the next one begins; and with ``grow``.
 
         Args:
             n: Batches, 0 or more.

@@ -177,7 +177,7 @@ class GrowingPass:
         return parts
 
     def skip(self, n: int) -> None:
-        """Go where ``n`` calls of `take` would lead.
+        """Take ``n`` batches: how many rows an epoch has is known once it begins.
 
         Raises:
             EndOfData: There are fewer; it is at the end then.
@@ -185,41 +185,13 @@ class GrowingPass:
         """
         mark = self._mark()
         try:
-            if self.options.on_error == "skip":  # Only reading tells where the next batch begins.
-                for _ in range(n):
-                    self.take(None)
-            else:
-                self._step_over(n)
+            for _ in range(n):
+                self.take(None)
         except EndOfData:
             raise
         except BaseException:
             self._go_back(mark)
             raise
-
-    def _step_over(self, n: int) -> None:
-        """Step over ``n`` batches by their positions."""
-        size = self._size_of(None)
-        missing = n * size
-        while True:
-            running = self._current
-            over = running.epoch >= (running.options.epochs or 0)
-            left = 0 if over else min(missing, running.total - running.offset)
-            running.skip(left // size, size)
-            if left % size:
-                running.skip(1, left % size)
-            missing -= left
-            if not missing:
-                return
-            if self._is_over(running):
-                if missing >= size or self.options.drop_last:
-                    raise EndOfData(f"all {self.options.epochs} epochs have been read")
-                return
-            self._take_up()
-            total = self._current.total
-            if total < (missing % size or size):  # A whole epoch, and what is before and after it.
-                self._check_size(size)
-            if not total:
-                raise EndOfData(self._current.dataset.why_empty())
 
     def _is_over(self, running: SnapshotPass) -> bool:
         """Whether the last epoch is over."""

@@ -23,18 +23,16 @@ from rlio.interfaces import Batch, InputReader, InputReaderAround, JsonState
 __all__ = ["FirstBatchForever", "NoInput", "Simulated", "SimulatedRunner"]
 
 
-class FirstBatchForever(InputReader):
+class FirstBatchForever(InputReaderAround):
     """Gives copies of the first batch of ``child``: to time what learns from it without what samples it.
 
     Args:
         child: The reader; closed with this one.
     """
 
-    replayable = False
-
     def __init__(self, child: InputReader) -> None:
-        self.child = child
-        self.unit = child.unit
+        super().__init__(child)
+        self.replayable = False
         self._first: Batch | None = None
 
     def _next(self) -> Batch:
@@ -42,15 +40,9 @@ class FirstBatchForever(InputReader):
             self._first = self.child.sample()
         return self._first.copy()
 
-    def _position(self) -> JsonState:
-        return {"child": self.child.state_dict()}
-
     def _seek(self, position: JsonState) -> None:
-        self.child.load_state_dict(position["child"])
+        super()._seek(position)
         self._first = None
-
-    def _close(self) -> None:
-        self.child.close()
 
 
 class NoInput(InputReader):
