@@ -23,7 +23,7 @@ import os
 import time
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Unpack
 
 import numpy as np
@@ -34,7 +34,7 @@ from rlio.forks import Owner
 from rlio.interfaces import Batch, InputReader, JsonState, ReadOptions, Unit
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.options import checked_keywords, expected
-from rlio.readers.feeding import Cursors, Feed
+from rlio.readers.feeding import Feed
 from rlio.readers.follow import FollowPass
 from rlio.readers.follow_marks import Markers, MarkKeeper
 from rlio.readers.following_state import FollowState, merge_states
@@ -252,7 +252,7 @@ class FollowingReplay(InputReader):
             follow,
             self.store,
             Account(self.ratio, inserted=state.inserted, drawn=state.drawn),
-            Cursors(dict(state.rows), dict(state.missed), state.turn),
+            state,
             keeper=None if self._markers is None else self._keeper(self._markers),
             poll_seconds=self._poll_seconds,
         )
@@ -378,20 +378,9 @@ class FollowingReplay(InputReader):
     def _position(self) -> JsonState:
         self._check_owner()
         feed = self._feed
-        rank, world = self._options.shard
         with feed.changed:
-            return FollowState(
-                seed=self.seed,
-                slots=self._slots,
-                ranks=(rank,),
-                world=world,
-                draws=self._draws,
-                drawn=feed.account.drawn,
-                rows=feed.cursors.rows,
-                missed=feed.cursors.missed,
-                ring=feed.ring.firsts(),
-                turn=feed.cursors.turn,
-            ).to_json()
+            drawn, ring = feed.account.drawn, feed.ring.firsts()
+            return replace(feed.state, draws=self._draws, drawn=drawn, ring=ring).to_json()
 
     def _seek(self, position: JsonState) -> None:
         self._check_owner()

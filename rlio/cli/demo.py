@@ -359,7 +359,7 @@ def demo(
             tuning_updates=20,
             episodes=20,
         )
-    _show(run_demo(options, progress=partial(progress_bar, disable=False, leave=True)))
+    _show(run_demo(options, progress=partial(progress_bar, disable=False, leave=True, mininterval=0.5)))
 
 
 def _show(report: DemoReport) -> None:
