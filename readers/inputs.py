@@ -10,14 +10,14 @@ Not here: what is in a file (`rlio.readers.json_reader`, `rlio.readers.d4rl_read
 Example:
     >>> from rlio.batch import SampleBatch
     >>> class Numbers:
-    ...     def count(self):
-    ...         return 4
+    ...     def has(self, index):
+    ...         return index < 4
     ...     def load(self, index):
     ...         return SampleBatch(t=[index])
     >>> options = ReadOptions(epochs=1, shard=(1, 2))
     >>> cursor = RecordCursor(Numbers(), options, seed=0, failures=Failures("raise"))
     >>> cursor.next()["t"], cursor.next()["t"], cursor.position()
-    (array([1]), array([3]), {'epoch': 1, 'record': 0})
+    (array([1]), array([3]), {'epoch': 0, 'record': 4})
 """
 
 from __future__ import annotations
@@ -230,11 +230,17 @@ class Cursor(Protocol):
 class RecordSource(Protocol):
     """Records that can be read in any order."""
 
+    def has(self, index: int) -> bool:
+        """Whether there are more than ``index``; no more is read than tells it."""
+
     def count(self) -> int:
         """How many there are."""
 
     def load(self, index: int) -> Batch:
         """Read one; raises CorruptData or SchemaError, with the place, if that record is damaged."""
+
+    def close(self) -> None:
+        """Release files."""
 
 
 class RecordCursor:
@@ -258,31 +264,41 @@ class RecordCursor:
         self._block: tuple[int, int, list[int]] = (-1, 0, [])
 
     def next(self) -> Batch:
-        options, count = self._options, self._source.count()
-        if count == 0:
-            raise DataNotFound("the files hold no record: expected at least one")
+        options = self._options
         while True:
-            turn, at = divmod(self._record + options.shard[0], count)
-            if options.epochs is not None and self._epoch + turn >= options.epochs:
-                raise EndOfData(f"all {count} records were read {options.epochs} times")
+            turn, at = self._place(self._record + options.shard[0])
+            epoch = self._epoch + turn
+            if options.epochs is not None and epoch >= options.epochs:
+                raise EndOfData(f"all {self._source.count()} records were read {options.epochs} times")
             try:
-                batch = self._source.load(self._number(self._epoch + turn, at, count))
+                batch = self._source.load(self._number(epoch, at))
             except (CorruptData, SchemaError) as error:
                 self._failures.handle(error)
-                if options.epochs is None:
-                    self._failures.check_hope(count)
+                if options.epochs is None and epoch:
+                    self._failures.check_hope(self._source.count())
                 batch = None
-            self.given = self._epoch + turn
-            turn, self._record = divmod(self._record + options.shard[1], count)
+            self.given = epoch
+            turn, self._record = self._place(self._record)
+            self._record += options.shard[1]
             self._epoch += turn
             if batch is not None:
                 self._failures.succeeded()
                 return batch
 
-    def _number(self, epoch: int, at: int, count: int) -> int:
+    def _place(self, number: int) -> tuple[int, int]:
+        """How many epochs after this one a record is, and where in its epoch."""
+        if not self._options.shuffle and self._source.has(number):
+            return 0, number
+        count = self._source.count()
+        if count == 0:
+            raise DataNotFound("the files hold no record: expected at least one")
+        return divmod(number, count)
+
+    def _number(self, epoch: int, at: int) -> int:
         """Number of the record at position ``at`` of ``epoch``."""
         if not self._options.shuffle:
             return at
+        count = self._source.count()
         known, first, numbers = self._block
         if known != epoch or not first <= at < first + len(numbers):
             order = Permutation(count, seed=self._seed, epoch=epoch)
@@ -295,10 +311,11 @@ class RecordCursor:
 
     def seek(self, position: JsonState) -> None:
         self._epoch = index_in(position, "epoch")
-        self._record = index_in(position, "record", self._source.count())
+        # States of 4d4987e, of JSON in the order of the files, have its number as "round".
+        self._record = index_in(position, "round" if "round" in position else "record")
 
     def close(self) -> None:
-        """Nothing is held here."""
+        self._source.close()
 
 
 class TableSource(Protocol):

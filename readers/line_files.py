@@ -27,7 +27,7 @@ from rlio.errors import CorruptData, DataNotFound, UnsafeData, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.storage import InputFile, open_input
 
-__all__ = ["READ_ERRORS", "Line", "LineFile", "open_line_files", "read_lines", "too_long"]
+__all__ = ["READ_ERRORS", "Line", "LineFile", "line_of", "open_line_files", "read_lines", "too_long"]
 
 logger = logging.getLogger("rlio")
 
@@ -256,7 +256,7 @@ def read_lines(
             size += newline - start
             parts.append(chunk[start:newline])
             at += size + 1
-            yield _line(number, parts if size <= limit else None, (at - size - 1, size, at))
+            yield line_of(number, parts if size <= limit else None, (at - size - 1, size, at))
             number, parts, size, start = number + 1, [], 0, newline + 1
         size += len(chunk) - start
         if size <= limit:
@@ -264,10 +264,10 @@ def read_lines(
         else:
             parts = []
     if size:
-        yield _line(number, parts if size <= limit else None, (at, size, at + size))
+        yield line_of(number, parts if size <= limit else None, (at, size, at + size))
 
 
-def _line(number: int, parts: list[bytes] | None, place: tuple[int, int, int]) -> Line:
+def line_of(number: int, parts: list[bytes] | None, place: tuple[int, int, int]) -> Line:
     """A line of those bytes (None: too many), and its start, size and end."""
     if parts is None:
         return Line(number, None, *place)

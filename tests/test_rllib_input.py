@@ -124,8 +124,8 @@ def test_a_mixture_of_unlike_sources_says_what_it_leaves_out_and_can_be_told_to_
 ) -> None:
     other = save(old.parent / "other/a.json", record(dones=None, terminateds=[False] * 6, q_values=None))
     sources = {str(old): 1, str(other): 1}
-    with pytest.raises(MissingColumn):
-        rlio.read(sources, columns="error").sample()
+    with rlio.read(sources, columns="error") as reader, pytest.raises(MissingColumn):
+        reader.sample()
     caplog.clear()
     reader = rlio.read(sources)
     batch = reader.sample()
