@@ -161,12 +161,13 @@ class Failures:
     """What is done with damaged records: raised, or counted and logged.
 
     Attributes:
+        skips: Whether they are counted.
         count: Records skipped so far, each counted once whatever the epochs.
         errors: The first 1000 of them.
     """
 
     def __init__(self, on_error: Literal["raise", "skip"]) -> None:
-        self._skip = on_error == "skip"
+        self.skips = on_error == "skip"
         self.count = 0
         self.errors: list[SkippedRecord] = []
         self._in_a_row = 0
@@ -174,7 +175,7 @@ class Failures:
 
     def handle(self, error: CorruptData | SchemaError) -> None:
         """Raise ``error``, or count it and return."""
-        if not self._skip:
+        if not self.skips:
             raise error
         self._in_a_row += 1
         if error.record is not None:

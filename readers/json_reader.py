@@ -1,7 +1,7 @@
 """`JsonReader`: RLlib's JSON recordings, from folders, globs, lists, URIs and zip files.
 
 One line is one record, and a record is what was one batch when it was written. Records are read in the order
-of the files, one at a time, or, shuffled, in another pseudo-random order each epoch. Where each of them begins is
+of the files, one at a time, or, shuffled, in another pseudo-random order each epoch. Where each begins is
 remembered as the files are read.
 
 Not here: what a record may look like (`rlio.readers.rllib_json`), and data sets of rlio, whose JSON shards
@@ -375,7 +375,7 @@ class _IndexedRecords:
         try:
             return self._records.decode(file, line)
         except (CorruptData, SchemaError):
-            if line is self._last and file == len(self._ends):
+            if not self._failures.skips and line is self._last and file == len(self._ends):
                 self._forget_last(line)
             raise
 
