@@ -25,7 +25,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Generator, Hashable, Mapping, Sequence
 from io import BytesIO
-from typing import IO, Any, Protocol, Unpack
+from typing import IO, Any, Unpack
 
 from rlio.errors import (
     CorruptData,
@@ -57,7 +57,7 @@ from rlio.storage.filesystem import StrPath
 from rlio.storage.names import HEADER
 from rlio.storage.open_files import OpenFiles
 
-__all__ = ["JsonReader", "LineDecoder"]
+__all__ = ["JsonReader"]
 
 logger = logging.getLogger("rlio")
 
@@ -65,16 +65,6 @@ _SUFFIXES = (".json", ".jsonl", ".zip")
 _OPEN_FILES = 4
 # A shuffled zip member up to this size is held inflated: going back in one means inflating it from its start.
 _HELD_BYTES = 64 << 20
-
-
-class LineDecoder(Protocol):
-    """Turns a line into a batch; raises CorruptData or SchemaError, which need not know the place."""
-
-    def decode(self, line: bytes) -> Batch:
-        """The batch in ``line``."""
-
-    def names(self, line: bytes) -> Hashable:
-        """What its columns are called."""
 
 
 class JsonReader(StoredReader):
@@ -159,11 +149,10 @@ class JsonReader(StoredReader):
 
 
 class RllibLines:
-    """A file with a record a line. Its errors need not know the place."""
+    """A file with a record a line."""
 
-    def __init__(self, file: LineFile, decoder: LineDecoder, limit: int) -> None:
+    def __init__(self, file: LineFile, decoder: RllibDecoder, limit: int) -> None:
         self.uri = file.uri
-        self.file = file.file
         self._lines = file
         self._decoder = decoder
         self._limit = limit
@@ -210,7 +199,13 @@ class RllibLines:
         return line_of(number, [data], (offset, size, offset + size))
 
     def decode(self, line: Line) -> Batch:
-        """The batch in a line; raises CorruptData or SchemaError."""
+        """The batch in a line; raises CorruptData or SchemaError with the place."""
+        try:
+            return self._decoder.decode(self._data(line))
+        except (CorruptData, SchemaError, UnknownLayout) as error:
+            raise_at(error, uri=self.uri, record=line.number)
+
+    def _data(self, line: Line) -> bytes:
         if line.data is None:
             raise too_long(line, self._limit)
         if is_provenance(line.data) or parse_head(line.data) is not None:
@@ -219,13 +214,11 @@ class RllibLines:
                 "with rlio.DatasetReader",
                 uri=self.uri,
             )
-        return self._decoder.decode(line.data)
+        return line.data
 
     def names(self, line: Line) -> Hashable:
         """What the columns of a line are called: equal for lines with the same; raises CorruptData."""
-        if line.data is None:
-            raise too_long(line, self._limit)
-        return self._decoder.names(line.data)
+        return self._decoder.names(self._data(line))
 
 
 def _refuse_data_sets(files: Sequence[InputFile]) -> None:
@@ -252,56 +245,45 @@ class _Records:
     def decode(self, file: int, line: Line) -> Batch:
         """The batch in ``line``; raises CorruptData or SchemaError with the place."""
         if self._uniform is None:
-            self._uniform = self._first_record()
+            self._uniform = self.look(all_files=False)
+        source = self.files[file]
+        batch = source.decode(line)
         try:
-            return self._uniform.conform(self.files[file].decode(line))
-        except (CorruptData, SchemaError, UnknownLayout) as error:
-            raise_at(error, uri=self.files[file].uri, record=line.number)
+            return self._uniform.conform(batch)
+        except SchemaError as error:
+            raise_at(error, uri=source.uri, record=line.number)
 
     def agree(self) -> None:
-        """Look at the first record of each file, and decide what all are brought to.
+        """Decide now what records are brought to; see `look`."""
+        if len(self.files) > 1:
+            self._uniform = self.look(all_files=True) or None
+
+    def look(self, *, all_files: bool) -> Uniform:
+        """Decide what records are brought to: by the first that can be read of each file, or of all.
 
         Raises:
             SchemaError: Files have unlike columns, and they are not to be brought together.
         """
         seen: set[Hashable] = set()
         found: list[tuple[str, Batch]] = []
-        for file in self.files if len(self.files) > 1 else ():
-            # What cannot be read here is reported when its turn comes.
-            with contextlib.suppress(CorruptData), contextlib.closing(file.lines()) as lines:
-                for line in lines:
-                    if line.data == b"":
-                        continue
-                    with contextlib.suppress(CorruptData, SchemaError):
-                        names = file.names(line)
-                        if names not in seen:
-                            found.append((file.uri, self._decode_first(file, line)))
-                            seen.add(names)
-                        break
-        if len(found) > 1:
-            uniform = Uniform(unlike=self._unlike)
-            uniform.agree(found)
-            self._uniform = uniform
-
-    def _first_record(self) -> Uniform:
-        """What records look like: the first that can be read, so that it depends on nothing but the files."""
-        uniform = Uniform()
         for file in self.files:
             # What cannot be read here is reported when its turn comes.
             with contextlib.suppress(CorruptData), contextlib.closing(file.lines()) as lines:
                 for line in lines:
                     with contextlib.suppress(CorruptData, SchemaError):
-                        if line.data != b"":
-                            uniform.adopt(self._decode_first(file, line))
-                    if uniform:
-                        return uniform
+                        if line.data == b"":
+                            continue
+                        names = file.names(line)
+                        if names not in seen and len(batch := file.decode(line)):
+                            found.append((file.uri, batch))
+                            seen.add(names)
+                        if names in seen:
+                            break
+            if found and not all_files:
+                break
+        uniform = Uniform(unlike=self._unlike)
+        uniform.agree(found)
         return uniform
-
-    def _decode_first(self, file: RllibLines, line: Line) -> Batch:
-        try:
-            return file.decode(line)
-        except UnknownLayout as error:
-            raise_at(error, uri=file.uri, record=line.number)
 
     def line_at(self, file: int, offset: int, size: int, number: int) -> Line:
         """The line at ``offset``, whose bytes are known to be ``size``."""
