@@ -46,13 +46,11 @@ class StoredOptions:
         draw: What is drawn.
         cache: Where the rows are kept.
         missing: The rule for columns that only some writers have.
-        prefetch: Whether the next batches are gathered in a background thread.
     """
 
     draw: Draw
     cache: Literal["memory", "disk"]
     missing: Literal["error", "drop", "fill"]
-    prefetch: bool
 
 
 class StoredPass(StorePass):
@@ -84,7 +82,6 @@ class StoredPass(StorePass):
             uri=dataset.uri,
             why_empty=self._store.why_empty,
             batch_size=own_size(dataset) if stored.draw.unit == "steps" else _OWN_SEQUENCES,
-            prefetch=stored.prefetch,
             also={
                 "columns": columns_digest(options),
                 "on_error": options.on_error,

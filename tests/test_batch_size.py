@@ -63,7 +63,6 @@ TIERS: dict[str, tuple[dict[str, Any], int]] = {
     "cold, growing": ({"cache": "none", "grow": True}, ROWS),
     "cold, damage skipped": ({"cache": "none", "on_error": "skip"}, ROWS),
     "store": ({"cache": "memory"}, ROWS),
-    "store, shuffled, ahead": ({"cache": "memory", "shuffle": True, "seed": 1, "prefetch": True}, ROWS),
     "store, filtered": ({"cache": "memory", "filter": "t > 6"}, 18),
     "store, growing": ({"cache": "memory", "grow": True}, ROWS),
     "n_step": ({"cache": "memory", "n_step": 3}, ROWS),

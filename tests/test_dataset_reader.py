@@ -149,8 +149,6 @@ def test_options_of_opening_are_refused_with_a_data_set_that_is_open(
 
 
 def test_options_of_a_store_are_refused_without_one(root: str, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="prefetch"):
-        DatasetReader(root, cache="none", prefetch=True)
     with pytest.raises(OptionError, match="cache_folder"):
         ReplayStore.open(root, cache_folder=tmp_path)
 

@@ -656,11 +656,6 @@ def test_what_contradicts_following_is_refused(finished: str, options: dict[str,
         follow(finished, **options)
 
 
-def test_prefetch_is_not_ignored_by_a_reader_that_follows(finished: str) -> None:
-    with pytest.raises(OptionError, match="prefetch"):
-        follow(finished, prefetch=True)
-
-
 @pytest.mark.parametrize("options", [{"idle_timeout": 1.0}, {"poll_seconds": 2.0}])
 def test_waiting_without_following_is_refused(finished: str, options: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match="follow=True"):

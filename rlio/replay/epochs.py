@@ -17,7 +17,6 @@ from rlio.replay.draws import Draw, RowUnits, Units
 from rlio.replay.epoch_pass import EpochPass
 from rlio.replay.order import Permutation
 from rlio.replay.positions import UnitRange
-from rlio.replay.segment_reader import Ahead
 
 __all__ = ["OWN_BATCH", "Passage", "StorePass", "most_at_once"]
 
@@ -44,7 +43,6 @@ class Passage:
         uri: For messages.
         why_empty: Says, of what is counted, why there is nothing to draw.
         batch_size: Units of a batch where the user asks for none in particular.
-        prefetch: Whether the next batches are gathered in a background thread.
         also: What else must be the same for a position to mean the same units.
     """
 
@@ -54,7 +52,6 @@ class Passage:
     uri: str
     why_empty: Callable[[Unit], str]
     batch_size: int = OWN_BATCH
-    prefetch: bool = False
     also: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -94,7 +91,7 @@ class StorePass(EpochPass):
     def __init__(self, passage: Passage, options: ReadOptions) -> None:
         super().__init__(options, uri=passage.uri, usual=passage.batch_size)
         self.passage = passage
-        #: The order of an epoch. One value, as the background thread may be an epoch ahead.
+        #: The order of an epoch.
         self._order: tuple[int, Permutation] | None = None
         #: Units at some positions that were calculated ahead: (epoch, first position, units).
         self._known: tuple[int, int, Ids] = (-1, 0, np.empty(0, np.int64))
@@ -102,7 +99,6 @@ class StorePass(EpochPass):
         self._cut = 0
         # Batches that were skipped since the last one was given: most likely as many will be again.
         self._skipped = 0
-        self._ahead: Ahead[_Block] = Ahead(self._load)
         #: Once it is closed, how many units there were, if that was known.
         self._last_total: int | None = None
 
@@ -162,7 +158,7 @@ class StorePass(EpochPass):
             key = self._next_key(self.epoch, self.offset, self._skipped + 1)
             self._skipped = 0
             if key is not None:
-                block = self._loaded(key)
+                block = self._load(key)
                 if key.batches > 1:
                     self._block, self._cut = block, 0
                     return self.take(None)
@@ -202,17 +198,6 @@ class StorePass(EpochPass):
             return None
         full = (self.total - offset) // (self.batch_size * self.options.shard[1])
         return _Key(epoch, offset, min((full - 1) // stride + 1, self._most), stride) if full else None
-
-    def _loaded(self, key: _Key) -> _Block:
-        """The block of a key, from the background if it is there; announces the one after it."""
-        block = self._ahead.get(key)
-        if self.passage.prefetch:
-            following = key.offset + key.batches * key.stride * self.batch_size * self.options.shard[1]
-            crossed, at = divmod(following, self.total)
-            coming = self._next_key(key.epoch + crossed, at, key.stride)
-            if coming is not None:
-                self._ahead.announce(coming)
-        return block
 
     def _load(self, key: _Key) -> _Block:
         rank, world = self.options.shard
@@ -258,7 +243,6 @@ class StorePass(EpochPass):
     def seek(self, position: JsonState) -> None:
         """See `EpochPass.seek`."""
         super().seek(position)
-        self._ahead.forget()  # Of another seed, perhaps; and what it calculates is kept for later.
         self._order = None
         self._known = (-1, 0, np.empty(0, np.int64))
         self._block = None
@@ -268,8 +252,7 @@ class StorePass(EpochPass):
         return {"snapshot": self.passage.digest, "options": options}
 
     def close(self) -> None:
-        """End the background thread, and let go of what was gathered."""
-        self._ahead.close()
+        """Let go of what was gathered."""
         self._block = None
         if "_opened" in self.__dict__:  # Gigabytes, which should not wait for the garbage collector.
             self._last_total = self.total
