@@ -266,23 +266,6 @@ def keys_of(batches: Any) -> list[Any]:
     return [decode(batch["obs"]).tolist() for batch in batches]
 
 
-@forks
-def test_a_child_goes_on_with_a_reader_of_a_store(large: World) -> None:
-    """The thread that gathers is the parent's: the child has none, and makes its own."""
-    with READERS["disk"](large) as reader, READERS["memory"](large) as plain:
-        for _ in range(10):
-            reader.sample()
-            plain.sample()
-        expected = keys_of(plain)
-
-        def child() -> None:
-            assert keys_of(reader) == expected
-            reader.close()
-
-        assert wait_for(fork(child), seconds=20) == 0
-        assert keys_of(reader) == expected
-
-
 def test_a_state_of_another_seed_is_gone_on_from_whatever_was_gathered_ahead(large: World) -> None:
     options: dict[str, Any] = {"shuffle": True, "batch_size": 64, "cache": "memory"}
     with (
