@@ -37,7 +37,7 @@ from rlio.options import checked_keywords
 from rlio.readers.cold_pass import ColdPass
 from rlio.readers.follow import FollowPass
 from rlio.readers.growing_pass import GrowingPass, SnapshotPass
-from rlio.readers.stored_pass import Cache, Kept, StoredOptions, StoredPass, choose_cache
+from rlio.readers.stored_pass import Cache, Kept, StoredPass, choose_cache
 from rlio.replay.draws import Draw
 from rlio.replay.joint_gather import RowSource
 from rlio.replay.store import DrawKeywords, UnitKeywords, draw_of
@@ -317,4 +317,4 @@ def _open_pass(
     chosen = choose_cache(dataset, options, draw, cache)
     if chosen == "none":
         return ColdPass(dataset, options, missing, draw.filter)
-    return StoredPass(dataset, options, StoredOptions(draw, chosen, missing))
+    return StoredPass(dataset, options, draw=draw, cache=chosen, missing=missing)

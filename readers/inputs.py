@@ -27,7 +27,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -205,29 +205,6 @@ class Failures:
 # ---- cursors ----
 
 
-class Cursor(Protocol):
-    """Walks the pieces of a reader, endlessly or for some epochs."""
-
-    #: Number of the epoch that the last batch was from.
-    given: int
-
-    @property
-    def units(self) -> int | None:
-        """Units of an epoch; None: only reading tells."""
-
-    def next(self) -> Batch:
-        """The next batch; raises `EndOfData`."""
-
-    def position(self) -> JsonState:
-        """Where it is, as JSON."""
-
-    def seek(self, position: JsonState) -> None:
-        """Go to a place of `position`."""
-
-    def close(self) -> None:
-        """Release files."""
-
-
 class RecordSource(Protocol):
     """Records that can be read in any order."""
 
@@ -249,6 +226,10 @@ class RecordCursor:
 
     The position is where the next round of dealing begins, and so the same on every rank after as many calls;
     it may be loaded with another number of ranks.
+
+    Attributes:
+        units: Units of an epoch; None: only reading tells.
+        given: Number of the epoch that the last batch was from.
     """
 
     units: int | None = None
@@ -458,6 +439,10 @@ def index_in(position: JsonState, key: str, count: int | None = None) -> int:
             "data changed since the state was saved, or the state is damaged"
         )
     return value
+
+
+#: Walks the pieces of a reader, endlessly or for some epochs.
+Cursor: TypeAlias = RecordCursor | TableCursor
 
 
 # ---- the reader ----

@@ -35,9 +35,9 @@ from rlio.errors import (
     UnsafeData,
 )
 from rlio.interfaces import Batch, ReadKeywords, ReadOptions
+from rlio.joining import Unlike
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.options import checked_keywords
-from rlio.read_options import Unlike
 from rlio.readers.inputs import Cursor, Failures, RecordCursor, StoredReader, find_files, raise_at
 from rlio.readers.line_files import (
     READ_ERRORS,

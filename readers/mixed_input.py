@@ -27,6 +27,7 @@ from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples, count_units
 from rlio.columns import Columns
 from rlio.errors import EndOfData, OptionError, StateError, excerpt
 from rlio.interfaces import Batch, Endless, InputReader, JsonState
+from rlio.joining import UNLIKE, Unlike
 from rlio.read_options import check_batch_size
 from rlio.readers.mix_block import MixBlock, plain_columns, woven
 from rlio.readers.mix_schedule import Schedule, Shares, Weight, whole_weights
@@ -48,7 +49,6 @@ Sources: TypeAlias = (
 # Bytes that are put together at once, of as many batches as that makes; as many again wait with the sources.
 _AHEAD_BYTES = 4 << 20
 _ENDS = ("error", "rewind", "renormalise")
-_COLUMNS = ("error", "intersect", "fill")
 # Columns of which it is known what they are where they are absent.
 _KEPT = (Columns.TRUNCATEDS, Columns.NEXT_OBS_VALID)
 
@@ -93,12 +93,12 @@ class MixedInput(InputReader):
         weights: Weights | Callable[[int], Weights] | None = None,
         seed: int | None = None,
         end: Literal["error", "rewind", "renormalise"] = "error",
-        columns: Literal["error", "intersect", "fill"] = "error",
+        columns: Unlike = "error",
         source_column: bool = False,
     ) -> None:
         if operator.index(batch_size) < 1:
             raise OptionError(f"batch_size={batch_size}: steps of a batch, at least 1")
-        for option, value, known in (("end", end, _ENDS), ("columns", columns, _COLUMNS)):
+        for option, value, known in (("end", end, _ENDS), ("columns", columns, UNLIKE)):
             if value not in known:
                 raise OptionError(f"{option}={excerpt(value)}: one of {', '.join(map(repr, known))}")
         readers, given = _named(sources)

@@ -6,7 +6,7 @@ The store is built in the background as soon as the reader is made; the first ba
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Literal, TypeAlias
 
 from rlio.columns import Columns
@@ -20,7 +20,7 @@ from rlio.replay.segment_reader import counting_of, own_size
 from rlio.replay.store import ReplayStore
 from rlio.schemas.schema import PolicySchema, Schema
 
-__all__ = ["Cache", "Kept", "StoredOptions", "StoredPass", "choose_cache"]
+__all__ = ["Cache", "Kept", "StoredPass", "choose_cache"]
 
 logger = logging.getLogger("rlio")
 
@@ -38,54 +38,49 @@ _DRAWS: Final = "n_step, sequence_length, episodes, views, indexes and policy"
 _OWN_SEQUENCES: Final = 32
 
 
-@dataclass(frozen=True)
-class StoredOptions:
-    """How a data set is served from a store.
-
-    Attributes:
-        draw: What is drawn.
-        cache: Where the rows are kept.
-        missing: The rule for columns that only some writers have.
-    """
-
-    draw: Draw
-    cache: Literal["memory", "disk"]
-    missing: Literal["error", "drop", "fill"]
-
-
 class StoredPass(StorePass):
     """Reads epochs of a data set from a store of it.
 
     Args:
         dataset: The snapshot.
         options: How.
-        stored: How it is served.
+        draw: What is drawn.
+        cache: Where the rows are kept.
+        missing: The rule for columns that only some writers have.
     """
 
-    def __init__(self, dataset: Dataset, options: ReadOptions, stored: StoredOptions) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        options: ReadOptions,
+        *,
+        draw: Draw,
+        cache: Literal["memory", "disk"],
+        missing: Literal["error", "drop", "fill"],
+    ) -> None:
         self.dataset = dataset
-        self.cache: Kept = stored.cache
-        common_columns(dataset, missing=stored.missing, wanted=options.columns)
+        self.cache: Kept = cache
+        common_columns(dataset, missing=missing, wanted=options.columns)
         self._store = ReplayStore.open(
             dataset,
-            cache=stored.cache,
+            cache=cache,
             # Other draws need other columns besides; what lies on disk is shared by all who read the data.
-            columns=options.columns if stored.cache == "memory" and not stored.draw.looks_around else None,
-            missing=stored.missing,
+            columns=options.columns if cache == "memory" and not draw.looks_around else None,
+            missing=missing,
             on_error=options.on_error,
             wait=False,
         )
         passage = Passage(
             open=self._open,
-            draw=stored.draw,
+            draw=draw,
             digest=dataset.digest,
             uri=dataset.uri,
             why_empty=self._store.why_empty,
-            batch_size=own_size(dataset) if stored.draw.unit == "steps" else _OWN_SEQUENCES,
+            batch_size=own_size(dataset) if draw.unit == "steps" else _OWN_SEQUENCES,
             also={
                 "columns": columns_digest(options),
                 "on_error": options.on_error,
-                "missing": stored.missing,
+                "missing": missing,
             },
         )
         super().__init__(passage, options)

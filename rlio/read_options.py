@@ -8,18 +8,13 @@ Example:
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Literal, TypeAlias, TypedDict
+from typing import Literal, TypedDict
 
 from rlio.errors import OptionError, excerpt
+from rlio.joining import UNLIKE, Unlike
 from rlio.options import refuse_unknown
 
 __all__ = ["ReadKeywords", "ReadOptions", "Unlike", "check_batch_size"]
-
-
-#: What is done with columns that only some sources have.
-Unlike: TypeAlias = Literal["error", "intersect", "fill"]
-
-_UNLIKE = ("error", "intersect", "fill")
 
 
 class ReadKeywords(TypedDict, total=False):
@@ -95,10 +90,10 @@ class ReadOptions:
         names = self.columns
         if names is not None and (isinstance(names, str) or not all(isinstance(x, str) for x in names)):
             raise OptionError(f"columns={excerpt(names)}: a list of names, or None for all columns")
-        if self.unlike not in _UNLIKE:
+        if self.unlike not in UNLIKE:
             raise OptionError(
                 f"columns={excerpt(self.unlike)}: a list of names, None for all columns, or one of "
-                f"{', '.join(map(repr, _UNLIKE))} for files with unlike ones"
+                f"{', '.join(map(repr, UNLIKE))} for files with unlike ones"
             )
         if self.on_error not in ("raise", "skip"):
             raise OptionError(f"on_error={excerpt(self.on_error)}: 'raise' or 'skip'")
