@@ -75,7 +75,7 @@ def drained(reader: InputReader, n: int | None = None) -> tuple[int, int]:
                 return served, reader.skipped
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
     shuffle=st.booleans(),
     epochs=st.integers(1, 3),
