@@ -154,6 +154,11 @@ class RowGroups:
         self._add = add
 
     @property
+    def rows(self) -> int:
+        """Rows of the open group."""
+        return self._buffer.rows
+
+    @property
     def room(self) -> int:
         """Rows that the open group still takes."""
         return self._buffer.room

@@ -10,13 +10,14 @@ from typing import Any, Final, Literal, NamedTuple
 from rlio.errors import CorruptData, OptionError
 from rlio.maintenance.merging import open_whole
 from rlio.maintenance.progress import Progress
-from rlio.schemas.parquet import Compression, EncodedShard
+from rlio.schemas.parquet import Compression
 from rlio.schemas.schema import Schema, canonical_json
 from rlio.schemas.shard_file import ShardFile
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import Segment
 from rlio.storage.parallel import each
-from rlio.storage.publish import publish_shard
+from rlio.storage.publish import put_shard
+from rlio.storage.publisher import NewShard
 from rlio.storage.shards import ParquetShard
 
 __all__ = [
@@ -175,18 +176,11 @@ class Publisher:
     #: Called before each shard is stored.
     before: Callable[[], None] = lambda: None
 
-    def publish(self, shard: EncodedShard) -> None:
+    def publish(self, shard: NewShard) -> None:
         """Store an encoded shard."""
         self.before()
-        ref = publish_shard(
-            self.storage,
-            self.writer,
-            shard.data,
-            first=self.next_row,
-            rows=shard.rows,
-            suffix="parquet",
-            footer_crc32=shard.footer_crc32,
-            crc32=shard.crc32,
+        ref = put_shard(
+            self.storage, self.writer, shard.name(self.next_row), memoryview(shard.data).cast("B")
         )
         self.next_row += shard.rows
         self.written.append((ref.path, ref.name.size))
