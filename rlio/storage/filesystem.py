@@ -29,7 +29,7 @@ from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.options import expected
 from rlio.storage.call_options import split_options
 from rlio.storage.clients import CONNECTING, within
-from rlio.storage.failures import explained, is_permanent, store_error
+from rlio.storage.failures import is_permanent, store_error
 from rlio.storage.inputs import InputFile, expand_inputs, open_input
 from rlio.storage.local import LocalFolder
 from rlio.storage.paths import Entry, Location, StrPath, check_path, is_uri, locate, locate_on, mask_secrets
@@ -108,10 +108,6 @@ class _Backend(Protocol):
     def modified(self, path: str) -> float | None: ...
 
     def children(self, folder: str, most: int | None) -> list[tuple[str, bool]]: ...
-
-    def empty_folders(self, folder: str) -> list[Entry]: ...
-
-    def remove_empty_folder(self, path: str) -> bool: ...
 
 
 class Storage:
@@ -382,18 +378,6 @@ class Storage:
         if folder:
             check_path(folder, uri=self.uri)
         return sorted(self._attempt(folder, lambda: self._backend.children(folder, most)))
-
-    def empty_folders(self, folder: str) -> builtins.list[str]:
-        """The folders directly in ``folder`` that hold nothing, sorted; none on what is no local disk."""
-        check_path(folder, uri=self.uri)
-        with explained(self.uri_of(folder)):
-            return sorted(entry.path for entry in self._backend.empty_folders(folder))
-
-    def remove_empty_folder(self, path: str) -> bool:
-        """Remove a local folder if it holds nothing; whether it was removed. What holds something stays."""
-        check_path(path, uri=self.uri)
-        with explained(self.uri_of(path)):
-            return self._backend.remove_empty_folder(path)
 
     # ---- inside ----
 

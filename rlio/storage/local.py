@@ -164,34 +164,6 @@ class LocalFolder:
         with found:
             return [(child.name, child.is_dir(follow_symlinks=False)) for child in islice(found, most)]
 
-    def empty_folders(self, folder: str) -> list[Entry]:
-        """The folders directly in ``folder`` that hold nothing, unsorted. Links are not followed."""
-        if not self._is_plain_folder(folder):
-            return []
-        with os.scandir(os.path.join(self.root, folder)) as children:
-            names = [child.name for child in children if child.is_dir(follow_symlinks=False)]
-        found = []
-        for name in names:
-            with (
-                contextlib.suppress(FileNotFoundError),
-                os.scandir(os.path.join(self.root, folder, name)) as it,
-            ):
-                if next(it, None) is None:
-                    found.append(Entry(f"{folder}/{name}", None))
-        return found
-
-    def remove_empty_folder(self, path: str) -> bool:
-        """Remove a folder if it is there and holds nothing; whether it was removed."""
-        *folders, name = path.split("/")
-        try:
-            with self.folder(folders) as folder:
-                os.rmdir(folder.at(name), dir_fd=folder.fd)
-        except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                return False
-            raise
-        return True
-
     # ---- inside ----
 
     @contextlib.contextmanager
