@@ -387,12 +387,3 @@ class _Prefixed:
 
     def reserve(self, name: str, rows: int) -> None:
         self._arrays.reserve(self._prefix + name, rows)
-
-    def trim(self, name: str, rows: int) -> None:
-        self._arrays.trim(self._prefix + name, rows)
-
-    def flush(self) -> None:
-        self._arrays.flush()
-
-    def close(self) -> None:
-        self._arrays.close()
