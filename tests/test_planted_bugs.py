@@ -362,21 +362,6 @@ def unlink_the_log_before_publishing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Publisher, "_store", store)
 
 
-def memory_of_a_shard_given_back_twice(patch: pytest.MonkeyPatch) -> None:
-    """Once when the shard is dropped, and again when it is stored."""
-    real = Publisher._data_of
-
-    def data_of(self: Publisher, shard: Any) -> Any:
-        before, dropped = shard.release, shard.data is None
-        data = real(self, shard)
-        if dropped:
-            after = shard.release
-            shard.release = lambda: (after(), before())
-        return data
-
-    patch.setattr(Publisher, "_data_of", data_of)
-
-
 def recover_without_flock(patch: pytest.MonkeyPatch) -> None:
     unlocked = types.SimpleNamespace(**{**vars(fcntl), "flock": lambda fd, how: None})
     patch.setattr(spool, "fcntl", unlocked)
@@ -453,7 +438,6 @@ BUGS: list[tuple[Plant, Check]] = [
     (second_resolution_name, writers_that_begin_in_one_second_keep_all_rows),
     (retry_with_a_new_name, a_lost_response_doubles_no_row),
     (unlink_the_log_before_publishing, a_process_that_dies_in_a_publish_loses_no_row),
-    (memory_of_a_shard_given_back_twice, outages_change_no_byte),
     (recover_without_flock, the_log_of_a_living_writer_is_not_recovered),
     (cursor_saved_before_yield, a_reader_resumes_before_every_batch),
     (stale_ls, a_listing_is_never_stale),

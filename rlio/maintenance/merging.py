@@ -90,7 +90,7 @@ class ParquetMerger:
         provenance: JSON text for their footers.
         compression: Of their pages.
         max_bytes: A shard that has as many is ended.
-        publish: Stores an encoded shard; its memory is used again afterwards.
+        publish: Stores an encoded shard.
     """
 
     def __init__(
@@ -103,9 +103,8 @@ class ParquetMerger:
         publish: Callable[[NewShard], None],
     ) -> None:
         self._schema = schema
-        self._publish = publish
         self._maker = ShardMaker(
-            self._put,
+            publish,
             roll=Roll(max_bytes=max_bytes, max_seconds=None),
             compression=compression,
             provenance=provenance,
@@ -145,10 +144,6 @@ class ParquetMerger:
         """Encode and publish what is left."""
         self._groups.finish()
         self._maker.finish()
-
-    def _put(self, shard: NewShard) -> None:
-        self._publish(shard)
-        shard.release()
 
     def _add_group(self, group: DecodedGroup, skip: int, writer: str | None) -> None:
         batch = to_batch(group)

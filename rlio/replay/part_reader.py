@@ -21,7 +21,7 @@ from rlio.dataset import Dataset, common_columns
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
 from rlio.interfaces import Batch, ReadOptions
 from rlio.replay.arrow_tables import WRITER, Layout, TableColumn, to_table
-from rlio.replay.filter_pushdown import check_filter, filter_options, is_ruled_out, passing
+from rlio.replay.filter_pushdown import check_filter, filter_options, passing
 from rlio.replay.filters import RowFilter
 from rlio.replay.segment_reader import (
     GoneShards,
@@ -390,13 +390,9 @@ class PartReader:
         row_filter = self.plan.row_filter
         if row_filter is None:
             return None
-        shard = search.open(segment)
-        if shard is None or span.group < 0:
-            return None  # Told, or counted, by whoever reads the rows.
-        pid = self.plan.policy or next(iter(shard.schema.policies), DEFAULT_POLICY_ID)
-        if is_ruled_out(shard, span.group, row_filter, policy=pid):
-            return np.empty(0, np.int64)
-        return passing(search.read(segment, span), row_filter, pid)[0]
+        pid = self.plan.policy or DEFAULT_POLICY_ID
+        found = passing(search, segment, span, row_filter, pid)
+        return np.empty(0, np.int64) if found is None else found[0]
 
 
 def _signed(batch: SampleBatch, writer: str) -> SampleBatch:

@@ -14,7 +14,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rlio.errors import LedgerError, PublishError, RlioError, SchemaConflict, StoreError
 from rlio.forks import Owner
@@ -51,7 +51,6 @@ class NewShard:
         schema: Of the rows.
         crc32: Of ``data``, where known.
         pending: A file at the root that holds ``data`` already.
-        release: Called, once, when ``data`` is not needed any more.
         remake: Makes the shard again from the log's frames of its rows. None: ``data`` is kept until it is
             stored.
     """
@@ -63,7 +62,6 @@ class NewShard:
     schema: Schema
     crc32: int | None = None
     pending: PendingFile | None = None
-    release: Callable[[], object] = field(default=lambda: None)
     remake: Callable[[Iterable[Frame]], NewShard] | None = None
 
     def name(self, first: int) -> ShardName:
@@ -86,7 +84,6 @@ class _Waiting:
     schema: Schema
     #: None while its rows are in the log alone.
     data: memoryview | None
-    release: Callable[[], object]
     pending: PendingFile | None
     remake: Callable[[Iterable[Frame]], NewShard] | None
 
@@ -275,7 +272,6 @@ class Publisher:
             new.name(self.next_row),
             new.schema,
             memoryview(new.data).cast("B"),
-            new.release,
             new.pending,
             new.remake,
         )
@@ -419,6 +415,7 @@ class Publisher:
         try:
             while (job := self._next()) is not None:
                 job()
+                del job  # It holds the bytes of a shard.
             if self._last is not None and not self._stopped:
                 self._do_last(self._last)
         except BaseException as error:
@@ -537,7 +534,6 @@ class Publisher:
             assert shard.remake is not None
             made = shard.remake(self.log.frames(shard.name.first, shard.name.end))
             if made.name(shard.name.first) != shard.name:
-                made.release()
                 raise LedgerError(
                     f"the log gives the shard {made.name(shard.name.first).format()} where it was "
                     f"{shard.name.format()} before: the log stays, and `rlio recover` stores its rows once "
@@ -545,7 +541,7 @@ class Publisher:
                     uri=self.log.path,
                 )
             with self._changed:
-                shard.data, shard.release = memoryview(made.data).cast("B"), made.release
+                shard.data = memoryview(made.data).cast("B")
         return shard.data
 
     def _note_failure(self, shard: _Waiting, error: Exception) -> None:
@@ -557,7 +553,6 @@ class Publisher:
         logger.warning("%d rows wait to be stored: %s", shard.name.rows, error)
 
     def _note_success(self, shard: _Waiting) -> None:
-        shard.release()
         if self.log is not None:
             self.log.release(shard.name.end)
         with self._changed:
@@ -583,7 +578,6 @@ class Publisher:
                 return
             shard.data = None
             pending = _take_pending(shard)
-        shard.release()
         if pending is not None:
             pending.discard()
 
