@@ -255,7 +255,7 @@ class Log:
         try:
             segment.sync()
         except PublishError as error:
-            logger.error("%s", error)
+            logger.error("%s", str(error))
             self._failure = error
             # Publishing takes the writer's lock, which close() holds while it waits for our threads. No
             # thread starts once the interpreter has begun to exit; every writer is closed then anyway.

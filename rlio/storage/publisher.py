@@ -550,7 +550,8 @@ class Publisher:
             self._delay = min(2 * self._delay or _FIRST_DELAY, _MAX_DELAY)
             self._retry_at = time.monotonic() + self._delay
             self._changed.notify_all()
-        logger.warning("%d rows wait to be stored: %s", shard.name.rows, error)
+        # As text: handlers may keep the error, whose traceback holds the bytes of the shard.
+        logger.warning("%d rows wait to be stored: %s", shard.name.rows, str(error))
 
     def _note_success(self, shard: _Waiting) -> None:
         if self.log is not None:
@@ -570,7 +571,7 @@ class Publisher:
         try:
             self.log.secure(shard.name.end)
         except PublishError as error:
-            logger.warning("a shard that cannot be stored stays in memory: %s", error)
+            logger.warning("a shard that cannot be stored stays in memory: %s", str(error))
             return
         with self._changed:
             # In the meantime it may have been stored, dropped, or become the first.
