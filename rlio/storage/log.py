@@ -224,8 +224,8 @@ class Log:
 
     def _abandon(self, segment: SegmentWriter) -> None:
         """Log what follows elsewhere; what the segment holds stays until it is published."""
-        # The next one takes the place, and the name, of one without rows.
-        empty = segment.end == segment.first
+        # The next one takes the place, and the name, of one without rows that were acknowledged.
+        empty = self.end == segment.first
         self._cut(begins_shard=empty and self._open_begins)
         if empty:
             self._segments.remove(segment)
