@@ -284,7 +284,7 @@ def no_fsync_of_the_log_s_name(patch: pytest.MonkeyPatch) -> None:
 def rename_before_write(patch: pytest.MonkeyPatch) -> None:
     def put(self: LocalFolder, path: str, data: memoryview) -> None:
         *folders, name = path.split("/")
-        self._make_root()
+        local.make_folders(self.root)
         with self.folder(["_tmp"], create=True) as tmp, self.folder(folders, create=True) as target:
             fd = os.open("x.tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, dir_fd=tmp.fd)
             os.replace("x.tmp", name, src_dir_fd=tmp.fd, dst_dir_fd=target.fd)

@@ -6,14 +6,14 @@ import hashlib
 import os
 import re
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from rlio.dataset import require_header
 from rlio.errors import CorruptData, DataNotFound, SchemaConflict, UnsafeData, excerpt
 from rlio.maintenance.findings import Findings
 from rlio.schemas.schema import Schema
-from rlio.storage.failures import explained
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import Listing
 from rlio.storage.names import DATA_DIR, HEADER, INDEX_DIR, SCHEMA_DIR, TMP_DIR, WAL_DIR
@@ -111,22 +111,18 @@ def read_schema_files(storage: Storage, findings: Findings) -> SchemaFiles:
     return files
 
 
-def check_strays(storage: Storage, listing: Listing, findings: Findings) -> list[str]:
-    """Find what does not belong to the format. Nothing of it is ever touched.
-
-    Returns:
-        Paths of what repair has set aside.
-    """
+def check_strays(storage: Storage, listing: Listing, findings: Findings) -> None:
+    """Find what does not belong to the format. Nothing of it is ever touched."""
     torn = {rejected for found in listing.torn().values() for rejected, _ in found}
     for rejected in listing.rejected:
         if rejected not in torn:
             uri = storage.uri_of(rejected.path)
             findings.add("stray", f"{rejected.reason}: readers pass over it", uri=uri)
-    counted: dict[str, list[str]] = {TMP_DIR: [], QUARANTINE_DIR: [], INDEX_DIR: []}
+    counted = dict.fromkeys((TMP_DIR, QUARANTINE_DIR, INDEX_DIR), 0)
     for entry in storage.list():
         top = entry.path.split("/", 1)[0]
         if top in counted and "/" in entry.path:
-            counted[top].append(entry.path)
+            counted[top] += 1
         elif top == SCHEMA_DIR and not _SCHEMA_PATH.fullmatch(entry.path):
             findings.add("stray", "the name is that of no schema file", uri=storage.uri_of(entry.path))
         elif top == PROGRESS_DIR:
@@ -152,39 +148,24 @@ def check_strays(storage: Storage, listing: Listing, findings: Findings) -> list
         ),
     ):
         if counted[folder]:
-            findings.add(code, f"{len(counted[folder])} {what}", uri=storage.uri_of(folder))
-    for path, kind in _odd_files(storage):
+            findings.add(code, f"{counted[folder]} {what}", uri=storage.uri_of(folder))
+    for path, kind in _odd_files(storage.root) if storage.is_local else ():
         findings.add(
             "link",
             f"a {kind}: it is not followed, since it could lead out of the root; put the file itself there",
             uri=storage.uri_of(path),
         )
-    return counted[QUARANTINE_DIR]
 
 
-def _odd_files(storage: Storage) -> list[tuple[str, str]]:
-    """Links and special files: (path, what it is). Object stores have none."""
-    found: list[tuple[str, str]] = []
-    if storage.is_local:
-        for folder, folders, files in os.walk(storage.root, followlinks=False):
-            for name in sorted(folders + files):
-                path = os.path.join(folder, name)
-                try:
-                    mode = os.lstat(path).st_mode
-                except FileNotFoundError:
-                    continue  # Renamed or removed since it was listed.
-                if stat.S_ISDIR(mode) or stat.S_ISREG(mode):
-                    continue
+def _odd_files(root: str) -> Iterator[tuple[str, str]]:
+    """Links and special files of a local root: (path, what it is)."""
+    for folder, folders, files in os.walk(root, followlinks=False):
+        for name in sorted(folders + files):
+            path = os.path.join(folder, name)
+            try:
+                mode = os.lstat(path).st_mode
+            except FileNotFoundError:
+                continue  # Renamed or removed since it was listed.
+            if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
                 kind = "symbolic link" if stat.S_ISLNK(mode) else "special file"
-                found.append((os.path.relpath(path, storage.root), kind))
-        return found
-    from fsspec.asyn import AsyncFileSystem
-
-    fs = storage.fs
-    if not isinstance(fs, AsyncFileSystem):
-        with explained(storage.uri):
-            listed: dict[str, dict[str, Any]] = fs.find(storage.root, detail=True)
-        for name, info in listed.items():
-            if info.get("type") not in ("file", "directory"):
-                found.append((name.removeprefix(storage.root).lstrip("/"), f"{info.get('type')}"))
-    return found
+                yield os.path.relpath(path, root), kind

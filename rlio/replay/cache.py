@@ -304,7 +304,6 @@ class Build:
         self._arrays: FileArrays | None = None
         self._folder = ""
         self._dir = -1
-        self._room = 0
         try:
             remove_abandoned(entry.folder.path, entry.key)
             with Reading(entry) as found:
@@ -352,7 +351,6 @@ class Build:
         folder = self._entry.folder
         with explained(folder.path):
             make_room(folder.path, self._entry.key, bytes, folder.max_bytes)
-        self._room = bytes
 
     def start_over(self) -> None:
         """Build anew what is there and cannot be extended.
@@ -441,11 +439,8 @@ class Build:
         self._folder = self._entry.path
 
     def _take(self, bytes: int) -> None:
-        """Take bytes of the room that was found, or find more."""
-        rounded = -(-bytes // _BLOCK) * _BLOCK
-        if rounded > self._room:
-            self.ensure_room(rounded)
-        self._room -= rounded
+        """Make room for bytes of a file, which takes whole blocks."""
+        self.ensure_room(-(-bytes // _BLOCK) * _BLOCK)
 
     def _write_manifest(self, data: bytes) -> None:
         temporary = f"manifest-{uuid.uuid4().hex[:8]}.tmp"

@@ -22,7 +22,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from rlio.errors import DataNotFound, OptionError, PublishError, RlioError, UnsafeData, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
@@ -90,26 +90,6 @@ class Retry:
         self.sleep(min(self.first_delay * 2**attempt * spread, self.max_delay))
 
 
-class _Backend(Protocol):
-    """What `Storage` needs of a folder: one attempt each, on paths that are already checked."""
-
-    def read(self, path: str, start: int, stop: int | None) -> bytes: ...
-
-    def put(self, path: str, data: memoryview) -> None: ...
-
-    def landed(self, path: str, data: memoryview) -> bool: ...
-
-    def entries(self, folder: str, limit: int) -> list[Entry]: ...
-
-    def exists(self, path: str) -> bool: ...
-
-    def remove(self, path: str) -> None: ...
-
-    def modified(self, path: str) -> float | None: ...
-
-    def children(self, folder: str, most: int | None) -> list[tuple[str, bool]]: ...
-
-
 class Storage:
     """A folder on any filesystem. Thread-safe; travels to other processes by pickle and by fork.
 
@@ -138,7 +118,7 @@ class Storage:
         #: What is stored here may ask for this much when it is read.
         self.limits = expected(limits, Limits, "limits")
         self._retry = Retry() if retry is None else retry
-        self._backend: _Backend = (
+        self._backend: LocalFolder | RemoteFolder = (
             LocalFolder(location.path, sync=sync)
             if location.fs is None
             else RemoteFolder(location.fs, location.path, timeout=timeout)
