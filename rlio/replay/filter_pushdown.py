@@ -38,8 +38,9 @@ from rlio.replay.segment_reader import (
     group_options,
     with_step_columns,
 )
+from rlio.schemas.filling import joint_columns
 from rlio.schemas.parquet_statistics import Bounds
-from rlio.schemas.schema import Leaf, PolicySchema, Schema
+from rlio.schemas.schema import PolicySchema, Schema
 from rlio.storage.listing import Segment
 from rlio.storage.shards import OpenShard
 
@@ -110,13 +111,8 @@ def check_filter(
         MissingColumn: There is no such column.
         OptionError: The filter does not fit the columns.
     """
-    leaves: dict[str, list[Leaf]] = {}
-    for schema in schemas:
-        if policy in schema.policies:
-            for name, found in schema.policies[policy].columns.items():
-                if columns is None or name in columns:
-                    leaves.setdefault(name, found)
-    row_filter.check(PolicySchema(tuple(leaf for found in leaves.values() for leaf in found)))
+    known = joint_columns(schemas, policy, columns)
+    row_filter.check(PolicySchema(tuple(leaf for leaves in known.values() for leaf in leaves)))
 
 
 def matches(
