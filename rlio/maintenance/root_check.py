@@ -111,18 +111,22 @@ def read_schema_files(storage: Storage, findings: Findings) -> SchemaFiles:
     return files
 
 
-def check_strays(storage: Storage, listing: Listing, findings: Findings) -> None:
-    """Find what does not belong to the format. Nothing of it is ever touched."""
+def check_strays(storage: Storage, listing: Listing, findings: Findings) -> list[str]:
+    """Find what does not belong to the format. Nothing of it is ever touched.
+
+    Returns:
+        Paths of what repair has set aside.
+    """
     torn = {rejected for found in listing.torn().values() for rejected, _ in found}
     for rejected in listing.rejected:
         if rejected not in torn:
             uri = storage.uri_of(rejected.path)
             findings.add("stray", f"{rejected.reason}: readers pass over it", uri=uri)
-    counted = dict.fromkeys((TMP_DIR, QUARANTINE_DIR, INDEX_DIR), 0)
+    counted: dict[str, list[str]] = {TMP_DIR: [], QUARANTINE_DIR: [], INDEX_DIR: []}
     for entry in storage.list():
         top = entry.path.split("/", 1)[0]
         if top in counted and "/" in entry.path:
-            counted[top] += 1
+            counted[top].append(entry.path)
         elif top == SCHEMA_DIR and not _SCHEMA_PATH.fullmatch(entry.path):
             findings.add("stray", "the name is that of no schema file", uri=storage.uri_of(entry.path))
         elif top == PROGRESS_DIR:
@@ -148,13 +152,14 @@ def check_strays(storage: Storage, listing: Listing, findings: Findings) -> None
         ),
     ):
         if counted[folder]:
-            findings.add(code, f"{counted[folder]} {what}", uri=storage.uri_of(folder))
+            findings.add(code, f"{len(counted[folder])} {what}", uri=storage.uri_of(folder))
     for path, kind in _odd_files(storage.root) if storage.is_local else ():
         findings.add(
             "link",
             f"a {kind}: it is not followed, since it could lead out of the root; put the file itself there",
             uri=storage.uri_of(path),
         )
+    return counted[QUARANTINE_DIR]
 
 
 def _odd_files(root: str) -> Iterator[tuple[str, str]]:

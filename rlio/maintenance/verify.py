@@ -19,6 +19,7 @@ Example:
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
@@ -40,7 +41,6 @@ from rlio.maintenance.root_check import (
     check_strays,
     read_schema_files,
 )
-from rlio.maintenance.row_ranges import common, joined, without
 from rlio.maintenance.scanned import Rows
 from rlio.maintenance.shard_scan import ShardScan, UnknownSchema
 from rlio.maintenance.time_check import TimeCheck
@@ -49,6 +49,7 @@ from rlio.schemas.schema import Schema
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import Listing, Rejected, Segment, ShardRef, list_settled
 from rlio.storage.names import ShardName, part_of, schema_path, writer_dir
+from rlio.storage.row_ranges import common, joined, without
 
 __all__ = ["DamagedShard", "Inspection", "inspect", "verify"]
 
@@ -160,6 +161,7 @@ class _Inspector:
     torn: list[tuple[str, Rejected, ShardName]] = field(default_factory=list)
     # Hash -> rows of the shards that need the schema and do not find it.
     lacking: dict[str, int] = field(default_factory=dict)
+    quarantined: list[str] = field(default_factory=list)
     repeats: RepeatCheck = field(init=False)
 
     def __post_init__(self) -> None:
@@ -170,7 +172,7 @@ class _Inspector:
         self.listing = list_settled(self.storage, lacks=_lacks)
         header = check_header(self.storage, self.listing, self.findings)
         self.schemas = read_schema_files(self.storage, self.findings)
-        check_strays(self.storage, self.listing, self.findings)
+        self.quarantined = check_strays(self.storage, self.listing, self.findings)
         for writer, torn in sorted(self.listing.torn().items()):
             self.torn += [(writer, rejected, name) for rejected, name in torn]
         with self.progress("verify", self._bytes()) as advance:
@@ -307,7 +309,7 @@ class _Inspector:
             self.findings.add(
                 "hole",
                 f"rows {hole.start} to {hole.stop - 1} of writer {writer!r} are in no shard, although "
-                f"{later}: restore the shard, or read with on_error='skip'",
+                f"{later}{self._whereabouts(writer, hole)}: restore the shard, or read with on_error='skip'",
                 uri=uri,
                 rows=len(hole),
             )
@@ -330,6 +332,15 @@ class _Inspector:
             damaged=held - readable,
             live=readable,
         )
+
+    def _whereabouts(self, writer: str, hole: range) -> str:
+        """Which shard that was set aside had the rows, for a message."""
+        for path in self.quarantined:
+            *_, folder, text = path.split("/")
+            name = ShardName.parse(re.sub(r"\.[0-9]+$", "", text))
+            if folder == writer and name is not None and common([hole], [range(name.first, name.end)]):
+                return f" (they were in {path}, which is damaged)"
+        return ""
 
     def _tell_torn(self, writer: str, stored: list[range], holes: list[range]) -> list[range]:
         """Tell of torn objects; gives the holes that they do not explain."""

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import logging
 import os
 import stat
@@ -58,6 +57,7 @@ from rlio.replay.cache_files import (
 from rlio.replay.cache_room import make_room, remove_abandoned
 from rlio.replay.manifests import MAX_BYTES, Manifest
 from rlio.replay.memory import FileArrays, file_name
+from rlio.schemas.schema import canonical_json
 from rlio.storage.local import sync_descriptor
 from rlio.storage.spool import sync_folder
 
@@ -234,7 +234,7 @@ class Reading:
         """
         entry = self._entry
         manifest = Manifest.load(_read(MANIFEST, fd))
-        if _canonical(manifest.describe) != _canonical(entry.describe):
+        if canonical_json(manifest.describe) != canonical_json(entry.describe):
             raise CorruptData(
                 f"it is a store of {excerpt(manifest.describe)}, expected {excerpt(entry.describe)}: one key "
                 "for both"
@@ -475,7 +475,3 @@ def _read(name: str, dir_fd: int) -> bytes:
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
             raise CorruptData(f"{name} is no regular file of at most {MAX_BYTES} bytes")
         return file.read()
-
-
-def _canonical(fields: Mapping[str, Any]) -> str:
-    return json.dumps(json.loads(json.dumps(fields)), sort_keys=True)
