@@ -44,7 +44,7 @@ class NewShard:
     """An encoded shard.
 
     Attributes:
-        data: Its bytes, to be left unchanged until ``release`` is called.
+        data: Its bytes, which nothing changes any more.
         rows: Rows in it.
         suffix: What the bytes are.
         footer_crc32: See `ShardName`.
