@@ -32,6 +32,7 @@ from rlio.options import expected
 from rlio.policies.checkpoint import select_components
 from rlio.policies.policy import Policy, PolicyState
 from rlio.policies.weights import accepts_weights
+from rlio.rollout.actor import remembers
 from rlio.rollout.batch_maker import BatchMaker
 from rlio.rollout.callbacks import CallbacksLike, combine
 from rlio.rollout.collecting import Collector
@@ -193,12 +194,12 @@ class EnvRunner:
     @property
     def observation_space(self) -> gym.Space[Any]:
         """Of one observation that the policy sees, and that is recorded."""
-        return self._loop.observer.pipeline.space
+        return self._loop.actor.observations.space
 
     @property
     def action_space(self) -> gym.Space[Any]:
         """Of one action that the policy gives, and that is recorded."""
-        return self._loop.actions.space
+        return self._loop.actor.actions.space
 
     @property
     def env_action_space(self) -> gym.Space[Any]:
@@ -366,7 +367,7 @@ class EnvRunner:
         if at_random == loop.at_random:
             return
         # Rows that wait have other extra columns; and a policy that remembers is to see whole episodes.
-        if loop.recorder.rows or loop.remembers:
+        if loop.recorder.rows or remembers(self.policy):
             self._abandon()
         loop.act_at_random(at_random)
 
@@ -460,8 +461,8 @@ class EnvRunner:
     @property
     def _pipelines(self) -> dict[str, Pipeline]:
         return {
-            "observation_connectors": self._loop.observer.pipeline,
-            "action_connectors": self._loop.actions,
+            "observation_connectors": self._loop.actor.observations,
+            "action_connectors": self._loop.actor.actions,
         }
 
     def _load_connectors(self, states: Mapping[str, JsonState], undo: ExitStack) -> None:
@@ -481,7 +482,7 @@ class EnvRunner:
         Args:
             flush_after: Reset their buffers: what came in until now is in the copies, and is counted once.
         """
-        mine = filters_in(self._loop.observer.pipeline)
+        mine = filters_in(self._loop.actor.observations)
         return {DEFAULT_POLICY_ID: copies_of(mine, flush_after=flush_after)}
 
     def sync_filters(self, filters: Mapping[str, Sequence[MeanStdFilter]]) -> None:
@@ -490,4 +491,4 @@ class EnvRunner:
         Raises:
             StateError: There are more or fewer of them.
         """
-        make_equal(filters_in(self._loop.observer.pipeline), filters.get(DEFAULT_POLICY_ID, ()))
+        make_equal(filters_in(self._loop.actor.observations), filters.get(DEFAULT_POLICY_ID, ()))
