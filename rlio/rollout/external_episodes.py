@@ -140,6 +140,7 @@ class ExternalEpisodes:
         worker_index: For callbacks, and for unroll ids.
 
     Attributes:
+        actor: The policy and what it remembers of each episode.
         progress: Counts rows whose outcome is known, rows that no batch has, and unroll ids.
         changed: The lock, and what is notified where something happens.
     """
@@ -163,7 +164,7 @@ class ExternalEpisodes:
         self.changed = threading.Condition(threading.RLock())
         self._observation_leaves = leaves_of(policy.observation_space)
         self._action_leaves = leaves_of(policy.action_space)
-        self._actor = Actor(policy, *policy.spaces)
+        self.actor = Actor(policy, *policy.spaces)
         self._rows = AgentRows(policy.observation_space, policy.action_space, infos=infos)
         self._infos = infos
         self._immediate = immediate
@@ -210,7 +211,7 @@ class ExternalEpisodes:
             )
             self._call("on_episode_created", running)
             now = time.monotonic()
-            self._episodes[name] = _Episode(name, running, self._actor.new_slot(), began=now, heard=now)
+            self._episodes[name] = _Episode(name, running, self.actor.new_slot(), began=now, heard=now)
         return name
 
     def get_action(self, episode_id: str, observation: Any) -> Any:
@@ -311,7 +312,7 @@ class ExternalEpisodes:
 
     def _remove(self, episode: _Episode) -> None:
         del self._episodes[episode.name]
-        self._actor.free_slot(episode.slot)
+        self.actor.free_slot(episode.slot)
 
     def _withdraw(self, episode: _Episode) -> None:
         """Let a loop go that waits for an action of an episode that ends: its row would never be closed."""
@@ -450,7 +451,7 @@ class ExternalEpisodes:
         running.last_info = episode.info
         running.last_action = map_structure(lambda leaf: leaf[0], episode.action)
         episode.row = None
-        self._actor.reward([episode.slot], episode.reward)
+        self.actor.reward([episode.slot], episode.reward)
         episode.reward, episode.info = 0.0, {}
         self._call("on_episode_step", running)
         self.changed.notify_all()
@@ -492,7 +493,7 @@ class ExternalEpisodes:
                 episode.started = True
                 self._call("on_episode_start", episode.running)
         obs = _joined([request.obs for request in requests])
-        acted = self._actor.act(
+        acted = self.actor.act(
             self.policy,
             obs,
             Streams(np.array([each.slot for each in episodes]), np.array([not each.t for each in episodes])),
@@ -535,7 +536,7 @@ class ExternalEpisodes:
         }
         first = self._rows.open(obs, acted.actions, columns, integers)
         # Nothing fails from here on: a row that no episode knows would stay open for ever.
-        self._actor.keep(np.array([episode.slot for episode in episodes]), acted)
+        self.actor.keep(np.array([episode.slot for episode in episodes]), acted)
         for i, (request, episode) in enumerate(zip(requests, episodes, strict=True)):
             episode.row, episode.t, episode.action = first + i, episode.t + 1, parts[i]
             request.action = map_structure(lambda leaf: leaf[0], parts[i])
