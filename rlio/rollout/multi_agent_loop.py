@@ -43,6 +43,7 @@ class PlayedEpisode:
         shown: What callbacks see of it.
         mapping: The mapping, as it was when the episode began.
         agents: Those that have appeared and had something to do.
+        ids: Their ids, by ``agent_index``.
         early: Rewards of agents that have not appeared: as they are, and as they are recorded.
         fresh: Steps of the environment that were not handed out.
         began: When, in seconds of `time.perf_counter`.
@@ -55,6 +56,7 @@ class PlayedEpisode:
     shown: RunningEpisode
     mapping: MappingFn
     agents: dict[AgentId, Agent] = field(default_factory=dict)
+    ids: dict[int, AgentId] = field(default_factory=dict)
     early: dict[AgentId, tuple[float, float]] = field(default_factory=dict)
     fresh: int = 0
     began: float = 0.0
@@ -69,7 +71,7 @@ class PlayedEpisode:
 
     def agent_id(self, index: int) -> AgentId:
         """The agent with an ``agent_index``."""
-        return next(agent.id_ for agent in self.agents.values() if agent.index == index)
+        return self.ids[index]
 
     @property
     def agent_steps(self) -> int:
@@ -391,6 +393,7 @@ class MultiAgentLoop:
         if index is None:  # behind the others, by this episode's count
             index = len(self._indexes) + sum(other not in self._indexes for other in episode.agents)
         agent = episode.agents[agent_id] = group.agent(agent_id, index, episode.rows)
+        episode.ids[index] = agent_id
         if agent_id in episode.early:
             agent.total, agent.reward = episode.early.pop(agent_id)
         return agent

@@ -20,6 +20,7 @@ Example:
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from rlio.batch import MultiAgentBatch, SampleBatch
+from rlio.columns import DEFAULT_POLICY_ID
 from rlio.envs.multi_agent import AgentId, MultiAgentEnv
 from rlio.errors import OptionError, excerpt
 from rlio.interfaces import JsonState
@@ -284,7 +286,7 @@ class MultiAgentEnvRunner(Runner):
         """
         taken = self._sampled(steps)
         batch = MultiAgentBatch(self._joined(taken.parts), taken.env_steps)
-        self._count(batch.env_steps(), {policy_id: len(rows) for policy_id, rows in batch.items()})
+        self._count(taken)
         return batch
 
     def _explore(self, explore: bool) -> None:
@@ -298,7 +300,7 @@ class MultiAgentEnvRunner(Runner):
         self._ready = self._ready and not force_reset
         taken = self._sampled(steps, episodes=episodes or 0, at_random=at_random)
         chunks = self._chunks(taken)
-        self._count(taken.env_steps, taken.rows)
+        self._count(taken)
         return chunks
 
     def _chunks(self, taken: _Taken) -> list[MultiAgentEpisode]:
@@ -509,13 +511,19 @@ class MultiAgentEnvRunner(Runner):
             self._progress.unrolls += len(own)
         return batches
 
-    def _count(self, env_steps: int, rows: Mapping[str, int]) -> None:
-        versions = [self.policies[policy_id].weights_seq_no for policy_id in rows]
+    def _count(self, taken: _Taken) -> None:
+        rows: Counter[str] = Counter()
+        of_agents: Counter[str] = Counter()
+        for policy_id, (_, parts) in taken.parts.items():
+            for part in parts:
+                rows[policy_id] += len(part.rows)
+                of_agents[str(taken.episodes[part.number].agent_id(part.agent_index))] += len(part.rows)
         self.metrics.sampled(
-            env_steps,
-            agent_steps=sum(rows.values()),
+            taken.env_steps,
+            agent_steps=rows.total(),
             policy_steps=rows,
-            weights_seq_no=max(versions, default=0),
+            steps_of_agents=of_agents,
+            weights_seq_no=max((self.policies[each].weights_seq_no for each in rows), default=0),
         )
 
     # ---- seeds and state ----
@@ -561,18 +569,15 @@ class _Taken(NamedTuple):
     fresh: dict[int, int]
 
     @property
-    def rows(self) -> dict[str, int]:
-        """Policy id -> rows."""
-        return {policy_id: sum(len(part.rows) for part in own) for policy_id, (_, own) in self.parts.items()}
-
-    @property
     def env_steps(self) -> int:
         """Steps of environments, of the episodes that are trained on."""
         return sum(self.fresh[number] for number in self.episodes)
 
 
 def _seed_of(seed: int, policy_id: str) -> int:
-    """A seed for each policy, from one of all of them."""
+    """A seed for each policy, from one of all of them; the default policy's is that of an `EnvRunner`."""
+    if policy_id == DEFAULT_POLICY_ID:
+        return seed
     return int(np.random.SeedSequence(seed, spawn_key=tuple(policy_id.encode())).generate_state(1)[0])
 
 
