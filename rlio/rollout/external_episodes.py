@@ -43,10 +43,11 @@ from rlio.errors import ClosedError, EnvError, OptionError, SchemaError, excerpt
 from rlio.nested import map_structure, path_text
 from rlio.policies.policy import Policy
 from rlio.rollout.actor import STATE_BEFORE_PREFIX, Acted, Actor
-from rlio.rollout.agent_rows import NEXT_T, AgentRows, structured
+from rlio.rollout.agent_rows import NEXT_T, AgentRows
 from rlio.rollout.callbacks import Callbacks, RunningEpisode, overridden
 from rlio.rollout.metrics import MetricsCollector
 from rlio.rollout.progress import Progress
+from rlio.rollout.row_store import nested
 from rlio.rollout.trajectories import piece_starts
 
 if TYPE_CHECKING:
@@ -674,7 +675,7 @@ def _one(specs: list[Leaf], value: Any, column: str) -> Any:
         else:
             made = _array(leaf, part, column)[None]
         found.append(made)
-    return structured(specs, found)
+    return nested(specs, found)
 
 
 def _array(leaf: Leaf, part: Any, column: str) -> NDArray[Any]:
