@@ -1164,7 +1164,7 @@ def test_environments_can_be_made_anew() -> None:
         ({"env": "CartPole-v1"}, "expected a MultiAgentEnv"),
         ({"env": Both(), "num_envs": 2}, "pass a function"),
         ({"env": Both(), "restart_failed_sub_environments": True}, "pass a function"),
-        ({"vectorize_mode": "async"}, "stepped in this process"),
+        ({"vectorize_mode": "native"}, "stepped in this process"),
         ({"policies": {"l": "me"}}, "expected a Policy"),
         ({"mapping": 3}, "a function of agent id"),
         ({"env_config": {"a": 1}, "env": lambda: Both()}, "takes no argument"),

@@ -25,7 +25,7 @@ from rlio.envs.served_envs import LAST_WORDS, ProcessDied, ServedEnvs, ServerHan
 if TYPE_CHECKING:
     import gymnasium as gym
 
-__all__ = ["EnvProcesses"]
+__all__ = ["EnvProcess", "EnvProcesses"]
 
 
 class EnvProcesses(ServedEnvs):
@@ -79,12 +79,12 @@ class EnvProcesses(ServedEnvs):
         make: Any = CloudpickleWrapper(function)
         options = {"spaces": self._spaces, "check": self._check}
         work = (env, make, self._blocks, self.num_envs, options)
-        process = _EnvProcess(env, work, self._context)
+        process = EnvProcess(env, work, self._context)
         self._selector.register(process.pipe, selectors.EVENT_READ, env)
         return process
 
     def _let_go(self, server: ServerHandle) -> None:
-        assert isinstance(server, _EnvProcess)
+        assert isinstance(server, EnvProcess)
         self._selector.unregister(server.pipe)
         super()._let_go(server)
 
@@ -117,7 +117,7 @@ def _buffer_in(space: gym.Space[Any], num_envs: int, blocks: Sequence[Any]) -> O
     return ObservationBuffer(space, num_envs=num_envs, arrays=arrays)
 
 
-class _EnvProcess(ServerHandle):
+class EnvProcess(ServerHandle):
     """The process of environment ``index``, seen from here.
 
     Args:
@@ -182,7 +182,7 @@ class _EnvProcess(ServerHandle):
 
 def _serve(
     pipe: Connection, other_end: Connection, index: int, make: Any, blocks: list[Any] | None,
-    num_envs: int, options: dict[str, Any],
+    num_envs: int, options: dict[str, Any], kind: Callable[..., EnvServer] = EnvServer,
 ) -> None:  # fmt: skip
     """Make environment ``index`` in this process and step it on request, until told to end or left alone.
 
@@ -193,14 +193,15 @@ def _serve(
         make: Holds, for cloudpickle, what makes it; see `EnvServer`.
         blocks: Where its observations go; None: through the pipe.
         num_envs: Environments that share ``blocks``.
-        options: Of `EnvServer`.
+        options: Of the server.
+        kind: Makes the server.
     """
     other_end.close()
     # An interrupt is the parent's business, which closes the pipe; and what it holds is not ours to free.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.freeze()
     shared = None if blocks is None else _buffer_in(options["spaces"][0], num_envs, blocks)
-    server = EnvServer(index, make.fn, buffer=shared, **options)
+    server = kind(index, make.fn, buffer=shared, **options)
     with suppress(EOFError, ConnectionError):  # The parent has closed the pipe, or died.
         while True:
             command, arguments = pipe.recv()

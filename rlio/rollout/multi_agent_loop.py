@@ -213,15 +213,18 @@ class MultiAgentLoop:
         perf = self._metrics.perf
         perf.begin()
         actions = self._act(envs)
-        for index in sorted(self.playing) if envs is None else envs:
-            episode = self.playing[index]
-            sent = actions.get(index, {})
+        chosen = sorted(self.playing) if envs is None else list(envs)
+        # One that is slow may still work on the actions that it got before.
+        for index in [index for index in chosen if not self.envs.is_stepping(index)]:
             if self._renders:
                 # Before the step: frame t is of what agents act on in step t.
-                frames = episode.shown.media.setdefault("frames", [])
+                frames = self.playing[index].shown.media.setdefault("frames", [])
                 frames.append(self.envs.envs[index].render())
                 perf.lap(PerfCounters.ENV_RENDER)
-            step = self.envs.step(index, sent)
+            self.envs.send(index, actions.get(index, {}))
+        for index in self.envs.ready(chosen):
+            episode, sent = self.playing[index], self.envs.sent(index)
+            step = self.envs.step(index)
             perf.lap(PerfCounters.ENV_WAIT)
             if step is None:
                 self._discard(episode)
