@@ -38,7 +38,7 @@ from rlio.rollout.multi_agent_runner import MultiAgentEnvRunner
     ids=["counter", "horizon", "episodes", "failures", "timeout"],
 )
 def test_rows_are_those_of_environments_in_this_process(make: Any) -> None:
-    function, mapping, *how = make.args[0], make.args[2], *make.args[3:]
+    function, _, mapping, *how = make.args
     here = {"vectorize_mode": "sync", "env_step_timeout": None}
     found = [
         [described(each) for each in several(function, made(BOTH), mapping, *how, **make.keywords | options)]

@@ -332,11 +332,11 @@ class EnvRunner(Runner):
             "action_connectors": self._loop.actor.actions,
         }
 
-    def _connector_states(self) -> dict[str, JsonState]:
+    def connector_states(self) -> dict[str, JsonState]:
         """The states of connectors as JSON, by the pipeline's name."""
         return {name: pipe.state_dict() for name, pipe in self._pipelines.items()}
 
-    def _load_connectors(self, states: Mapping[str, JsonState], undo: ExitStack) -> None:
+    def load_connectors(self, states: Mapping[str, JsonState], undo: ExitStack) -> None:
         for name, state in states.items():
             if name not in self._pipelines:
                 raise StateError(

@@ -296,7 +296,7 @@ class ExternalRunner(Runner):
         # Loops that run go on; their episodes, and the rows that wait, get new ids.
         self.episodes.go_on_from(progress, seeds.episode_ids())
 
-    def _load_connectors(self, states: Mapping[str, Any], undo: ExitStack) -> None:
+    def load_connectors(self, states: Mapping[str, Any], undo: ExitStack) -> None:
         for policy_id, own in states.items():
             if any(own.values()):
                 raise StateError(

@@ -535,13 +535,13 @@ class MultiAgentEnvRunner(Runner):
         """Return seeds, counters and what connectors keep as JSON; see `Runner.state_dict`."""
         return super().state_dict() | {"env_steps": self.env_steps}
 
-    def _connector_states(self) -> dict[str, Any]:
+    def connector_states(self) -> dict[str, Any]:
         return {
             policy_id: {"observation": before, "action": behind}
             for policy_id, (before, behind) in self._mapping.connector_states().items()
         }
 
-    def _load_connectors(self, states: Mapping[str, Any], undo: ExitStack) -> None:
+    def load_connectors(self, states: Mapping[str, Any], undo: ExitStack) -> None:
         undo.callback(self._mapping.load_connector_states, self._mapping.connector_states())
         self._mapping.load_connector_states(
             {policy_id: (own["observation"], own["action"]) for policy_id, own in states.items()}

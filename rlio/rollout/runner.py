@@ -215,7 +215,7 @@ class Runner(ABC):
             "restarts": self._seeds.restarts,
             **self._progress.state_dict(waiting=self._rows_waiting),
         }
-        connectors = self._connector_states()
+        connectors = self.connector_states()
         return state | ({"connectors": connectors} if any(map(_has_some, connectors.values())) else {})
 
     def load_state_dict(self, state: JsonState) -> None:
@@ -230,7 +230,7 @@ class Runner(ABC):
         seeds = RunnerSeeds.from_state(state, worker_index=self.worker_index).after_restart()
         progress = Progress.from_state(state)
         with ExitStack() as undo:
-            self._load_connectors(state.get("connectors", {}), undo)
+            self.load_connectors(state.get("connectors", {}), undo)
             self._begin_anew(seeds, progress, state)
             undo.pop_all()
         self._seeds = seeds
@@ -239,7 +239,7 @@ class Runner(ABC):
         """Name -> what makes it, of the components of `get_state`."""
         return {
             "policies": lambda: {each: self.policies[each].get_state() for each in self.policies},
-            "connectors": self._connector_states,
+            "connectors": self.connector_states,
             "runner": self.state_dict,
             "metrics": self.metrics.state_dict,
         }
@@ -284,12 +284,12 @@ class Runner(ABC):
                 runner = state["runner"]
                 self.load_state_dict(runner | {"connectors": runner.get("connectors", {}) | connectors})
             else:
-                self._load_connectors(connectors, undo)
+                self.load_connectors(connectors, undo)
             undo.pop_all()
         if "metrics" in state:
             self.metrics.load_state_dict(state["metrics"])
 
-    def _connector_states(self) -> dict[str, Any]:
+    def connector_states(self) -> dict[str, Any]:
         """The states of connectors as JSON, by policy id."""
         return {
             policy_id: {"observation": actor.observations.state_dict(), "action": actor.actions.state_dict()}
@@ -297,8 +297,12 @@ class Runner(ABC):
         }
 
     @abstractmethod
-    def _load_connectors(self, states: Mapping[str, Any], undo: ExitStack) -> None:
-        """Load what `_connector_states` gave; ``undo`` gets what takes that back."""
+    def load_connectors(self, states: Mapping[str, Any], undo: ExitStack) -> None:
+        """Load what `connector_states` gave; ``undo`` gets what takes that back.
+
+        Raises:
+            StateError: They are of other connectors.
+        """
 
     # ---- filters ----
 
