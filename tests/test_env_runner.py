@@ -17,9 +17,9 @@ from rlio.errors import ClosedError, OptionError, SchemaError, StateError
 from rlio.interfaces import Runner
 from rlio.policies.policy import Policy
 from rlio.policies.random_policy import RandomPolicy
-from rlio.rollout.collecting import until_last
 from rlio.rollout.config import RolloutConfig
 from rlio.rollout.env_runner import EnvRunner
+from rlio.rollout.recorder import until_last
 
 MODES = list(AutoresetMode)
 ID = 1_000_000

@@ -30,6 +30,7 @@ from rlio.connectors.actions import ClipAction, UnsquashAction
 from rlio.connectors.connector import ActionPipeline, ConnectorLike, ObservationPipeline, Streams
 from rlio.envs.leaves import leaf_of, leaves_of
 from rlio.errors import OptionError, SchemaError, excerpt
+from rlio.interfaces import JsonState
 from rlio.nested import map_structure, unflatten
 from rlio.policies.policy import Policy, RecurrentState
 from rlio.policies.random_policy import RandomPolicy
@@ -223,6 +224,19 @@ class Actor:
         """Remember what the last actions of streams got, as it is recorded."""
         if self.remembers_steps and len(self._prev_rewards):
             self._prev_rewards[slots] = rewards
+
+    def state_dict(self) -> dict[str, JsonState]:
+        """What its connectors keep, as JSON."""
+        return {"observation": self.observations.state_dict(), "action": self.actions.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, JsonState]) -> None:
+        """Continue from a state of `state_dict`.
+
+        Raises:
+            StateError: It is of other connectors.
+        """
+        self.observations.load_state_dict(state["observation"])
+        self.actions.load_state_dict(state["action"])
 
     # ---- what the policy gets ----
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlio.columns import Columns
-from rlio.connectors.connector import ActionPipeline, ObservationPipeline, Streams
+from rlio.connectors.connector import Streams
 from rlio.envs.leaves import leaves_of
 from rlio.envs.multi_agent import AgentId
 from rlio.errors import SchemaError, excerpt
@@ -98,6 +98,7 @@ class AgentGroup:
     Attributes:
         waiting: Agents that are to act, in the order of the batch.
         rows: Of the group.
+        actor: The policy between its connectors.
 
     Raises:
         OptionError: The policy cannot act in these spaces.
@@ -131,21 +132,6 @@ class AgentGroup:
         self._arrived: list[Agent] = []
         self._ended: list[tuple[Agent, tuple[bool, bool], Any]] = []
         self._lost: list[tuple[Agent, tuple[bool, bool]]] = []
-
-    @property
-    def observation_space(self) -> gym.Space[Any]:
-        """Of the observations that the policy gets."""
-        return self._observations.space
-
-    @property
-    def action_space(self) -> gym.Space[Any]:
-        """Of the actions that the policy gives."""
-        return self._actions.space
-
-    @property
-    def connectors(self) -> tuple[ObservationPipeline, ActionPipeline]:
-        """Before and behind the policy."""
-        return self._observations, self._actions
 
     def agent(self, id_: AgentId, index: int, episode: AgentEpisode) -> Agent:
         """An agent that joins."""

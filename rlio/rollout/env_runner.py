@@ -30,12 +30,11 @@ from rlio.errors import OptionError, StateError, excerpt
 from rlio.interfaces import JsonState, Unit
 from rlio.policies.policy import Policy, PolicyState
 from rlio.rollout.actor import Actor, remembers
-from rlio.rollout.batch_maker import BatchMaker
 from rlio.rollout.callbacks import CallbacksLike
-from rlio.rollout.collecting import Collector
 from rlio.rollout.config import RolloutConfig
 from rlio.rollout.lookback import LookBack
 from rlio.rollout.progress import Progress
+from rlio.rollout.recorder import until_last
 from rlio.rollout.runner import Runner
 from rlio.rollout.runner_envs import RunnerEnvs
 from rlio.rollout.runner_seeds import RunnerSeeds
@@ -144,7 +143,7 @@ class EnvRunner(Runner):
     def make_module(self) -> None:
         """Bind the policy to the spaces between the connectors, and make room for what it does."""
         self._abandon()
-        self._made_loop = loop = VectorLoop(
+        self._made_loop = VectorLoop(
             self._envs.stepper,
             self.policy,
             config=self.config,
@@ -155,10 +154,8 @@ class EnvRunner(Runner):
             runner=self,
             worker_index=self.worker_index,
         )
-        self._collector = Collector(loop, fragment_rows=self.config.fragment_steps * self.num_envs)
-        self._batches = BatchMaker(
-            loop.recorder, self.policy, metrics=self.metrics, progress=self._progress, hooks=loop.hooks
-        )
+        #: Whether rows of running episodes were handed out, so that these will never be whole.
+        self._is_cut = False
 
     # ---- what it steps ----
 
@@ -210,11 +207,6 @@ class EnvRunner(Runner):
         return "sequences" if self.policy.is_recurrent else "steps"
 
     @property
-    def policies(self) -> Mapping[str, Policy]:
-        """The policy under its id."""
-        return {DEFAULT_POLICY_ID: self.policy}
-
-    @property
     def _actors(self) -> Mapping[str, Actor]:
         return {DEFAULT_POLICY_ID: self._loop.actor}
 
@@ -246,22 +238,99 @@ class EnvRunner(Runner):
         self._act_at_random(False)
         return with_sequences(self._sampled(steps), max_seq_len=self.policy.max_seq_len)
 
-    def _sampled(self, steps: int | None = None) -> SampleBatch:
+    def _sampled(self, steps: int | None = None, *, episodes: int = 0) -> SampleBatch:
+        """A batch of fragments of ``steps`` of each environment, or of whole episodes."""
         steps = self._begin_call(steps)
+        if not self._loop.is_ready:
+            self._begin()
+        if episodes:
+            return self._handed_out(self._complete(0, episodes))
         if self.config.batch_mode == "complete_episodes":
-            return self._handed_out(self._collector.complete(rows=steps))
-        return self._handed_out(self._collector.fragment(steps))
+            return self._handed_out(self._complete(steps))
+        return self._handed_out(self._fragment(steps))
+
+    def _begin(self) -> None:
+        self._is_cut = False
+        self._loop.begin()
+
+    def _fragment(self, steps: int) -> NDArray[np.bool_] | None:
+        """Step until there are exactly num_envs x ``steps`` rows; which of the recorder's, None: all."""
+        loop, recorder = self._loop, self._loop.recorder
+        wanted = steps * recorder.num_envs
+        while recorder.rows < wanted:
+            if recorder.is_full:
+                # With resets and failures among the steps, more of them are needed than rows.
+                least = 2 * steps + 2 if loop.stepper.has_reset_steps else steps
+                recorder.reserve(max(least, 2 * recorder.steps))
+            loop.step()
+        self._is_cut = True
+        if recorder.rows == wanted:
+            return None
+        # The first rows in time. Rows that are left over are of the last step, unless whole episodes were
+        # asked for before.
+        valid = recorder.valid
+        return valid & (np.cumsum(valid).reshape(valid.shape) <= wanted)
+
+    def _complete(self, rows: int, episodes: int = 0) -> NDArray[np.bool_]:
+        """Step until whole episodes have ``rows`` rows in all, or until so many ``episodes`` are over."""
+        if self._is_cut:
+            self._begin()
+        loop, recorder = self._loop, self._loop.recorder
+        ended = recorder.ended
+        ended_episodes, ended_rows = int(ended.sum()), int(until_last(ended, recorder.valid).sum())
+        while ended_rows < rows or ended_episodes < episodes:
+            if recorder.is_full:
+                if rows != 1:  # else it is the next episode that ends, however long it is
+                    usual = self.config.fragment_steps * self.num_envs
+                    self._warn_of_long_episodes(recorder.rows, max(rows, usual))
+                recorder.reserve(2 * recorder.capacity)
+            lengths = loop.episodes.t + 1
+            ended = loop.step()
+            ended_episodes += int(np.count_nonzero(ended))
+            ended_rows += int(lengths[ended].sum())
+        ended = recorder.ended
+        if episodes:
+            ended &= np.cumsum(ended).reshape(ended.shape) <= episodes
+        return until_last(ended, recorder.valid)
+
+    # ---- what is handed out ----
 
     def _handed_out(self, chosen: NDArray[np.bool_] | None) -> SampleBatch:
-        """The rows ``chosen`` of the recorder as a batch."""
-        self._loop.settle()
-        batch = self._batches.make(chosen, postprocess=not self._loop.at_random)
+        """Take the rows ``chosen`` out of the recorder, (steps, N), None: all; and make a batch of them."""
+        loop, hooks = self._loop, self._loop.hooks
+        loop.settle()
+        batch = self._wanted(self._numbered(chosen))
+        if len(batch) and not loop.at_random:  # what a policy computes needs its own extra columns
+            batch = self._postprocessed(batch, None if hooks is None else hooks.known)
+        if hooks is not None:
+            hooks.keep(np.unique(loop.recorder.scalar(Columns.EPS_ID)).tolist())
         self.metrics.sampled(self.timesteps - self._counted, weights_seq_no=self.policy.weights_seq_no)
         self._counted = self.timesteps
         failures = self._envs.take_failures()
         if failures:
             self.metrics.episodes_failed(0, restarts=failures)
         return batch
+
+    def _numbered(self, chosen: NDArray[np.bool_] | None) -> SampleBatch:
+        columns, counts = self._loop.recorder.take(chosen)
+        # Any: the recorder's columns may be nested, but this one is not.
+        eps_id: Any = columns[Columns.EPS_ID]
+        columns[Columns.ENV_ID] = np.repeat(np.arange(len(counts)), counts)
+        columns[Columns.AGENT_INDEX] = np.zeros(len(eps_id), np.int64)
+        columns[Columns.UNROLL_ID] = self._progress.unroll_ids(eps_id)
+        return SampleBatch(columns)
+
+    def _wanted(self, batch: SampleBatch) -> SampleBatch:
+        """``batch`` without the episodes that callbacks do not want in it."""
+        hooks = self._loop.hooks
+        unwanted = () if hooks is None else hooks.not_for_training
+        if not unwanted:
+            return batch
+        kept = np.flatnonzero(~np.isin(batch[Columns.EPS_ID], unwanted))
+        self._progress.dropped += len(batch) - len(kept)
+        self.metrics.rows_dropped(len(batch) - len(kept))
+        kept_rows: SampleBatch = batch[kept]
+        return kept_rows
 
     def _explore(self, explore: bool) -> None:
         self._loop.explore = explore
@@ -273,13 +342,9 @@ class EnvRunner(Runner):
         if force_reset:
             self._abandon()
         loop = self._loop
-        if episodes is not None:
-            self._begin_call(None)
-            batch = self._handed_out(self._collector.complete(episodes=episodes))
-        elif steps is None or self.config.batch_mode == "complete_episodes":
-            batch = self._sampled(steps)
-        else:
-            batch = self._sampled(-(-steps // self.num_envs))
+        if steps is not None and self.config.batch_mode == "truncate_episodes":
+            steps = -(-steps // self.num_envs)
+        batch = self._sampled(steps, episodes=episodes or 0)
         rows_of_episodes = without_states(batch).split_by_episode() if len(batch) else []
         running = loop.episodes.ids.union(loop.recorder.scalar(Columns.EPS_ID).tolist())
         return self._look_back.follow(map(Episode.from_batch, rows_of_episodes), running=running)

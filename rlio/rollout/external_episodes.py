@@ -48,7 +48,6 @@ from rlio.rollout.callbacks import Callbacks, RunningEpisode, overridden
 from rlio.rollout.metrics import MetricsCollector
 from rlio.rollout.progress import Progress
 from rlio.rollout.row_store import nested
-from rlio.rollout.trajectories import piece_starts
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -607,10 +606,7 @@ class ExternalEpisodes:
     def unroll_ids(self, eps_id: NDArray[np.int64]) -> NDArray[np.int64]:
         """Ids, never given before, of the pieces of episodes that follow one another in ``eps_id``."""
         with self.changed:
-            starts = piece_starts(eps_id)
-            ids: NDArray[np.int64] = self.progress.unrolls + np.cumsum(starts) - 1
-            self.progress.unrolls += int(starts.sum())
-        return ids
+            return self.progress.unroll_ids(eps_id)
 
     @property
     def rows_waiting(self) -> int:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from rlio.batch import SampleBatch, concat_samples
+from rlio.batch import SampleBatch
 from rlio.columns import DEFAULT_POLICY_ID
 from rlio.envs.external import ExternalEnv
 from rlio.episode import Episode
-from rlio.errors import ClosedError, EndOfData, EnvError, OptionError, StateError, excerpt
+from rlio.errors import ClosedError, EndOfData, EnvError, OptionError, excerpt
 from rlio.forks import Owner
 from rlio.interfaces import JsonState, Unit
 from rlio.policies.policy import Policy
@@ -147,11 +146,6 @@ class ExternalRunner(Runner):
         return "sequences" if self.policy.is_recurrent else "steps"
 
     @property
-    def policies(self) -> Mapping[str, Policy]:
-        """The policy under its id."""
-        return {DEFAULT_POLICY_ID: self.policy}
-
-    @property
     def _actors(self) -> Mapping[str, Actor]:
         return {DEFAULT_POLICY_ID: self.episodes.actor}
 
@@ -250,25 +244,6 @@ class ExternalRunner(Runner):
         self.metrics.sampled(len(batch), weights_seq_no=self.policy.weights_seq_no)
         return self._postprocessed(batch) if len(batch) else batch
 
-    def _postprocessed(self, batch: SampleBatch) -> SampleBatch:
-        if "on_postprocess_trajectory" not in self._hooks:
-            return self.policy.postprocess_batch(batch)
-        made = []
-        for part in batch.split_by_episode():
-            before = part.copy()
-            done = self.policy.postprocess_trajectory(part)
-            self.callbacks.on_postprocess_trajectory(
-                runner=self,
-                episode=None,
-                agent_id=None,
-                policy_id=DEFAULT_POLICY_ID,
-                policies=self.policies,
-                postprocessed_batch=done,
-                original_batches={None: (DEFAULT_POLICY_ID, before)},
-            )
-            made.append(done)
-        return concat_samples(made)
-
     def get_spaces(self) -> dict[str, tuple[gym.Space[Any], gym.Space[Any]]]:
         """Observation and action space, under ``"__env__"`` and of the policy: they are the same."""
         spaces = self.observation_space, self.action_space
@@ -295,13 +270,6 @@ class ExternalRunner(Runner):
     def _begin_anew(self, seeds: RunnerSeeds, progress: Progress, state: JsonState) -> None:
         # Loops that run go on; their episodes, and the rows that wait, get new ids.
         self.episodes.go_on_from(progress, seeds.episode_ids())
-
-    def load_connectors(self, states: Mapping[str, Any], undo: ExitStack) -> None:
-        for policy_id, own in states.items():
-            if any(own.values()):
-                raise StateError(
-                    f"the state has connectors of {excerpt(policy_id)}, and an ExternalEnv's policy has none"
-                )
 
     def interrupt(self) -> None:
         """Let the loops go, and a `run` that waits in another thread, all with a ClosedError."""

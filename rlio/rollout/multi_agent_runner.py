@@ -113,7 +113,6 @@ class MultiAgentEnvRunner(Runner):
         _check_policies(policies)
         super().__init__(config=config, callbacks=callbacks, seed=seed, worker_index=worker_index)
         self.config = self.config.resolved(num_workers=num_workers, worker_index=worker_index)
-        self._warned = False
         self._mapping = AgentMapping(
             policies,
             config=self.config,
@@ -396,22 +395,12 @@ class MultiAgentEnvRunner(Runner):
                 return loop.over[:episodes]
             if not episodes and sum(map(self._size, loop.over)) >= steps:
                 return loop.over[:]
-            self._warn_of_long_episodes(steps)
+            self._warn_of_long_episodes(loop.fresh, steps * self.num_envs)
             loop.revive()
             self._step()
 
     def _size(self, episode: PlayedEpisode) -> int:
         return episode.agent_steps if self.config.count_steps_by == "agent_steps" else episode.rows.t
-
-    def _warn_of_long_episodes(self, steps: int) -> None:
-        # RLlib's bound.
-        if not self._warned and self._loop.fresh > max(1000, 10 * steps * self.num_envs):
-            self._warned = True
-            logger.warning(
-                "%d steps wait for their episodes to end, and a batch is to have %d: do they end at all? "
-                "Give horizon=, or batch_mode='truncate_episodes'",
-                self._loop.fresh, steps,
-            )  # fmt: skip
 
     # ---- what is handed out ----
 
@@ -433,7 +422,7 @@ class MultiAgentEnvRunner(Runner):
             episode.fresh = 0
         loop.over = [episode for episode in loop.over if episode.number not in chosen]
         wanted = {number: each for number, each in chosen.items() if each.shown.training_enabled}
-        return _Taken(self._postprocessed(parts, chosen), wanted, fresh)
+        return _Taken(self._with_postprocessed(parts, chosen), wanted, fresh)
 
     def _drop_unwanted(self, policy_id: str, group: AgentGroup, unwanted: list[int]) -> None:
         """Forget closed rows of episodes that nobody wants to train on, and of policies that are gone."""
@@ -457,7 +446,7 @@ class MultiAgentEnvRunner(Runner):
         self._loop.moved(group, moved)
         return columns
 
-    def _postprocessed(self, parts: _Parts, episodes: Mapping[int, PlayedEpisode]) -> _Parts:
+    def _with_postprocessed(self, parts: _Parts, episodes: Mapping[int, PlayedEpisode]) -> _Parts:
         """``parts``, where a policy or a callback wants it, put through `Policy.postprocess_trajectory`."""
         hooked = "on_postprocess_trajectory" in self._hooks
         wanted = [each for each in parts if hooked or self.policies[each].postprocesses]
@@ -473,31 +462,13 @@ class MultiAgentEnvRunner(Runner):
         for policy_id in wanted:
             _, own = parts[policy_id]
             for part in own:
-                self._postprocess(part, by_episode[part.number], episodes[part.number])
+                episode = episodes[part.number]
+                agent = episode.agent_id(part.agent_index)
+                # A copy: what is changed in place is not what the others are to see.
+                rows = part.rows.copy()
+                part.rows = self._postprocess(rows, policy_id, agent, episode.shown, by_episode[part.number])
             made[policy_id] = None, own
         return made
-
-    def _postprocess(
-        self, part: AgentPart, originals: dict[AgentId, tuple[str, SampleBatch]], episode: PlayedEpisode
-    ) -> None:
-        agent_id = episode.agent_id(part.agent_index)
-        policy = self.policies[part.policy_id]
-        # A copy: what is changed in place is not what the others are to see.
-        rows = part.rows.copy()
-        if policy.postprocesses:
-            others = {agent: each for agent, each in originals.items() if agent != agent_id}
-            rows = policy.postprocess_trajectory(rows, others, episode.shown)
-        if "on_postprocess_trajectory" in self._hooks:
-            self.callbacks.on_postprocess_trajectory(
-                runner=self,
-                episode=episode.shown,
-                agent_id=agent_id,
-                policy_id=part.policy_id,
-                policies=self.policies,
-                postprocessed_batch=rows,
-                original_batches=originals,
-            )
-        part.rows = rows
 
     def _joined(self, parts: _Parts) -> dict[str, SampleBatch]:
         batches = {}
@@ -536,16 +507,12 @@ class MultiAgentEnvRunner(Runner):
         return super().state_dict() | {"env_steps": self.env_steps}
 
     def connector_states(self) -> dict[str, Any]:
-        return {
-            policy_id: {"observation": before, "action": behind}
-            for policy_id, (before, behind) in self._mapping.connector_states().items()
-        }
+        return dict(self._mapping.connector_states())
 
     def load_connectors(self, states: Mapping[str, Any], undo: ExitStack) -> None:
+        # Those of policies that have not acted yet wait for them.
         undo.callback(self._mapping.load_connector_states, self._mapping.connector_states())
-        self._mapping.load_connector_states(
-            {policy_id: (own["observation"], own["action"]) for policy_id, own in states.items()}
-        )
+        self._mapping.load_connector_states(states)
 
     def _begin_anew(self, seeds: RunnerSeeds, progress: Progress, state: JsonState) -> None:
         env_steps = whole_number(state, "env_steps")

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from rlio.envs.stepping import VectorStep
 
-__all__ = ["Rows", "StepRecorder"]
+__all__ = ["Rows", "StepRecorder", "until_last"]
 
 
 class Rows(NamedTuple):
@@ -358,6 +358,11 @@ class StepRecorder(RowStore):
             self._view = self._obs[0][self.steps]
         else:
             self._view = nested(self._observation_leaves, [buffer[self.steps] for buffer in self._obs])
+
+
+def until_last(ended: NDArray[np.bool_], valid: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Of the ``valid`` rows, (steps, N), those up to each environment's last ``ended``."""
+    return valid & np.logical_or.accumulate(ended[::-1], axis=0)[::-1]
 
 
 def _copied(value: Any) -> Any:

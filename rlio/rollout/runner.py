@@ -5,20 +5,24 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from rlio.batch import SampleBatch, concat_samples
+from rlio.columns import DEFAULT_POLICY_ID, Columns
 from rlio.connectors.mean_std import MeanStdFilter
-from rlio.errors import ClosedError, OptionError
+from rlio.envs.multi_agent import AgentId
+from rlio.errors import ClosedError, OptionError, StateError, excerpt
 from rlio.interfaces import JsonState
 from rlio.options import expected
 from rlio.policies.checkpoint import select_components
 from rlio.policies.policy import Policy, PolicyState
 from rlio.policies.weights import accepts_weights
 from rlio.rollout.actor import Actor
-from rlio.rollout.callbacks import CallbacksLike, combine, overridden
+from rlio.rollout.callbacks import CallbacksLike, RunningEpisode, combine, overridden
 from rlio.rollout.config import RolloutConfig
 from rlio.rollout.filters import copies_of, filters_in, make_equal
 from rlio.rollout.metrics import Counts, MetricsCollector, RolloutMetrics
@@ -26,6 +30,8 @@ from rlio.rollout.progress import Progress, check_amount
 from rlio.rollout.runner_seeds import RunnerSeeds
 
 __all__ = ["Runner"]
+
+logger = logging.getLogger("rlio")
 
 # Any: chunks are episodes of one agent, or of several.
 
@@ -61,14 +67,17 @@ class Runner(ABC):
         self.worker_index = worker_index
         self._seeds = RunnerSeeds.of(seed, worker_index=worker_index)
         self._progress = Progress.of_worker(worker_index)
-        self._closed = False
+        self._closed = self._warned = False
 
     # ---- what a kind of runner provides ----
 
+    #: Of a runner with one policy.
+    policy: Policy
+
     @property
-    @abstractmethod
     def policies(self) -> Mapping[str, Policy]:
         """Policy id -> policy."""
+        return {DEFAULT_POLICY_ID: self.policy}
 
     @property
     @abstractmethod
@@ -157,6 +166,18 @@ class Runner(ABC):
         self.metrics.begin()
         return wanted
 
+    def _warn_of_long_episodes(self, waiting: int, wanted: int) -> None:
+        """Tell once that many more steps wait for the ends of episodes than are ``wanted``."""
+        # RLlib's bounds.
+        if not self._warned and waiting > max(1000, 10 * wanted):
+            self._warned = True
+            logger.warning(
+                "%d steps wait for their episodes to end, and %d are wanted: do they end at all? Give "
+                "horizon=, or batch_mode='truncate_episodes'",
+                waiting,
+                wanted,
+            )
+
     def sample(
         self,
         *,
@@ -203,6 +224,62 @@ class Runner(ABC):
         if "on_sample_end" in self._hooks:
             self.callbacks.on_sample_end(runner=self, samples=chunks)
         return chunks
+
+    # ---- what is handed out ----
+
+    def _postprocessed(
+        self, batch: SampleBatch, episodes: Mapping[int, RunningEpisode] | None = None
+    ) -> SampleBatch:
+        """Rows of the runner's one policy, as it and callbacks leave them.
+
+        Args:
+            batch: Episode by episode.
+            episodes: Id -> episode, as callbacks know it; None where nobody looks at episodes.
+        """
+        hooked = "on_postprocess_trajectory" in self._hooks
+        if episodes is None and not hooked:
+            return self.policy.postprocess_batch(batch)
+        if not hooked and not self.policy.postprocesses:
+            return batch
+        made = []
+        for part in batch.split_by_episode():
+            originals = {None: (DEFAULT_POLICY_ID, part.copy() if hooked else part)}
+            episode = (episodes or {}).get(int(part[Columns.EPS_ID][0]))
+            made.append(self._postprocess(part, DEFAULT_POLICY_ID, None, episode, originals))
+        return concat_samples(made)
+
+    def _postprocess(
+        self,
+        rows: SampleBatch,
+        policy_id: str,
+        agent_id: AgentId | None,
+        episode: RunningEpisode | None,
+        originals: Mapping[Any, tuple[str, SampleBatch]],
+    ) -> SampleBatch:
+        """One agent's ``rows`` of an episode, as the policy and callbacks leave them.
+
+        Args:
+            rows: May be changed.
+            policy_id: Who acted.
+            agent_id: None where there is one agent.
+            episode: As callbacks know it; None where it is not known.
+            originals: Agent id -> (policy id, rows), as they were recorded.
+        """
+        policy = self.policies[policy_id]
+        if policy.postprocesses:
+            others = {agent: each for agent, each in originals.items() if agent != agent_id}
+            rows = policy.postprocess_trajectory(rows, None if agent_id is None else others, episode)
+        if "on_postprocess_trajectory" in self._hooks:
+            self.callbacks.on_postprocess_trajectory(
+                runner=self,
+                episode=episode,
+                agent_id=agent_id,
+                policy_id=policy_id,
+                policies=self.policies,
+                postprocessed_batch=rows,
+                original_batches=originals,
+            )
+        return rows
 
     # ---- state ----
 
@@ -291,18 +368,23 @@ class Runner(ABC):
 
     def connector_states(self) -> dict[str, Any]:
         """The states of connectors as JSON, by policy id."""
-        return {
-            policy_id: {"observation": actor.observations.state_dict(), "action": actor.actions.state_dict()}
-            for policy_id, actor in self._actors.items()
-        }
+        return {policy_id: actor.state_dict() for policy_id, actor in self._actors.items()}
 
-    @abstractmethod
     def load_connectors(self, states: Mapping[str, Any], undo: ExitStack) -> None:
         """Load what `connector_states` gave; ``undo`` gets what takes that back.
 
         Raises:
             StateError: They are of other connectors.
         """
+        for policy_id, state in states.items():
+            actor = self._actors.get(policy_id)
+            if actor is None:
+                raise StateError(
+                    f"the state has connectors of {excerpt(policy_id)}: there are those of "
+                    f"{excerpt(list(self._actors))}"
+                )
+            undo.callback(actor.load_state_dict, actor.state_dict())
+            actor.load_state_dict(state)
 
     # ---- filters ----
 
