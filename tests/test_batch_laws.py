@@ -260,7 +260,7 @@ OPERATIONS: dict[str, Callable[[SampleBatch], Any]] = {
 
 @pytest.mark.parametrize("name", list(OPERATIONS))
 @given(batch=any_batches)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_no_operation_mutates_its_operand(name: str, batch: SampleBatch) -> None:
     before, names, arrays = batch.copy(), list(batch), [id(leaf) for _, leaf in leaf_list(batch)]
     OPERATIONS[name](batch)

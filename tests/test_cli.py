@@ -84,6 +84,7 @@ def _has_rows(folder: Path) -> bool:
     return any(folder.glob("**/data/*/*.parquet"))
 
 
+@pytest.mark.further
 def test_a_command_that_is_terminated_closes_its_writers(tmp_path: Path) -> None:
     """SIGTERM in the middle of the demo's recording: what was recorded is published, and no log is left."""
     process = subprocess.Popen(

@@ -62,7 +62,7 @@ class TestRecorded(ReaderTests):
         if not hasattr(type(self), "root"):
             with group_bytes(100):
                 type(self).root = store(rewards(ROWS), roll=Roll(max_rows=20, max_seconds=None))
-        return cold(type(self).root, batch_size=4, epochs=1)
+        return cold(type(self).root, batch_size=8, epochs=1)
 
     def expected_rows(self) -> SampleBatch:
         return rewards(ROWS)[np.array(PASSING)]
@@ -73,7 +73,7 @@ class TestShuffled(TestRecorded):
 
     def make_reader(self) -> DatasetReader:
         super().make_reader().close()
-        return cold(type(self).root, batch_size=4, epochs=1, shuffle=True)
+        return cold(type(self).root, batch_size=8, epochs=1, shuffle=True)
 
 
 # ---- which rows ----
@@ -205,7 +205,7 @@ def test_a_restored_reader_gives_the_remainder(root: str, shuffle: bool, drop_la
         assert_resumes(lambda: cold(root, shuffle=shuffle, epochs=2, batch_size=5), 3)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     shuffle=st.booleans(),
     worlds=st.lists(st.integers(1, 4), min_size=1, max_size=4),
@@ -235,7 +235,7 @@ def test_ranks_share_the_rows_that_pass_also_where_their_number_changes(
     assert sorted(served) == PASSING
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     shuffle=st.booleans(),
     epochs=st.integers(1, 3) | st.none(),

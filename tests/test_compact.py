@@ -195,7 +195,7 @@ LATE_FIRST = [
 
 
 @example(LATE_FIRST)
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(st.lists(st.fixed_dictionaries({"a": STEPS, "b": STEPS}), min_size=2, max_size=8))
 def test_joint_steps_keep_their_number_and_order_whatever_shares_them(
     written: list[dict[str, list[tuple[int, int]]]],
@@ -216,7 +216,7 @@ def test_a_joint_step_that_two_shards_share_is_served_twice_as_it_was() -> None:
     assert [info.units for info in open_whole(Storage.open(root), shards(root)[0]).groups] == [2, 2]
 
 
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(
     specs=columns(),
     sizes=st.lists(st.integers(1, 15), min_size=2, max_size=4),

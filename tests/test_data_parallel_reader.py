@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from further import further
 from gymnasium.spaces import Box, Discrete
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
@@ -162,7 +163,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", LEARN)
+@pytest.mark.parametrize("kind", ["policy", *further("module")])
 def test_two_processes_then_one_then_three_read_each_row_once_in_the_order_of_one(
     root: Path, kind: str
 ) -> None:
@@ -179,7 +180,7 @@ def test_two_processes_then_one_then_three_read_each_row_once_in_the_order_of_on
     assert elastic.steps == [[3, 3], [2], [4, 4, 4] if kind == "policy" else [3, 4, 4]]
 
 
-@pytest.mark.parametrize("kind", LEARN)
+@pytest.mark.parametrize("kind", ["policy", *further("module")])
 def test_what_they_learn_is_what_one_process_learns(root: Path, kind: str) -> None:
     """Also from the last rows, of which one process has none, and with the optimizer's state as it was."""
     elastic = Learned(root / f"{kind} elastic", PHASES)
@@ -196,7 +197,7 @@ def test_what_they_learn_is_what_one_process_learns(root: Path, kind: str) -> No
     assert any(np.abs(np.subtract(first[name], last[name])).max() > 0.01 for name in first), "it learns"
 
 
-@pytest.mark.parametrize("kind", LEARN)
+@pytest.mark.parametrize("kind", ["policy", *further("module")])
 def test_a_checkpoint_is_arrays_and_text(root: Path, kind: str) -> None:
     folder = root / f"{kind} elastic" / "checkpoint"
     files = {file.name for file in folder.rglob("*") if file.is_file()}

@@ -182,7 +182,7 @@ def test_a_restored_reader_drops_the_same_last_batch(root: str, shuffle: bool) -
     assert [len(batch) for batch in make()] == [8] * 15
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 30), min_size=1, max_size=20),
     stop=st.integers(0, 20),
@@ -366,7 +366,7 @@ def damaged_groups(rows: int, groups: list[int], **more: Any) -> str:
     return root
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     damage=st.lists(st.integers(0, 30), min_size=1, max_size=8),
     world=st.integers(2, 4),

@@ -111,7 +111,7 @@ def _fail_at_calls(base: Path, kind: str, *, sticky: bool, start: int, step: int
     [("parquet", False, 1), ("parquet", True, 2), ("json", False, 3), ("json", True, 4)],
     ids=["parquet, once", "parquet, until repaired", "json, once", "json, until repaired"],
 )
-@pytest.mark.parametrize(("step", "least"), [(14, 7), *further((7, 15), (4, 30))])
+@pytest.mark.parametrize(("step", "least"), [(28, 3), *further((7, 15), (4, 30))])
 def test_any_call_may_fail_and_every_accepted_row_is_there_in_the_end(
     tmp_path: Path, kind: str, sticky: bool, start: int, step: int, least: int
 ) -> None:

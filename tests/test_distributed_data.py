@@ -385,6 +385,7 @@ def test_each_actor_reads_its_part_and_together_all(root: str) -> None:
     assert local == found
 
 
+@pytest.mark.further
 def test_streaming_split_shares_rows_out_too(root: str) -> None:
     store(numbered(1000), root=root, roll=rlio.Roll(max_rows=100), spool=None)
     parts = read_dataset(root, tasks=2).streaming_split(2, equal=True)

@@ -112,7 +112,7 @@ def test_blocks_of_a_data_set_are_its_rows_again(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MADE)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(data=st.data())
 def test_wherever_blocks_are_cut_sequences_and_joint_steps_stay_whole(name: str, data: Any) -> None:
     batch = MADE[name]()

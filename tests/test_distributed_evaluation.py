@@ -50,6 +50,7 @@ def test_parts_that_cut_episodes_give_the_numbers_of_one_process_to_the_last_bit
     assert evaluate_on_ray(root, CHAIN.target, tasks=tasks, **OPTIONS) == expected
 
 
+@pytest.mark.further
 def test_a_model_is_fitted_to_what_the_tasks_send(root: Path) -> None:
     options = OPTIONS | {
         "estimators": ["dm", "dr", "wdr"],
@@ -67,6 +68,7 @@ def test_rows_that_are_episodes_by_themselves_stay_in_their_order(root: Path) ->
     assert evaluate_on_ray(root, CHAIN.target, tasks=4, **options) == expected
 
 
+@pytest.mark.further
 def test_blocks_of_a_ray_dataset_give_the_same_numbers() -> None:
     """Rows of tables, blocks that cut episodes; shuffled blocks too, as ids say what belongs together."""
     batch = CHAIN.simulate(200, seed=3)
@@ -82,6 +84,7 @@ def test_blocks_of_a_ray_dataset_give_the_same_numbers() -> None:
     )
 
 
+@pytest.mark.further
 def test_a_network_is_sent_to_the_tasks(tmp_path: Path) -> None:
     policy = TorchPolicy(hidden=(8,))
     with rlio.RolloutWorker("CartPole-v1", policy, output=tmp_path, seed=0) as worker:

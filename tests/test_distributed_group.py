@@ -457,6 +457,7 @@ def test_statistics_of_all_workers_are_put_together_each_observation_once(ray_cl
         assert group.foreach_worker(observations) == [joint.n] * 2
 
 
+@pytest.mark.further
 def test_epsilon_in_a_group_falls_with_the_steps_of_all_workers(ray_cluster: None) -> None:
     """Each worker explored by its own steps: two workers took twice as many steps as were asked for."""
     policy = rlio.DQN(hidden=[4], initial_epsilon=1.0, final_epsilon=0.0, epsilon_timesteps=100)
@@ -481,6 +482,7 @@ def test_epsilon_in_a_group_falls_with_the_steps_of_all_workers(ray_cluster: Non
         assert not epsilons(group.sample()).any()
 
 
+@pytest.mark.further
 def test_workers_have_the_resources_that_are_asked_for(ray_cluster: None) -> None:
     options = {"num_cpus": 0.5, "num_gpus": 0}
     with WorkerGroup(make_known, LinearPolicy, num_workers=1, seed=5, actor_options=options) as group:

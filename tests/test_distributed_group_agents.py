@@ -177,6 +177,7 @@ def test_statistics_are_put_together_policy_by_policy(ray_cluster: None) -> None
         assert {pid: own[0].running_stats.n for pid, own in group.get_filters().items()} == joint
 
 
+@pytest.mark.further
 def test_the_batch_of_a_single_worker_belongs_to_the_caller_too(ray_cluster: None) -> None:
     """Of several policies, and of one that acts for all agents."""
     config = RolloutConfig(rollout_fragment_length=STEPS)

@@ -230,6 +230,7 @@ class PatientRay:
         return ray.wait(references, num_returns=1)
 
 
+@pytest.mark.further
 def test_a_probe_replaces_idle_workers_that_hang_and_tells_of_those_that_cannot_sample(
     group: tuple[WorkerGroup, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,7 +324,7 @@ def test_a_group_that_nobody_closed_is_closed_at_exit_and_waiters_can_be_let_go(
     assert len(rows["obs"]) >= 10 * STEPS
 
 
-@pytest.mark.parametrize("lost_workers", ["raise", "drop"])
+@pytest.mark.parametrize("lost_workers", ["raise", *further("drop")])
 def test_a_worker_that_always_dies_is_given_up_and_what_it_had_written_is_stored(
     tmp_path: Path, lost_workers: Any
 ) -> None:

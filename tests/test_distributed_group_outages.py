@@ -162,6 +162,7 @@ def test_a_row_that_is_acknowledged_as_published_is_in_the_data_set_whatever_is_
         check_has(root, served)
 
 
+@pytest.mark.further
 def test_logs_on_this_machine_are_recovered_where_ray_was_shut_down_before_the_group_was_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,6 +217,7 @@ def test_a_batch_that_could_not_be_published_is_an_error_and_comes_once_it_is(tm
         assert not group.losses
 
 
+@pytest.mark.further
 def test_a_loss_is_one_line_and_its_trace_is_for_debugging(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -253,6 +255,7 @@ def make_in_an_outage(context: Any) -> KnownEnv:
     return KnownEnv(context)
 
 
+@pytest.mark.further
 def test_an_outage_does_not_use_up_all_restarts_and_raises_nothing(tmp_path: Path) -> None:
     root = str(tmp_path / "rows")
     with WorkerGroup(
@@ -276,6 +279,7 @@ def test_an_outage_does_not_use_up_all_restarts_and_raises_nothing(tmp_path: Pat
     assert rlio.verify(root).ok
 
 
+@pytest.mark.further
 def test_restarts_wait_with_growing_pauses_and_the_others_go_on(tmp_path: Path) -> None:
     hour = FaultTolerance(restart_pause_s=3600.0, max_restart_pause_s=3600.0)
     config = config_of(tmp_path, observation_connectors=[MeanStdFilter()])

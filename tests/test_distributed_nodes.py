@@ -63,6 +63,7 @@ def recover_and_tell(logs: Sequence[Any]) -> int:
     return recover_logs(logs)
 
 
+@pytest.mark.further
 def test_a_log_is_recovered_on_its_node_or_on_another_one_of_its_machine_once_that_node_is_gone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -196,6 +196,7 @@ def trained(loop: Iterator[tuple[int, DQN]], steps: int) -> DQN:
     return next(policy for taken, policy in loop if taken >= steps)
 
 
+@pytest.mark.further
 def test_it_learns_cartpole_from_its_own_steps() -> None:
     # A random policy earns 20; seeds 0 to 4 earn 96 to 340 after 60,000 steps, and this one already before.
     loop = training(0)

@@ -29,6 +29,8 @@ PRINTS = {
     "worker_group.py": "steps by 2 writers",
 }
 ON_RAY = ("worker_group.py",)
+#: Those that learn, or start processes that import torch.
+LONG = ("clone_from_log.py", "data_parallel.py", "external_client.py", "online_dqn.py")
 
 
 @pytest.mark.further  # The code of docs/distributed.md, which does the same, runs in `make test`.
@@ -51,7 +53,15 @@ def test_an_example_runs_on_a_cluster(
     assert PRINTS[example.name] in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("example", [each for each in EXAMPLES if each.name not in ON_RAY], ids=NAME)
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(each, marks=pytest.mark.further) if each.name in LONG else each
+        for each in EXAMPLES
+        if each.name not in ON_RAY
+    ],
+    ids=NAME,
+)
 def test_an_example_runs(example: Path, tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "a.json").write_text(

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from further import further
 from growing_data import (
     A,
     B,
@@ -858,7 +859,7 @@ def cover_some(root: str, rows: int) -> Iterator[int]:
             yield end // rows
 
 
-@pytest.mark.parametrize("shards", [40, pytest.param(400, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("shards", [*further(40), pytest.param(400, marks=pytest.mark.soak)])
 def test_followers_in_other_processes_see_each_row_once_while_it_is_written_and_compacted(
     tmp_path: Path, shards: int
 ) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from crash_child import Tally, fork, wait_for
 from followed_rows import every_row, in_ring, replay_of, settle, until
+from further import further
 from growing_data import grow, seal
 from stored_batches import fresh_root
 from test_real_servers_data import FEWER_PLACES, Place, place
@@ -174,7 +175,7 @@ def kill(pid: int, *, may_have_ended: bool = False) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-@pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("seed", [0, *further(1), pytest.param(2, marks=pytest.mark.soak)])
 def test_killed_writers_and_followers_go_on_with_each_row_once(tmp_path: Path, seed: int) -> None:
     """The follower from its last saved state; of a killed writer, the next one brings the rows."""
     root, order = str(tmp_path / "run"), random.Random(seed)

@@ -274,7 +274,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.parametrize("way", WAYS)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(steps=STEPS, epochs=st.sampled_from([None, 3]))
 def test_a_restored_reader_goes_on_like_the_one_that_was_saved_whatever_was_added(
     way: str, steps: list[Step], epochs: int | None
@@ -314,7 +314,7 @@ def sampled(reader: DatasetReader, n: int | None = None) -> Batch | None:
 
 
 @pytest.mark.parametrize("way", ["recorded", "windows", "skipping", "memory"])
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(
     steps=st.lists(st.integers(0, 5), min_size=1, max_size=6),
     drop_last=st.booleans(),

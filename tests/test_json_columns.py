@@ -55,7 +55,7 @@ def arrays(draw: st.DrawFn) -> NDArray[Any]:
     return values.astype(dtype)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(values=arrays(), compress=st.booleans())
 def test_fixed_size_columns_come_back_bit_by_bit(values: NDArray[Any], compress: bool) -> None:
     assert_bits(there_and_back(values, compress=compress), values)

@@ -246,7 +246,7 @@ def test_a_line_that_lies_is_corrupt_whatever_its_crc(
         assert caught.value.column == column
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     place=st.floats(0, 1, exclude_max=True),
     new=st.sampled_from(

@@ -40,7 +40,7 @@ values = st.recursive(
 
 
 @given(values)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_values_come_back_with_their_types(value: Any) -> None:
     text = dump_value(value)
     text.encode()

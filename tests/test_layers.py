@@ -68,9 +68,9 @@ def modules_of(root: Path) -> dict[str, Path]:
     return found
 
 
-def imports_of(source: str, known: set[str]) -> Iterator[tuple[int, str]]:
-    """Line and name of each rlio module that ``source`` imports at run time."""
-    for node in runtime_nodes(ast.parse(source)):
+def imports_of(tree: ast.AST, known: set[str]) -> Iterator[tuple[int, str]]:
+    """Line and name of each rlio module that ``tree`` imports at run time."""
+    for node in runtime_nodes(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
@@ -82,15 +82,23 @@ def imports_of(source: str, known: set[str]) -> Iterator[tuple[int, str]]:
 
 
 def runtime_nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """All nodes below ``tree``, those under ``if TYPE_CHECKING:`` excepted."""
+    """All statements below ``tree``, those under ``if TYPE_CHECKING:`` excepted."""
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        if isinstance(node, ast.expr):
+            continue
+        if isinstance(node, ast.If) and _is_for_types(node.test):
             for statement in node.orelse:
                 yield statement
                 yield from runtime_nodes(statement)
         else:
             yield node
             yield from runtime_nodes(node)
+
+
+def _is_for_types(test: ast.expr) -> bool:
+    return any(
+        "TYPE_CHECKING" in (getattr(node, "id", None), getattr(node, "attr", None)) for node in ast.walk(test)
+    )
 
 
 def rank_of(module: str) -> int | None:
@@ -113,7 +121,7 @@ def steps_back(root: Path) -> list[str]:
         if own is None:
             wrong.append(f"{module} is in no layer: give it one in LAYERS")
             continue
-        for line, target in imports_of(file.read_text(encoding="utf-8"), set(modules)):
+        for line, target in imports_of(ast.parse(file.read_text(encoding="utf-8")), set(modules)):
             if target.split(".")[0] != "rlio" or target == VERSION:
                 continue
             # `import rlio` reaches every layer, so only the top may.
@@ -177,10 +185,10 @@ def test_a_module_without_a_layer_is_reported(tmp_path: Path) -> None:
 def load_time_imports(source: str, known: set[str]) -> set[str]:
     """The rlio modules that ``source`` imports when it is loaded: not those that wait inside functions."""
     tree = ast.parse(source)
-    for node in ast.walk(tree):
+    for node in list(runtime_nodes(tree)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             node.body = [ast.Pass()]
-    return {name for _, name in imports_of(ast.unparse(tree), known) if name in known}
+    return {name for _, name in imports_of(tree, known) if name in known}
 
 
 def test_no_two_modules_wait_for_each_other_at_load_time(checkout: Path) -> None:

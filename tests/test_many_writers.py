@@ -78,6 +78,7 @@ def test_16_writers_of_one_worker_index_that_begin_together_lose_nothing_on_a_di
     _check(root, {})
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     "name",
     on_servers("s3", "azure", "sftp", "ftp"),

@@ -68,7 +68,7 @@ def assert_alike(one: Batch | str, other: Batch | str) -> None:
         assert one.equals(other)
 
 
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(
     batch_size=st.integers(1, 300),
     sizes=st.lists(st.none() | st.integers(1, 400), min_size=1, max_size=12),

@@ -56,7 +56,7 @@ def assert_exact(shares: Sequence[Fraction], counts: Sequence[int]) -> None:
         assert abs(share * total - count) < 1, f"{count} of {total} steps, of a share of {share}"
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     weights=st.integers(2, 60).flatmap(lambda n: st.lists(WEIGHT, min_size=n, max_size=n)),
     sizes=st.lists(st.one_of(st.integers(1, 9), st.integers(1, 700)), min_size=1, max_size=25),
@@ -78,7 +78,7 @@ def test_two_to_sixty_sources_stay_within_one_row_of_any_share_at_every_step(
     assert list(reader.counts.values()) == served.tolist()
 
 
-@settings(max_examples=25)
+@settings(max_examples=6)
 @given(
     phases=st.integers(2, 60).flatmap(
         lambda n: st.lists(st.lists(st.integers(1, 50), min_size=n, max_size=n), min_size=2, max_size=4)

@@ -8,6 +8,7 @@ from typing import Any
 import duckdb
 import numpy as np
 import pytest
+from further import further
 from golden_data import agents, cartpole_like
 from stored_batches import group_bytes, load, store
 from test_readme import blocks
@@ -139,7 +140,7 @@ def write_random(root: Path, seed: int, *, joint: bool) -> None:
             )
 
 
-@pytest.mark.parametrize("joint", [False, True])
+@pytest.mark.parametrize("joint", [*further(False), True])
 def test_any_rows_of_any_agents_also_where_covered_shards_lie_beside_live_ones(
     view: str, tmp_path: Path, joint: bool
 ) -> None:

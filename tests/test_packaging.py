@@ -129,12 +129,14 @@ def test_each_mapped_folder_exists_and_is_linked(checkout: Path, project: dict[s
         assert link.readlink() == Path("..") / link.name
 
 
+@pytest.mark.further
 def test_the_wheel_holds_exactly_the_package(source: Path, built: tuple[Path, Path]) -> None:
     with zipfile.ZipFile(built[1]) as wheel:
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert names == modules_in(source) | {"rlio/py.typed"}
 
 
+@pytest.mark.further
 def test_every_module_imports_from_the_wheel(unpacked: Path, tmp_path: Path) -> None:
     names = sorted(
         ".".join(file.with_suffix("").parts).removesuffix(".__init__")

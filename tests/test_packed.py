@@ -342,7 +342,7 @@ def test_a_text_cut_anywhere_is_damaged_and_never_half_read() -> None:
             unpack(pack_stream(stream[:length]))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_damaged_streams_raise_the_one_error_or_read_as_data(data: st.DataObject) -> None:
     stream = bytearray(pickle.dumps({"a": np.arange(6, dtype=">i2"), "b": [np.float32(1), "x"]}, 5))

@@ -71,6 +71,7 @@ def dqn_rows(seed: int, n: int = 8) -> SampleBatch:
     )
 
 
+@pytest.mark.further
 def test_two_processes_learn_as_one_on_the_rows_of_both() -> None:
     """Row "setup_torch_data_parallel(url, rank, world, backend)" (2.2): gloo on 127.0.0.1."""
     port = free_port()

@@ -59,7 +59,7 @@ def drained(reader: DatasetReader, n: int | None = None) -> ReadLedger:
                 return reader.ledger
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
     shuffle=st.booleans(),
     epochs=st.integers(1, 3),

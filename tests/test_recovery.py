@@ -247,11 +247,14 @@ def test_no_flipped_bit_of_all_publishes_a_wrong_row(log: Path, tmp_path: Path) 
         _check_flip(log, tmp_path / "copy", bit)
 
 
-def test_recovery_of_damage_that_is_interrupted_anywhere_leaves_no_hole(log: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", [1, *further(2, 3)])
+def test_recovery_of_damage_that_is_interrupted_anywhere_leaves_no_hole(
+    log: Path, tmp_path: Path, first: int
+) -> None:
     """What is set aside goes the last file first: the next recovery must still see the damage."""
     from crash_shim import DIED, dying_at, intercepted
 
-    for point in range(1, 200):
+    for point in range(first, 200, 3):
         root = _copy(log, tmp_path / "copy")
         middle = _segments(root)[0]
         data = bytearray(middle.read_bytes())
@@ -484,10 +487,9 @@ def test_a_crash_and_recovery_make_the_same_shards_as_no_crash(
 @pytest.mark.parametrize(
     ("kind", "batches"),
     [
-        ("parquet", "plain"),
         ("parquet", "agents"),
-        ("json", "everything"),
-        *further(("parquet", "everything"), ("json", "plain"), ("json", "agents")),
+        *further(("parquet", "plain"), ("parquet", "everything")),
+        *further(("json", "plain"), ("json", "agents"), ("json", "everything")),
     ],
 )
 def test_recovery_after_any_shard_ends_the_next_ones_where_the_writer_would_have(

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from counter_env import decode, episode
 from counter_world import World, record_world
+from further import further
 from numpy.typing import NDArray
 
 from rlio import DatasetReader, ReplayStore, SampleBatch
@@ -67,7 +68,7 @@ def store(world: World, request: pytest.FixtureRequest) -> ReplayStore:
 @pytest.mark.parametrize(
     "options",
     [
-        {"batch_size": 1000}, {"batch_size": 7}, {"n_step": 3, "gamma": 0.9},
+        {"batch_size": 1000}, {"batch_size": 100}, {"n_step": 3, "gamma": 0.9},
         {"filter": "env_id == 2"}, {"sequence_length": 3, "batch_size": 300},
         {"episodes": True, "batch_size": 50},
     ],
@@ -136,7 +137,7 @@ def test_any_row_may_come_first_and_any_row_may_come_anywhere(world: World) -> N
     assert abs(deviation(table[-1])) < 6
 
 
-@pytest.mark.parametrize("cache", ["memory", "none"])
+@pytest.mark.parametrize("cache", ["memory", *further("none")])
 def test_the_first_rows_of_seeds_and_epochs_are_any(world: World, cache: Any) -> None:
     """More rows than a table of sorted keys has: by blocks of rows. Cold, by windows of row groups."""
     counts = np.zeros(world.rows, int)

@@ -110,7 +110,7 @@ def make(spec: Any, rows: int, seed: int) -> Any:
     return infos
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     specs=columns(),
     sizes=st.lists(st.integers(0, 40), min_size=1, max_size=5),
@@ -138,7 +138,7 @@ def test_batches_come_back_to_the_bit(
             assert leaf.flags.writeable
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     dtype=st.sampled_from(DTYPES),
     shape=st.sampled_from(SHAPES),
@@ -253,7 +253,7 @@ def test_nan_observations_with_equal_bits_are_stored_once() -> None:
     assert stored_rows(root, "_new_obs") == 1
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     axis=st.sampled_from([0, 2]),
     depth=st.integers(2, 5),
@@ -388,7 +388,7 @@ def test_time_major_batches_are_refused() -> None:
         store(batch)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     writes=st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=6), min_size=1, max_size=5),
     limit=st.sampled_from([1, 64, 300, 1 << 23]),
@@ -449,7 +449,7 @@ def agents_batch(rng: np.random.Generator, first: int, steps: int, pids: list[st
     return MultiAgentBatch(parts, steps)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     writes=st.lists(
         st.lists(st.sampled_from(["p0", "p1", "p2", "p3"]), min_size=1, max_size=4, unique=True),

@@ -43,6 +43,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     }
 
 
+@pytest.mark.further
 def test_it_measures_what_it_says(run: dict[str, Any]) -> None:
     listed = run["listed"][0]["values"]
     # 1,200 shards, and a seal for each writer but the first.
