@@ -6,7 +6,8 @@ Example:
     >>> process = MultiAgentProcess(0, lambda index, recreated: make(num_agents=2))
     >>> sorted(process.reset(seed=0).observations)
     [0, 1]
-    >>> process.step({0: 1, 1: 0}).rewards
+    >>> process.send({0: 1, 1: 0})
+    >>> process.step().rewards
     {0: 1.0, 1: 1.0}
     >>> process.close()
 """
