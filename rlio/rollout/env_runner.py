@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["EnvRunner"]
 
 
-class EnvRunner(Runner):
+class EnvRunner(Runner[Episode]):
     """Steps a vector environment with a policy and gives what happened, as batches or as episodes.
 
     A row is one transition: ``obs, actions, rewards, new_obs, terminateds, truncateds`` and, int64,
@@ -337,7 +337,7 @@ class EnvRunner(Runner):
 
     def _sampled_chunks(
         self, steps: int | None, episodes: int | None, *, at_random: bool, force_reset: bool
-    ) -> list[Any]:
+    ) -> list[Episode]:
         self._act_at_random(at_random)
         if force_reset:
             self._abandon()

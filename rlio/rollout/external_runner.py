@@ -52,7 +52,7 @@ _OF_WORKERS = frozenset(
 _LOOK_SECONDS = 0.2
 
 
-class ExternalRunner(Runner):
+class ExternalRunner(Runner[Episode]):
     """Lets ``env`` play in a thread of its own, chooses its actions while it samples, and collects rows.
 
     Between two calls of `run` the loops that ask for an action wait. Rows are those of
@@ -186,7 +186,7 @@ class ExternalRunner(Runner):
 
     def _sampled_chunks(
         self, steps: int | None, episodes: int | None, *, at_random: bool, force_reset: bool
-    ) -> list[Any]:
+    ) -> list[Episode]:
         if at_random or force_reset:
             raise OptionError(
                 "random_actions and force_reset are for environments that a runner steps: the loops of an "

@@ -58,7 +58,7 @@ logger = logging.getLogger("rlio")
 _Parts: TypeAlias = "dict[str, tuple[SampleBatch | None, list[AgentPart]]]"
 
 
-class MultiAgentEnvRunner(Runner):
+class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
     """Steps environments in which several agents act, and gives what happened, policy by policy.
 
     A row is an agent's transition: from the observation on which it acts to the next that it gets, with the
@@ -293,7 +293,7 @@ class MultiAgentEnvRunner(Runner):
 
     def _sampled_chunks(
         self, steps: int | None, episodes: int | None, *, at_random: bool, force_reset: bool
-    ) -> list[Any]:
+    ) -> list[MultiAgentEpisode]:
         if steps is not None and self.config.batch_mode == "truncate_episodes":
             steps = -(-steps // self.num_envs)
         self._ready = self._ready and not force_reset

@@ -9,7 +9,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from rlio.batch import SampleBatch, concat_samples
 from rlio.columns import DEFAULT_POLICY_ID, Columns
@@ -33,10 +33,11 @@ __all__ = ["Runner"]
 
 logger = logging.getLogger("rlio")
 
-# Any: chunks are episodes of one agent, or of several.
+#: `Episode`, or `MultiAgentEpisode` where there are several agents.
+EpisodeT = TypeVar("EpisodeT")
 
 
-class Runner(ABC):
+class Runner(ABC, Generic[EpisodeT]):
     """Samples a source: a vector environment, multi-agent environments, or loops elsewhere.
 
     Args:
@@ -92,7 +93,7 @@ class Runner(ABC):
     @abstractmethod
     def _sampled_chunks(
         self, steps: int | None, episodes: int | None, *, at_random: bool, force_reset: bool
-    ) -> list[Any]:
+    ) -> list[EpisodeT]:
         """What `sample` gives."""
 
     @abstractmethod
@@ -186,7 +187,7 @@ class Runner(ABC):
         explore: bool | None = None,
         random_actions: bool = False,
         force_reset: bool = False,
-    ) -> list[Any]:
+    ) -> list[EpisodeT]:
         """Sample episodes, or chunks of episodes.
 
         A chunk has the id of its episode, and in its ``lookback`` the steps before it that were sampled here,
@@ -196,8 +197,8 @@ class Runner(ABC):
         Args:
             num_timesteps: At least so many steps in all; chunks in truncate mode, else whole episodes. With
                 neither number, as much as `run` gives.
-            num_episodes: Exactly so many whole episodes; those of which rows were handed out before are
-                abandoned.
+            num_episodes: Exactly so many whole episodes, of loops elsewhere at least so many; those of which
+                rows were handed out before are abandoned.
             explore: In place of the config's.
             random_actions: Act at random, whatever the policies are: the extra columns are those of
                 `RandomPolicy`, and nothing is postprocessed. Where this is different from the last call, new
@@ -208,7 +209,9 @@ class Runner(ABC):
             `Episode`s, or `MultiAgentEpisode`s where there are several agents.
 
         Raises:
-            OptionError: Both numbers are given, or one is below 1.
+            OptionError: Both numbers are given, or one is below 1; or actions are to be random, or episodes
+                to begin, in loops elsewhere.
+            EndOfData: The loop elsewhere has ended, and there are no more rows.
             EnvError: An environment failed.
             SchemaError: An environment or a policy gave what makes no sense.
             ClosedError: After `stop`.
