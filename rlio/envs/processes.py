@@ -22,7 +22,7 @@ from rlio.envs.served_envs import LAST_WORDS, ProcessDied, ServedEnvs, ServerHan
 if TYPE_CHECKING:
     import gymnasium as gym
 
-__all__ = ["EnvProcesses"]
+__all__ = ["EnvProcess", "EnvProcesses"]
 
 
 class EnvProcesses(ServedEnvs):
@@ -51,12 +51,12 @@ class EnvProcesses(ServedEnvs):
 
     def _start(self, env: int) -> ServerHandle:
         work = (env, self._make, {"spaces": self._spaces, "check": self._check})
-        process = _EnvProcess(env, work, self._context)
+        process = EnvProcess(env, work, self._context)
         self._selector.register(process.pipe, selectors.EVENT_READ, env)
         return process
 
     def _let_go(self, server: ServerHandle) -> None:
-        assert isinstance(server, _EnvProcess)
+        assert isinstance(server, EnvProcess)
         self._selector.unregister(server.pipe)
         super()._let_go(server)
 
@@ -68,7 +68,7 @@ class EnvProcesses(ServedEnvs):
         self._selector.close()
 
 
-class _EnvProcess(ServerHandle):
+class EnvProcess(ServerHandle):
     """The process of environment ``index``, seen from here.
 
     Args:
@@ -131,7 +131,14 @@ class _EnvProcess(ServerHandle):
         self._process.close()
 
 
-def _serve(pipe: Connection, other_end: Connection, index: int, make: Any, options: dict[str, Any]) -> None:
+def _serve(
+    pipe: Connection,
+    other_end: Connection,
+    index: int,
+    make: Any,
+    options: dict[str, Any],
+    kind: Callable[..., EnvServer] = EnvServer,
+) -> None:
     """Make environment ``index`` in this process and step it on request, until told to end or left alone.
 
     Args:
@@ -139,13 +146,14 @@ def _serve(pipe: Connection, other_end: Connection, index: int, make: Any, optio
         other_end: The parent's end of it.
         index: Which environment.
         make: Holds, for cloudpickle, what makes it; see `EnvServer`.
-        options: Of `EnvServer`.
+        options: Of the server.
+        kind: Makes the server.
     """
     other_end.close()
     # An interrupt is the parent's business, which closes the pipe; and what it holds is not ours to free.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.freeze()
-    server = EnvServer(index, make.fn, **options)
+    server = kind(index, make.fn, **options)
     with suppress(EOFError, ConnectionError):  # The parent has closed the pipe, or died.
         while True:
             command, arguments = pipe.recv()

@@ -189,6 +189,7 @@ class RolloutMetrics:
         counts: What happened since.
         lifetime: What happened since the runner was made, or since the run that it was restored from was.
         policy_steps: Transitions by policy id; empty with one policy.
+        steps_of_agents: Transitions by agent id, as text; empty with one agent.
         seconds: Spent sampling.
         between: Seconds from the end of one call of ``sample`` to the beginning of the next, in all.
         calls: Of ``sample``, or of what serves it.
@@ -206,6 +207,7 @@ class RolloutMetrics:
     counts: Counts = field(default_factory=Counts)
     lifetime: Counts = field(default_factory=Counts)
     policy_steps: dict[str, int] = field(default_factory=dict)
+    steps_of_agents: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     between: float = 0.0
     calls: int = 0
@@ -239,8 +241,8 @@ class RolloutMetrics:
         for part in given:
             merged.counts = merged.counts.plus(part.counts)
             merged.lifetime = merged.lifetime.plus(part.lifetime)
-            for policy_id, steps in part.policy_steps.items():
-                merged.policy_steps[policy_id] = merged.policy_steps.get(policy_id, 0) + steps
+            _add_up(merged.policy_steps, part.policy_steps)
+            _add_up(merged.steps_of_agents, part.steps_of_agents)
             for policy_id, judged in part.off_policy.items():
                 before = merged.off_policy.get(policy_id)
                 merged.off_policy[policy_id] = judged if before is None else before.plus(judged)
@@ -306,6 +308,7 @@ class RolloutMetrics:
             "num_agent_steps_sampled": counts.agent_steps,
             "num_agent_steps_sampled_lifetime": lifetime.agent_steps,
             "num_module_steps_sampled": dict(self.policy_steps),
+            "num_agent_steps_sampled_by_agent": dict(self.steps_of_agents),
             "num_env_steps_sampled_throughput": _ratio(counts.env_steps, self.seconds),
             "time_between_sampling": _ratio(self.between, self.calls),
             "weights_seq_no": _ratio(self.weights_seq_no, self.calls),
@@ -390,6 +393,7 @@ class MetricsCollector:
         *,
         agent_steps: int | None = None,
         policy_steps: Mapping[str, int] | None = None,
+        steps_of_agents: Mapping[str, int] | None = None,
         weights_seq_no: int = 0,
     ) -> None:
         """Count a batch, and the time since `begin`.
@@ -398,6 +402,7 @@ class MetricsCollector:
             env_steps: Steps of environments.
             agent_steps: Rows; None: as many.
             policy_steps: Rows by policy id.
+            steps_of_agents: Rows by agent id.
             weights_seq_no: Version of the weights that sampled it.
         """
         end = time.perf_counter()
@@ -405,8 +410,8 @@ class MetricsCollector:
             now = self._now
             now.counts.env_steps += env_steps
             now.counts.agent_steps += env_steps if agent_steps is None else agent_steps
-            for policy_id, steps in (policy_steps or {}).items():
-                now.policy_steps[policy_id] = now.policy_steps.get(policy_id, 0) + steps
+            _add_up(now.policy_steps, policy_steps or {})
+            _add_up(now.steps_of_agents, steps_of_agents or {})
             now.weights_seq_no += weights_seq_no
             now.calls += 1
             if self._began is not None:
@@ -454,6 +459,11 @@ class MetricsCollector:
     def _forget_episodes(self) -> None:
         self._episodes.clear()
         self._details.clear()
+
+
+def _add_up(counts: dict[str, int], more: Mapping[str, int]) -> None:
+    for name, count in more.items():
+        counts[name] = counts.get(name, 0) + count
 
 
 def _ratio(amount: float, of: float) -> float:
