@@ -25,16 +25,15 @@ from rlio.columns import DEFAULT_POLICY_ID
 from rlio.connectors.mean_std import MeanStdFilter
 from rlio.envs.context import EnvContext
 from rlio.envs.making import EnvLike
-from rlio.errors import DataNotFound, OptionError, StateError, excerpt
+from rlio.errors import DataNotFound, OptionError, excerpt
 from rlio.interfaces import Batch, IOContext, JsonState
 from rlio.options import checked_keywords, expected, expected_mapping
-from rlio.policies.checkpoint import load_state, save_state, select_components
+from rlio.policies.checkpoint import load_components, save_components, select_components
 from rlio.policies.policy_spec import Spaces
 from rlio.readers.recording_input import RecordingInput
 from rlio.resolve import resolve_output
 from rlio.rollout.callbacks import CallbacksLike, combine, overridden
 from rlio.rollout.config import RolloutConfig
-from rlio.rollout.external_runner import ExternalRunner
 from rlio.rollout.metrics import Counts, RolloutMetrics
 from rlio.rollout.multi_agent_envs import MultiAgentEnvLike
 from rlio.rollout.network import find_free_port, get_host, get_node_ip
@@ -49,8 +48,6 @@ __all__ = ["RolloutWorker"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-_STATE_VERSION = 1
 
 
 class RolloutWorker(WorkerPolicies):
@@ -260,19 +257,17 @@ class RolloutWorker(WorkerPolicies):
 
     def get_filters(self, *, flush_after: bool = False) -> dict[str, list[MeanStdFilter]]:
         """Copies of the runner's filters, by policy id; see `EnvRunner.get_filters`."""
-        if self.runner is None or isinstance(self.runner, ExternalRunner):
-            return {}
-        return self.runner.get_filters(flush_after=flush_after)
+        return {} if self.runner is None else self.runner.get_filters(flush_after=flush_after)
 
     def sync_filters(self, filters: Mapping[str, Sequence[MeanStdFilter]]) -> None:
         """Make the runner's filters equal to ``filters``; see `EnvRunner.sync_filters`.
 
         Raises:
-            OptionError: There is no runner that has any.
+            OptionError: There is no runner.
             StateError: There are more or fewer of them.
         """
-        if self.runner is None or isinstance(self.runner, ExternalRunner):
-            raise OptionError("this worker has no environment that it steps, and so no filters")
+        if self.runner is None:
+            raise OptionError("this worker has no environment, and so no filters")
         self.runner.sync_filters(filters)
 
     # ---- this worker, and this machine ----
@@ -404,7 +399,7 @@ class RolloutWorker(WorkerPolicies):
             PublishError: It could not be stored.
         """
         state = self.get_state(components, not_components, trainable_only=trainable_only)
-        save_state(folder, {"version": _STATE_VERSION, "components": state}, storage_options=storage_options)
+        save_components(folder, state, storage_options=storage_options)
 
     def restore(
         self,
@@ -423,7 +418,7 @@ class RolloutWorker(WorkerPolicies):
             StateError: It does not fit.
         """
         try:
-            stored = _stored_components(folder, storage_options)
+            stored = load_components(folder, storage_options=storage_options)
         except DataNotFound:  # As in the first run of a program that goes on where there is something.
             raise
         except Exception as error:
@@ -444,20 +439,6 @@ class RolloutWorker(WorkerPolicies):
     def stop(self) -> None:
         """Same as `close`: the name that RLlib's users know."""
         self.close()
-
-
-def _stored_components(
-    folder: str | os.PathLike[str], storage_options: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """The components of the state that `RolloutWorker.save` stored."""
-    stored = load_state(folder, storage_options=storage_options)
-    components = stored.get("components")
-    if stored.get("version") != _STATE_VERSION or not isinstance(components, dict):
-        raise StateError(
-            f"this is no state of a RolloutWorker of this version: it has {excerpt(sorted(stored))}",
-            uri=os.fspath(folder),
-        )
-    return components
 
 
 def _with_options(context: IOContext, name: str, options: Any) -> IOContext:

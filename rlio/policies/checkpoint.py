@@ -27,10 +27,12 @@ from rlio.storage import Storage
 from rlio.storage.names import TMP_DIR
 
 __all__ = [
+    "load_components",
     "load_state",
     "pack_state",
     "read_arrays",
     "read_scratch",
+    "save_components",
     "save_state",
     "select_components",
     "unpack_state",
@@ -42,6 +44,7 @@ T = TypeVar("T")
 
 _ARRAYS, _STATE = "arrays.npz", "state.json"
 _FORMAT = 0
+_COMPONENTS_VERSION = 1
 _ARRAY_KEY = "$array"
 
 
@@ -85,6 +88,37 @@ def load_state(
     """
     storage = Storage.open(folder, storage_options=storage_options)
     return unpack_state(storage.read(_STATE), storage.read(_ARRAYS), uri_of=storage.uri_of)
+
+
+def save_components(
+    folder: str | os.PathLike[str],
+    components: Mapping[str, Any],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+) -> None:
+    """Store the state of a `rlio.RolloutWorker`; see `save_state`."""
+    stored = {"version": _COMPONENTS_VERSION, "components": components}
+    save_state(folder, stored, storage_options=storage_options)
+
+
+def load_components(
+    folder: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Read what `save_components` stored.
+
+    Raises:
+        DataNotFound: Nothing is stored there.
+        CorruptData: What is stored is damaged.
+        StateError: It is another state, or of another version.
+    """
+    stored = load_state(folder, storage_options=storage_options)
+    components = stored.get("components")
+    if stored.get("version") != _COMPONENTS_VERSION or not isinstance(components, dict):
+        raise StateError(
+            f"this is no state of a RolloutWorker of this version: it has {excerpt(sorted(stored))}",
+            uri=os.fspath(folder),
+        )
+    return components
 
 
 def write_scratch(folder: Path, state: Mapping[str, Any]) -> None:
