@@ -87,7 +87,7 @@ class DatasetReader(InputReader):
         poll_seconds: When following, least seconds between two listings while there is nothing to read; where
             a listing takes long, ten times as long as that.
         cache: Where rows are kept for random access: in "memory", on "disk" (mapped files in a folder that
-            runs and processes share: ``RLIO_CACHE``, ``RLIO_CACHE_BYTES`` and ``RLIO_CACHE_CHECK``, see
+            runs and processes share: ``RLIO_CACHE`` and ``RLIO_CACHE_BYTES``, see
             `rlio.replay.cache.CacheFolder`), or "none": shards are decoded as they are read. The order of
             shuffled rows depends on it: one permutation of all rows with a store, windows of row groups
             permuted, and rows within each, without. "auto" chooses by the size that a store would have, on

@@ -328,9 +328,9 @@ class RolloutWorker(WorkerPolicies):
         """All that decides what the worker does next, as arrays and what JSON takes.
 
         Its components are ``policies`` (how to make them, and their states), ``policy_mapping_fn``,
-        ``policies_to_train``, ``global_vars``, ``position`` (`state_dict`: of readers, and of the runner with
-        its filters) and ``metrics`` (what was counted over the lifetime). Functions and classes travel by
-        name; see `PolicyGroup.get_state`.
+        ``policies_to_train``, ``global_vars``, ``position`` (`state_dict`: of readers, and of the runner if
+        it is one of them), ``metrics`` (what was counted over the lifetime) and ``connectors`` (of the
+        runner: its filters). Functions and classes travel by name; see `PolicyGroup.get_state`.
 
         Args:
             components: Those that are asked for; None: all.
@@ -343,6 +343,8 @@ class RolloutWorker(WorkerPolicies):
         state = self.group.get_state(trainable_only=trainable_only) | {"position": self.state_dict()}
         if self.runner is not None:
             state["metrics"] = self.runner.metrics.state_dict()
+            with self._not_sampling():
+                state["connectors"] = self.runner.connector_states()
         return select_components(state, components, not_components)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -371,6 +373,8 @@ class RolloutWorker(WorkerPolicies):
                 undo.callback(self._tell_mapping)
                 undo.callback(self.group.set_state(state))
                 self._tell_mapping()
+                if self.runner is not None and "connectors" in state:
+                    self.runner.load_connectors(state["connectors"], undo)
             if "position" in state:
                 self.load_state_dict(state["position"])
             undo.pop_all()

@@ -11,6 +11,7 @@ from growing_data import A, B, grow, remove_shard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stored_batches import assert_identical, files, fresh_root, group_bytes, load, numbered, put, store
+from test_order import rows_of
 from test_skip import check_that_skipping_is_reading
 
 import rlio
@@ -135,7 +136,7 @@ def test_windows_are_made_of_row_groups_and_positions_count_the_rows_that_pass()
     assert max(counts) > min(count for count in counts if count)
     order = WindowOrder([count for count in counts if count], seed=3)
     for epoch in range(2):
-        expected = [PASSING[i] for i in order.take(epoch, 0, len(PASSING))]
+        expected = [PASSING[i] for i in rows_of(order, epoch, 0, len(PASSING))]
         with cold(root, shuffle=True, epochs=2, batch_size=3) as reader:
             assert numbers(reader)[epoch * len(PASSING) :][: len(PASSING)] == expected
 

@@ -17,12 +17,11 @@ from rlio.envs.stepping import VectorStep
 from rlio.errors import StateError
 from rlio.policies.random_policy import RandomPolicy
 from rlio.rollout.callbacks import Callbacks, RunningEpisode
-from rlio.rollout.collecting import until_last
 from rlio.rollout.config import RolloutConfig
 from rlio.rollout.env_runner import EnvRunner
 from rlio.rollout.evaluate import evaluate
 from rlio.rollout.progress import Progress
-from rlio.rollout.recorder import StepRecorder
+from rlio.rollout.recorder import StepRecorder, until_last
 
 
 class Telling(CountingEnv):

@@ -938,8 +938,7 @@ def test_agents_that_nobody_named_before_come_and_leave_nothing_behind() -> None
         guest = episode.agent_episodes[episode.agent_ids[-1]]
         assert guest.observations[:, 1].tolist() == [1, 2, 3]
         assert guest.extra_outputs["state_out_0"][:, 0].tolist() == [101, 102], "each begins anew"
-    group = runner._loop.groups["guests"]
-    assert group._slots <= 4
+    assert runner._loop.groups["guests"].actor._slots <= 4
     assert len(runner._envs._steppers[0]._known) <= 3
 
 
@@ -1165,7 +1164,7 @@ def test_environments_can_be_made_anew() -> None:
         ({"env": "CartPole-v1"}, "expected a MultiAgentEnv"),
         ({"env": Both(), "num_envs": 2}, "pass a function"),
         ({"env": Both(), "restart_failed_sub_environments": True}, "pass a function"),
-        ({"vectorize_mode": "async"}, "stepped in this process"),
+        ({"vectorize_mode": "native"}, "stepped in this process"),
         ({"policies": {"l": "me"}}, "expected a Policy"),
         ({"mapping": 3}, "a function of agent id"),
         ({"env_config": {"a": 1}, "env": lambda: Both()}, "takes no argument"),

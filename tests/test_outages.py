@@ -36,7 +36,6 @@ from rlio.storage.publisher import Publisher
 from rlio.storage.spool import Spool, find_logs
 from rlio.testing import FaultyFileSystem
 from rlio.testing.filesystem import Call, Fault
-from rlio.writers import shard_maker
 from rlio.writers.recovery import recover
 
 WRITERS = {"parquet": ParquetWriter, "json": JsonWriter}
@@ -510,19 +509,6 @@ def test_no_byte_is_lost_or_changed_by_stores_that_come_and_go(tmp_path: Path, s
 def test_no_byte_is_lost_or_changed_by_two_hundred_stores_that_come_and_go(tmp_path: Path) -> None:
     for seed in range(8, 200):
         run_through_outages(tmp_path / str(seed), seed)
-
-
-def test_memory_of_shards_is_given_back_once_and_none_beyond_the_bound_is_kept() -> None:
-    memory = shard_maker._Memory()
-    large, small = memory.take(300 << 20), memory.take(1 << 10)
-    memory.give_back(large)
-    assert memory._kept is None, "300 MiB, of at most 256"
-    memory.give_back(small)
-    again = memory.take(1 << 10)
-    assert again.memory is small.memory
-    with pytest.raises(LedgerError):
-        memory.give_back(small)
-    assert not np.shares_memory(memory.take(1 << 10).memory, again.memory)
 
 
 # ---- counts ----

@@ -176,6 +176,27 @@ def test_filters_are_synchronised() -> None:
             bare.sync_filters({})
 
 
+def test_filters_are_in_the_checkpoint_of_a_worker_that_reads(tmp_path: Path) -> None:
+    """Not only where the runner is what a worker reads, and its filters are in the position."""
+    config = {"observation_connectors": [MeanStdFilter()], "rollout_fragment_length": 50}
+    with worker_of(output=str(tmp_path / "data"), rollout=config) as sampler:
+        sampler.sample()
+        filters = sampler.get_filters()
+    (saw,) = filters["default_policy"]
+    with worker_of(input=str(tmp_path / "data"), rollout=config) as reader:
+        reader.sync_filters(filters)
+        reader.save(tmp_path / "saved")
+        wrong = reader.get_state(["connectors"])
+    for options in ({}, {"not_components": ["position"]}):
+        with worker_of(input=str(tmp_path / "data"), rollout=config, seed=1) as restored:
+            restored.restore(tmp_path / "saved", **options)
+            (found,) = restored.get_filters()["default_policy"]
+            assert (found.running_stats.n, found.buffer.n) == (saw.running_stats.n, saw.buffer.n)
+            assert np.array_equal(found.running_stats.mean, saw.running_stats.mean)
+    with worker_of() as plain, pytest.raises(StateError):
+        plain.set_state(wrong)
+
+
 def _setup(policy_id: str) -> Any:
     from rlio.rollout.policy_setup import PolicySetup
 

@@ -345,7 +345,7 @@ def test_save_and_restore_keep_the_filter_statistics_of_every_policy(tmp_path: P
         worker.save(tmp_path)
         expected = worker.get_filters()
         assert {own[0].running_stats.n for own in expected.values()} == {41}
-    for components in (None, ["position"]):
+    for components in (None, ["position"], ["connectors"]):
         with team(rollout=options) as restored:
             restored.restore(tmp_path, components=components)
             found = restored.get_filters()
@@ -354,7 +354,7 @@ def test_save_and_restore_keep_the_filter_statistics_of_every_policy(tmp_path: P
                 assert each.state_dict() == expected[policy_id][0].state_dict()
     with team(rollout=options) as other:
         other.sample()
-        other.restore(tmp_path, not_components=["position"])
+        other.restore(tmp_path, not_components=["position", "connectors"])
         assert {own[0].running_stats.n for own in other.get_filters().values()} == {11}
         with pytest.raises(StateError):
             other.load_state_dict(_with_other_filters(worker.state_dict()))

@@ -5,25 +5,20 @@ It brings their observations to the policy in one batch, keeps their rows, and t
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rlio.batch import SampleBatch
-from rlio.columns import STATE_OUT_PREFIX, Columns
-from rlio.connectors.actions import ClipAction, UnsquashAction
-from rlio.connectors.connector import ActionPipeline, ConnectorLike, ObservationPipeline, Streams
-from rlio.envs.leaves import leaf_of, leaves_of
+from rlio.columns import Columns
+from rlio.connectors.connector import Streams
+from rlio.envs.leaves import leaves_of
 from rlio.envs.multi_agent import AgentId
-from rlio.errors import OptionError, SchemaError, excerpt
+from rlio.errors import SchemaError, excerpt
 from rlio.nested import map_structure
-from rlio.policies.random_policy import RandomPolicy
-from rlio.rollout.acting import STATE_BEFORE_PREFIX, check_extras
-from rlio.rollout.agent_rows import AGENT_T, EPISODE, AgentRows, stacked, structured
+from rlio.rollout.actor import Actor
+from rlio.rollout.agent_rows import AGENT_T, EPISODE, AgentRows, stacked
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -32,11 +27,6 @@ if TYPE_CHECKING:
     from rlio.rollout.config import RolloutConfig
 
 __all__ = ["Agent", "AgentEpisode", "AgentGroup"]
-
-_INPUTS = (
-    Columns.PREV_ACTIONS, Columns.PREV_REWARDS, Columns.T, Columns.EPS_ID, Columns.ENV_ID,
-    Columns.AGENT_INDEX,
-)  # fmt: skip
 
 
 @dataclass(slots=True, eq=False)
@@ -108,6 +98,7 @@ class AgentGroup:
     Attributes:
         waiting: Agents that are to act, in the order of the batch.
         rows: Of the group.
+        actor: The policy between its connectors.
 
     Raises:
         OptionError: The policy cannot act in these spaces.
@@ -130,61 +121,25 @@ class AgentGroup:
         #: Agents of which it is known that they have these spaces.
         self.fitting: set[AgentId] = set()
         self._env_leaves = leaves_of(observation_space)
-        self._observations = ObservationPipeline(config.observation_connectors, observation_space, policy)
-        self._actions = ActionPipeline([*config.action_connectors, *_bounding(config)], action_space, policy)
-        self._seed, self._random_seed = seed, random_seed
-        self._meet(policy)
+        self.actor = Actor(
+            policy, observation_space, action_space, config=config, seed=seed, random_seed=random_seed
+        )
+        self._observations, self._actions = self.actor.observations, self.actor.actions
         self._records_seeds = config.record_env_seeds
-        self._random: Policy | None = None
-        self._action_leaves = leaves_of(self._actions.space)
         self.rows = AgentRows(self._observations.space, self._actions.space, infos=config.record_infos)
-        #: How many slots there are, and which of them nobody has.
-        self._slots = 0
-        self._free: list[int] = []
-        #: By slot: what a recurrent policy remembers, and what it did and got last.
-        self._state: list[NDArray[Any]] = []
-        self._before: dict[str, list[NDArray[Any]]] = {}
         self.waiting: list[Agent] = []
         self._obs: Any = None
         self._arrived: list[Agent] = []
         self._ended: list[tuple[Agent, tuple[bool, bool], Any]] = []
         self._lost: list[tuple[Agent, tuple[bool, bool]]] = []
 
-    def _meet(self, policy: Policy) -> None:
-        """``policy`` acts from now on: the first time, or in place of another of the same id."""
-        policy.bind(self._observations.space, self._actions.space, self._seed)
-        self._inputs = _checked_inputs(policy)
-        # A PolicyMap puts away what nobody holds.
-        self._met = weakref.ref(policy)
-
-    @property
-    def observation_space(self) -> gym.Space[Any]:
-        """Of the observations that the policy gets."""
-        return self._observations.space
-
-    @property
-    def action_space(self) -> gym.Space[Any]:
-        """Of the actions that the policy gives."""
-        return self._actions.space
-
-    @property
-    def connectors(self) -> tuple[ObservationPipeline, ActionPipeline]:
-        """Before and behind the policy."""
-        return self._observations, self._actions
-
     def agent(self, id_: AgentId, index: int, episode: AgentEpisode) -> Agent:
         """An agent that joins."""
-        return Agent(id_, index, episode, self, self._slot())
-
-    def _slot(self) -> int:
-        if self._free:
-            return self._free.pop()
-        self._slots += 1
-        return self._slots - 1
+        return Agent(id_, index, episode, self, self.actor.new_slot())
 
     def release(self, agent: Agent) -> None:
         """The episode of ``agent`` is over: others may have its slot."""
-        self._free.append(agent.slot)
+        self.actor.free_slot(agent.slot)
 
     # ---- what environments say ----
 
@@ -263,9 +218,8 @@ class AgentGroup:
             ended=ended,
             infos=[{} if agent.info is None else agent.info for agent in agents],
         )
-        if Columns.PREV_REWARDS in self._before and ended is None:
-            (rewards,) = self._before[Columns.PREV_REWARDS]
-            rewards[[agent.slot for agent in agents]] = [agent.reward for agent in agents]
+        if self.actor.remembers_steps and ended is None:
+            self.actor.reward([agent.slot for agent in agents], [agent.reward for agent in agents])
         for agent in agents:
             agent.last, agent.row, agent.reward, agent.info = agent.row, -1, 0.0, None
 
@@ -292,35 +246,22 @@ class AgentGroup:
         Returns:
             The agents, and what the environment gets as their actions.
         """
-        if self._met() is not policy:
-            self._meet(policy)
         agents, obs = self._chosen(envs)
         if not agents:
             return []
-        acting = self._random_policy() if at_random else policy
-        slots = np.array([agent.slot for agent in agents])
-        starts = np.flatnonzero([agent.is_new for agent in agents])
-        integers = self._integers_of(agents)
-        with acting.lock:
-            state = self._state_of(acting, slots, starts)
-            inputs = self._inputs_of(integers, slots, starts) if acting.input_columns else None
-            actions, after, extras = acting.compute_actions(
-                obs, state, explore=explore, inputs=inputs, timestep=timestep
-            )
-            integers[Columns.WEIGHTS_SEQ_NO] = acting.weights_seq_no
-        check_extras(extras)
-        if after:
-            extras = dict(extras)
-        for k, (kept, old, new) in enumerate(zip(self._state, state, after, strict=True)):
-            kept[slots] = new
-            extras |= {f"{STATE_OUT_PREFIX}{k}": new, f"{STATE_BEFORE_PREFIX}{k}": old}
-        first = self.rows.open(obs, actions, extras, integers)
-        if self._inputs:
-            self._remember_actions(actions, slots)
+        streams, integers = _streams(agents), self._integers_of(agents)
+        acted = self.actor.act(
+            policy, obs, streams, integers, explore=explore, timestep=timestep, at_random=at_random
+        )
+        integers[Columns.WEIGHTS_SEQ_NO] = acted.weights_seq_no
+        first = self.rows.open(obs, acted.actions, acted.extras, integers)
+        self.actor.keep(streams.slots, acted)
         for row, agent in enumerate(agents, first):
             agent.row, agent.is_new = row, False
             agent.steps += 1
-        sent = self._actions(actions, _streams(agents)) if len(self._actions) else actions
+        sent = acted.actions
+        if len(self._actions):
+            sent = self._actions(sent, streams)
         return list(zip(agents, _each(sent, len(agents)), strict=True))
 
     def _integers_of(self, agents: Sequence[Agent]) -> dict[str, Any]:
@@ -350,59 +291,6 @@ class AgentGroup:
             self._obs = map_structure(lambda leaf: leaf[later], obs)
         return [agents[i] for i in now], map_structure(lambda leaf: leaf[now], obs)
 
-    def _state_of(
-        self, policy: Policy, slots: NDArray[np.int64], starts: NDArray[np.int64]
-    ) -> tuple[NDArray[Any], ...]:
-        initial = policy.initial_state(len(starts))
-        if not initial:
-            self._state = []
-            return ()
-        size = self._slots
-        if [part.shape[1:] for part in self._state] != [part.shape[1:] for part in initial]:
-            starts = np.arange(len(slots))  # A policy that remembers other things than the one before.
-            initial = policy.initial_state(len(starts))
-            self._state = [np.zeros((size, *part.shape[1:]), part.dtype) for part in initial]
-        self._state = [_at_least(part, size) for part in self._state]
-        for part, fresh in zip(self._state, initial, strict=True):
-            part[slots[starts]] = fresh
-        return tuple(part[slots] for part in self._state)
-
-    def _inputs_of(
-        self, known: dict[str, Any], slots: NDArray[np.int64], starts: NDArray[np.int64]
-    ) -> SampleBatch:
-        """What the policy asked for in `Policy.input_columns`."""
-        size = self._slots
-        if not self._before:
-            self._before = {
-                Columns.PREV_ACTIONS: [
-                    np.zeros((size, *leaf.shape), leaf.dtype) for leaf in self._action_leaves
-                ],
-                Columns.PREV_REWARDS: [np.zeros(size, np.float32)],
-            }
-        for name, buffers in self._before.items():
-            self._before[name] = [_at_least(buffer, size) for buffer in buffers]
-            for buffer in self._before[name]:
-                buffer[slots[starts]] = 0
-        actions = [buffer[slots] for buffer in self._before[Columns.PREV_ACTIONS]]
-        (rewards,) = self._before[Columns.PREV_REWARDS]
-        inputs = {
-            **known,
-            Columns.PREV_ACTIONS: structured(self._action_leaves, actions),
-            Columns.PREV_REWARDS: rewards[slots],
-        }
-        return SampleBatch({name: inputs[name] for name in self._inputs})
-
-    def _remember_actions(self, actions: Any, slots: NDArray[np.int64]) -> None:
-        buffers = self._before.get(Columns.PREV_ACTIONS, ())
-        for leaf, buffer in zip(self._action_leaves, buffers, strict=False):
-            buffer[slots] = leaf_of(actions, leaf.path)
-
-    def _random_policy(self) -> Policy:
-        if self._random is None:
-            self._random = RandomPolicy()
-            self._random.bind(self.observation_space, self.action_space, self._random_seed())
-        return self._random
-
     def leave(self) -> list[Agent]:
         """Let those who wait go: to another policy, as there is none here any more."""
         agents, self.waiting, self._obs = self.waiting, [], None
@@ -410,7 +298,7 @@ class AgentGroup:
 
     def take_over(self, agent: Agent) -> None:
         """``agent`` comes from another group, and acts here on what it has seen last."""
-        agent.group, agent.is_new, agent.last, agent.slot = self, True, -1, self._slot()
+        agent.group, agent.is_new, agent.last, agent.slot = self, True, -1, self.actor.new_slot()
         self.arrive(agent, agent.seen)
 
     def forget(self) -> None:
@@ -419,7 +307,7 @@ class AgentGroup:
         self._arrived = []
         self._ended.clear()
         self._lost.clear()
-        self._free = list(range(self._slots))
+        self.actor.free_slots()
 
     def forget_env(self, env_index: int) -> None:
         """The episode in one environment is discarded: nobody there waits any more."""
@@ -427,21 +315,6 @@ class AgentGroup:
             others = {agent.episode.env_index for agent in self.waiting} - {env_index}
             kept, obs = self._chosen(others)
             self.waiting, self._obs = kept, obs
-
-
-def _bounding(config: RolloutConfig) -> list[ConnectorLike]:
-    """What the config's flags do to actions, last of all."""
-    scales: list[ConnectorLike] = [UnsquashAction()] if config.normalize_actions else []
-    return [*scales, ClipAction()] if config.clip_actions else scales
-
-
-def _checked_inputs(policy: Policy) -> tuple[str, ...]:
-    for name in policy.input_columns:
-        if name not in _INPUTS:
-            raise OptionError(
-                f"{type(policy).__name__}.input_columns has {excerpt(name)}: known are {', '.join(_INPUTS)}"
-            )
-    return tuple(policy.input_columns)
 
 
 def _streams(agents: Sequence[Agent]) -> Streams:
@@ -462,12 +335,3 @@ def _each(batched: Any, n: int) -> list[Any]:
     if isinstance(batched, tuple):
         return list(zip(*(_each(value, n) for value in batched), strict=True))
     return list(batched)
-
-
-def _at_least(buffer: NDArray[Any], size: int) -> NDArray[Any]:
-    """``buffer`` with at least ``size`` rows."""
-    if len(buffer) >= size:
-        return buffer
-    made = np.zeros((2 * size, *buffer.shape[1:]), buffer.dtype)
-    made[: len(buffer)] = buffer
-    return made

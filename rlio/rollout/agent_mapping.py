@@ -9,7 +9,7 @@ Example:
     >>> mapping = AgentMapping(policies, config=RolloutConfig(), seed_of=len, random_seed_of=len)
     >>> mapping.policy_id(1, RunningEpisode(77))
     '1'
-    >>> mapping.group("1", env, 1).observation_space.shape
+    >>> mapping.group("1", env, 1).env_spaces[0].shape
     (4,)
     >>> env.close()
 """
@@ -65,7 +65,7 @@ class AgentMapping:
         self._seed_of, self._random_seed_of = seed_of, random_seed_of
         self._worker = worker
         #: Policy id -> states of its connectors, for groups that are not there yet.
-        self._states: dict[str, tuple[JsonState, JsonState]] = {}
+        self._states: dict[str, dict[str, JsonState]] = {}
         self.set_function(None)
 
     def set_function(self, function: MappingFn | None) -> None:
@@ -140,30 +140,23 @@ class AgentMapping:
             group.fitting.add(agent_id)
         return group
 
-    def connector_states(self) -> dict[str, tuple[JsonState, JsonState]]:
-        """Policy id -> the states of its observation and action connectors, as JSON."""
-        states = dict(self._states)
-        for policy_id, group in self.groups.items():
-            observations, actions = group.connectors
-            states[policy_id] = observations.state_dict(), actions.state_dict()
-        return states
+    def connector_states(self) -> dict[str, dict[str, JsonState]]:
+        """Policy id -> the state of its `Actor`, as JSON."""
+        return self._states | {each: group.actor.state_dict() for each, group in self.groups.items()}
 
-    def load_connector_states(self, states: Mapping[str, tuple[JsonState, JsonState]]) -> None:
+    def load_connector_states(self, states: Mapping[str, dict[str, JsonState]]) -> None:
         """Continue from `connector_states`; those of policies that have no agents yet wait for them.
 
         Raises:
             StateError: They are of other connectors.
         """
         self._states |= states
-        for policy_id in list(states):
-            if policy_id in self.groups:
-                self._load_connectors(self.groups[policy_id])
+        for policy_id in states.keys() & self.groups.keys():
+            self._load_connectors(self.groups[policy_id])
 
     def _load_connectors(self, group: AgentGroup) -> None:
-        for pipeline, state in zip(
-            group.connectors, self._states.pop(group.policy_id, ({}, {})), strict=True
-        ):
-            pipeline.load_state_dict(state)
+        if group.policy_id in self._states:
+            group.actor.load_state_dict(self._states.pop(group.policy_id))
 
     def bind(self, env: MultiAgentEnv, *, worker_index: int = 0) -> None:
         """Give spaces to policies that have none, where it is plain for which agents they act.

@@ -27,14 +27,15 @@ from numpy.typing import NDArray
 
 from rlio.arrays import Column
 from rlio.columns import Columns
-from rlio.envs.leaves import Leaf, leaf_of, leaves_of
+from rlio.envs.leaves import Leaf, leaf_of
 from rlio.errors import SchemaError, excerpt
-from rlio.nested import path_text, unflatten
+from rlio.nested import path_text
+from rlio.rollout.row_store import RowStore, assign, longer, nested
 
 if TYPE_CHECKING:
     import gymnasium as gym
 
-__all__ = ["AGENT_T", "EPISODE", "NEXT_T", "AgentRows", "stacked", "structured"]
+__all__ = ["AGENT_T", "EPISODE", "NEXT_T", "AgentRows", "stacked"]
 
 #: Integers of a row that are for runners and in no batch: the episode's number in the runner, the agent's own
 #: step in it, and the environment's step at which `new_obs` was seen.
@@ -43,7 +44,7 @@ AGENT_T = "_agent_t"
 NEXT_T = "_next_t"
 
 
-class AgentRows:
+class AgentRows(RowStore):
     """Rows of one policy; those that are open have no outcome yet.
 
     Args:
@@ -55,24 +56,18 @@ class AgentRows:
     def __init__(
         self, observation_space: gym.Space[Any], action_space: gym.Space[Any], *, infos: bool = False
     ) -> None:
-        self._observation_leaves = leaves_of(observation_space)
-        self._action_leaves = leaves_of(action_space)
+        super().__init__(observation_space, action_space, capacity=256)
         self._rows = 0
         #: How many rows are closed.
         self.closed_rows = 0
-        self._capacity = 256
-        self._obs = [self._buffer(leaf) for leaf in self._observation_leaves]
-        self._new_obs = [self._buffer(leaf) for leaf in self._observation_leaves]
-        self._actions = [self._buffer(leaf) for leaf in self._action_leaves]
-        self._rewards = np.zeros(self._capacity, np.float64)
+        self._obs = self._buffers(self._observation_leaves, self.capacity)
+        self._new_obs = self._buffers(self._observation_leaves, self.capacity)
+        self._actions = self._buffers(self._action_leaves, self.capacity)
+        self._rewards = np.zeros(self.capacity, np.float64)
         #: closed, terminated, truncated, whether new_obs is known.
-        self._flags = np.zeros((4, self._capacity), bool)
+        self._flags = np.zeros((4, self.capacity), bool)
         self._integers: dict[str, NDArray[np.int64]] = {}
-        self._extras: dict[str, NDArray[Any]] | None = None
-        self._infos = np.full(self._capacity, None, object) if infos else None
-
-    def _buffer(self, leaf: Leaf) -> NDArray[Any]:
-        return np.zeros((self._capacity, *leaf.shape), leaf.dtype)
+        self._infos = np.full(self.capacity, None, object) if infos else None
 
     def __len__(self) -> int:
         """Rows, open and closed."""
@@ -115,19 +110,22 @@ class AgentRows:
         observed = [leaf_of(obs, leaf.path) for leaf in self._observation_leaves]
         n = len(observed[0])
         first, end = self._rows, self._rows + n
-        acted = [self._action(leaf, actions, n) for leaf in self._action_leaves]
+        acted = self._checked_actions(actions, n)
+        # Where no row waits, another policy may have taken the place of the one before.
+        if not self._rows and self._extras is not None and extras.keys() != self._extras.keys():
+            self.forget_extras()
         added = self._checked_extras(extras, n)
-        if end > self._capacity:
+        if end > self.capacity:
             self._grow(end)
         assert self._extras is not None
         for buffers, values in ((self._obs, observed), (self._actions, acted)):
             for buffer, value in zip(buffers, values, strict=True):
-                _assign(buffer, slice(first, end), value)
+                assign(buffer, slice(first, end), value)
         for name, value in added.items():
             self._extras[name][first:end] = value
         for name, number in integers.items():
             if name not in self._integers:
-                self._integers[name] = np.zeros(self._capacity, np.int64)
+                self._integers[name] = np.zeros(self.capacity, np.int64)
             self._integers[name][first:end] = number
         self._rewards[first:end] = 0.0
         self._flags[:, first:end] = False
@@ -135,50 +133,6 @@ class AgentRows:
             self._infos[first:end] = None
         self._rows = end
         return first
-
-    def _action(self, leaf: Leaf, actions: Any, n: int) -> Any:
-        value = leaf_of(actions, leaf.path)
-        if leaf.is_object:
-            return value
-        array = np.asarray(value)
-        expected = (n, *leaf.shape)
-        if array.shape != expected or not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
-            raise SchemaError(
-                f"the policy gave {array.dtype} {array.shape}, but {n} actions of {leaf.space} are "
-                f"{leaf.dtype} {expected}",
-                column="/".join(filter(None, (Columns.ACTIONS, path_text(leaf.path)))),
-            )
-        return array
-
-    def _checked_extras(self, extras: Mapping[str, Any], n: int) -> dict[str, NDArray[Any]]:
-        arrays = {name: np.asarray(value) for name, value in extras.items()}
-        # Where no row waits, another policy may have taken the place of the one before.
-        if self._extras is None or (not self._rows and arrays.keys() != self._extras.keys()):
-            for name, array in arrays.items():
-                if array.dtype == object or array.shape[:1] != (n,):
-                    raise SchemaError(
-                        f"the policy gave {array.dtype} {array.shape}: an extra column is one array with a "
-                        f"row for each of the {n} observations",
-                        column=name,
-                    )
-            self._extras = {
-                name: np.zeros((self._capacity, *array.shape[1:]), array.dtype)
-                for name, array in arrays.items()
-            }
-        if arrays.keys() != self._extras.keys():
-            raise SchemaError(
-                f"the policy gave the extra columns {excerpt(sorted(arrays))}, and "
-                f"{excerpt(sorted(self._extras))} before: they are the same at every step"
-            )
-        for name, array in arrays.items():
-            buffer = self._extras[name]
-            if array.shape != (n, *buffer.shape[1:]) or array.dtype != buffer.dtype:
-                raise SchemaError(
-                    f"the policy gave {array.dtype} {array.shape} for {n} observations, and "
-                    f"{buffer.dtype} {buffer.shape[1:]} for each before",
-                    column=name,
-                )
-        return arrays
 
     def close(
         self,
@@ -203,40 +157,38 @@ class AgentRows:
         self._rewards[rows] += rewards
         self._flags[0, rows] = True
         self.closed_rows += len(rows)
-        self._integers.setdefault(NEXT_T, np.zeros(self._capacity, np.int64))[rows] = t
+        self._integers.setdefault(NEXT_T, np.zeros(self.capacity, np.int64))[rows] = t
         if ended is not None:
             self._flags[1:3, rows] = np.asarray(ended, bool).reshape(-1, 2).T
         if new_obs is not None:
             self._flags[3, rows] = True
             for leaf, buffer in zip(self._observation_leaves, self._new_obs, strict=True):
-                _assign(buffer, rows, leaf_of(new_obs, leaf.path))
+                assign(buffer, rows, leaf_of(new_obs, leaf.path))
         else:
             for buffer in self._new_obs:
-                _assign(buffer, rows, [None] * len(rows) if buffer.dtype == object else 0)
+                assign(buffer, rows, [None] * len(rows) if buffer.dtype == object else 0)
         if self._infos is not None and infos is not None:
-            _assign(self._infos, rows, infos)
+            assign(self._infos, rows, infos)
 
     def add_reward(self, row: int, reward: float) -> None:
         """Add what came after ``row`` was closed."""
         self._rewards[row] += reward
 
     def _grow(self, rows: int) -> None:
-        self._capacity = max(rows, 2 * self._capacity)
+        self.capacity = max(rows, 2 * self.capacity)
 
-        def longer(buffer: NDArray[Any]) -> NDArray[Any]:
-            made = np.zeros((self._capacity, *buffer.shape[1:]), buffer.dtype)
-            made[: self._rows] = buffer[: self._rows]
-            return made
+        def more(buffer: NDArray[Any]) -> NDArray[Any]:
+            return longer(buffer, self.capacity, self._rows)
 
         for buffers in (self._obs, self._new_obs, self._actions):
-            buffers[:] = [longer(buffer) for buffer in buffers]
+            buffers[:] = [more(buffer) for buffer in buffers]
         for columns in (self._integers, self._extras or {}):
             for name, column in columns.items():
-                columns[name] = longer(column)
-        self._rewards = longer(self._rewards)
-        self._flags = np.ascontiguousarray(longer(self._flags.T).T)
+                columns[name] = more(column)
+        self._rewards = more(self._rewards)
+        self._flags = np.ascontiguousarray(more(self._flags.T).T)
         if self._infos is not None:
-            self._infos = longer(self._infos)
+            self._infos = more(self._infos)
 
     # ---- rows go ----
 
@@ -260,13 +212,11 @@ class AgentRows:
     def _columns(self, order: NDArray[np.int64]) -> dict[str, Column]:
         flags = self._flags[:, order]
         columns: dict[str, Column] = {
-            Columns.OBS: structured(self._observation_leaves, [buffer[order] for buffer in self._obs]),
-            Columns.ACTIONS: structured(self._action_leaves, [buffer[order] for buffer in self._actions]),
+            Columns.OBS: nested(self._observation_leaves, [buffer[order] for buffer in self._obs]),
+            Columns.ACTIONS: nested(self._action_leaves, [buffer[order] for buffer in self._actions]),
             # What learners compute in; summed in float64.
             Columns.REWARDS: self._rewards[order].astype(np.float32),
-            Columns.NEXT_OBS: structured(
-                self._observation_leaves, [buffer[order] for buffer in self._new_obs]
-            ),
+            Columns.NEXT_OBS: nested(self._observation_leaves, [buffer[order] for buffer in self._new_obs]),
             Columns.TERMINATEDS: flags[1],
             Columns.TRUNCATEDS: flags[2],
         }
@@ -281,7 +231,7 @@ class AgentRows:
     def empty(self) -> None:
         """Forget all rows; those that come may have other extra columns."""
         self._keep(np.zeros(self._rows, bool))
-        self._extras = None
+        self.forget_extras()
 
     def drop(self, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Forget rows; returns where each row is now, as `take` does."""
@@ -306,13 +256,6 @@ class AgentRows:
         return moved
 
 
-def structured(specs: Sequence[Leaf], values: Sequence[Any]) -> Any:
-    """``values``, one a leaf, nested as the space of ``specs`` is."""
-    if len(specs) == 1 and not specs[0].path:
-        return values[0]
-    return unflatten([leaf.path for leaf in specs], values)
-
-
 def stacked(specs: Sequence[Leaf], values: Sequence[Any]) -> Any:
     """Observations of several agents as one batch, (N, ...), in memory of its own.
 
@@ -323,7 +266,7 @@ def stacked(specs: Sequence[Leaf], values: Sequence[Any]) -> Any:
     Raises:
         SchemaError: One does not fit the space; the message says which, by its position.
     """
-    return structured(specs, [_stacked_leaf(leaf, values) for leaf in specs])
+    return nested(specs, [_stacked_leaf(leaf, values) for leaf in specs])
 
 
 def _stacked_leaf(leaf: Leaf, values: Sequence[Any]) -> NDArray[Any]:
@@ -346,13 +289,3 @@ def _misfit(leaf: Leaf, position: int, part: Any) -> SchemaError:
         f"{leaf.dtype} {leaf.shape}",
         column="/".join(filter(None, (Columns.OBS, path_text(leaf.path)))),
     )
-
-
-def _assign(buffer: NDArray[Any], rows: Any, values: Any) -> None:
-    """``buffer[rows] = values``, objects one by one: NumPy would take them apart."""
-    if buffer.dtype != object:
-        buffer[rows] = values
-        return
-    numbers = range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
-    for row, value in zip(numbers, values, strict=True):
-        buffer[row] = value

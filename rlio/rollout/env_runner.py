@@ -13,7 +13,7 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -26,20 +26,16 @@ from rlio.connectors.connector import Pipeline
 from rlio.connectors.mean_std import MeanStdFilter
 from rlio.envs.making import EnvLike
 from rlio.episode import Episode
-from rlio.errors import ClosedError, OptionError, StateError, excerpt
+from rlio.errors import OptionError, StateError, excerpt
 from rlio.interfaces import JsonState, Unit
-from rlio.options import expected
-from rlio.policies.checkpoint import select_components
 from rlio.policies.policy import Policy, PolicyState
-from rlio.policies.weights import accepts_weights
-from rlio.rollout.batch_maker import BatchMaker
-from rlio.rollout.callbacks import CallbacksLike, combine
-from rlio.rollout.collecting import Collector
+from rlio.rollout.actor import Actor, remembers
+from rlio.rollout.callbacks import CallbacksLike
 from rlio.rollout.config import RolloutConfig
-from rlio.rollout.filters import copies_of, filters_in, make_equal
 from rlio.rollout.lookback import LookBack
-from rlio.rollout.metrics import Counts, MetricsCollector, RolloutMetrics
-from rlio.rollout.progress import Progress, check_amount
+from rlio.rollout.progress import Progress
+from rlio.rollout.recorder import until_last
+from rlio.rollout.runner import Runner
 from rlio.rollout.runner_envs import RunnerEnvs
 from rlio.rollout.runner_seeds import RunnerSeeds
 from rlio.rollout.trajectories import with_sequences, without_states
@@ -52,7 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["EnvRunner"]
 
 
-class EnvRunner:
+class EnvRunner(Runner[Episode]):
     """Steps a vector environment with a policy and gives what happened, as batches or as episodes.
 
     A row is one transition: ``obs, actions, rewards, new_obs, terminateds, truncateds`` and, int64,
@@ -111,16 +107,11 @@ class EnvRunner:
     ) -> None:
         if not isinstance(policy, Policy):
             raise OptionError(f"policy={excerpt(policy)}: expected a Policy, such as RandomPolicy()")
-        self.config = expected(config, RolloutConfig, "config")
+        super().__init__(config=config, callbacks=callbacks, seed=seed, worker_index=worker_index)
         self.policy = policy
-        self.callbacks = combine(callbacks)
-        self.metrics = MetricsCollector(perf_ema_coef=self.config.sampler_perf_stats_ema_coef)
-        self.worker_index, self.num_workers = worker_index, num_workers
-        self._seeds = RunnerSeeds.of(seed, worker_index=worker_index)
-        self._progress = Progress.of_worker(worker_index)
+        self.num_workers = num_workers
         #: Of `timesteps`, those that the metrics have.
         self._counted = 0
-        self._closed = False
         self._made_loop: VectorLoop | None = None
         self._look_back = LookBack(self.config.episode_lookback_horizon)
         self._envs = RunnerEnvs(
@@ -152,7 +143,7 @@ class EnvRunner:
     def make_module(self) -> None:
         """Bind the policy to the spaces between the connectors, and make room for what it does."""
         self._abandon()
-        self._made_loop = loop = VectorLoop(
+        self._made_loop = VectorLoop(
             self._envs.stepper,
             self.policy,
             config=self.config,
@@ -163,10 +154,8 @@ class EnvRunner:
             runner=self,
             worker_index=self.worker_index,
         )
-        self._collector = Collector(loop, fragment_rows=self.config.fragment_steps * self.num_envs)
-        self._batches = BatchMaker(
-            loop.recorder, self.policy, metrics=self.metrics, progress=self._progress, hooks=loop.hooks
-        )
+        #: Whether rows of running episodes were handed out, so that these will never be whole.
+        self._is_cut = False
 
     # ---- what it steps ----
 
@@ -193,12 +182,12 @@ class EnvRunner:
     @property
     def observation_space(self) -> gym.Space[Any]:
         """Of one observation that the policy sees, and that is recorded."""
-        return self._loop.observer.pipeline.space
+        return self._loop.actor.observations.space
 
     @property
     def action_space(self) -> gym.Space[Any]:
         """Of one action that the policy gives, and that is recorded."""
-        return self._loop.actions.space
+        return self._loop.actor.actions.space
 
     @property
     def env_action_space(self) -> gym.Space[Any]:
@@ -218,43 +207,15 @@ class EnvRunner:
         return "sequences" if self.policy.is_recurrent else "steps"
 
     @property
-    def seeds(self) -> dict[str, int]:
-        """What everything random was seeded with; see the class."""
-        return self._seeds.as_dict()
+    def _actors(self) -> Mapping[str, Actor]:
+        return {DEFAULT_POLICY_ID: self._loop.actor}
 
     @property
-    def timesteps(self) -> int:
-        """Rows recorded so far."""
-        return self._progress.timesteps
+    def _rows_waiting(self) -> int:
+        return self._loop.recorder.rows
 
-    @property
-    def env_steps(self) -> int:
-        """Steps of environments taken so far: there is a row for each."""
-        return self._progress.timesteps
-
-    @property
-    def steps_dropped(self) -> int:
-        """Rows that were recorded but are in no batch, see the class."""
-        return self._progress.dropped
-
-    def get_metrics(self) -> RolloutMetrics:
-        """What happened since the last call."""
-        return self.metrics.drain()
-
-    def assert_healthy(self) -> None:
-        """Raise unless it can sample.
-
-        Raises:
-            ClosedError: It is stopped.
-        """
-        if self._closed:
-            raise ClosedError("the EnvRunner is stopped: make a new one, or sample before stop()")
-
-    def stop(self) -> None:
-        """Close the environments; may be called again."""
-        if not self._closed:
-            self._closed = True
-            self._envs.close()
+    def _close(self) -> None:
+        self._envs.close()
 
     # ---- sampling ----
 
@@ -277,27 +238,72 @@ class EnvRunner:
         self._act_at_random(False)
         return with_sequences(self._sampled(steps), max_seq_len=self.policy.max_seq_len)
 
-    def _sampled(self, steps: int | None = None) -> SampleBatch:
-        steps = self.config.fragment_steps if steps is None else steps
-        if steps < 1:
-            raise OptionError(f"steps={steps}: a number of steps, at least 1")
+    def _sampled(self, steps: int | None = None, *, episodes: int = 0) -> SampleBatch:
+        """A batch of fragments of ``steps`` of each environment, or of whole episodes."""
+        steps = self._begin_call(steps)
+        if not self._loop.is_ready:
+            self._begin()
+        if episodes:
+            return self._handed_out(self._complete(0, episodes))
         if self.config.batch_mode == "complete_episodes":
-            return self._complete(rows=steps)
-        self._make_ready()
-        return self._handed_out(self._collector.fragment(steps))
+            return self._handed_out(self._complete(steps))
+        return self._handed_out(self._fragment(steps))
 
-    def _complete(self, *, rows: int = 0, episodes: int = 0) -> SampleBatch:
-        self._make_ready()
-        return self._handed_out(self._collector.complete(rows=rows, episodes=episodes))
+    def _begin(self) -> None:
+        self._is_cut = False
+        self._loop.begin()
 
-    def _make_ready(self) -> None:
-        self.assert_healthy()
-        self.metrics.begin()
+    def _fragment(self, steps: int) -> NDArray[np.bool_] | None:
+        """Step until there are exactly num_envs x ``steps`` rows; which of the recorder's, None: all."""
+        loop, recorder = self._loop, self._loop.recorder
+        wanted = steps * recorder.num_envs
+        while recorder.rows < wanted:
+            if recorder.is_full:
+                # With resets and failures among the steps, more of them are needed than rows.
+                least = 2 * steps + 2 if loop.stepper.has_reset_steps else steps
+                recorder.reserve(max(least, 2 * recorder.steps))
+            loop.step()
+        self._is_cut = True
+        if recorder.rows == wanted:
+            return None
+        # The first rows in time. Rows that are left over are of the last step, unless whole episodes were
+        # asked for before.
+        valid = recorder.valid
+        return valid & (np.cumsum(valid).reshape(valid.shape) <= wanted)
+
+    def _complete(self, rows: int, episodes: int = 0) -> NDArray[np.bool_]:
+        """Step until whole episodes have ``rows`` rows in all, or until so many ``episodes`` are over."""
+        if self._is_cut:
+            self._begin()
+        loop, recorder = self._loop, self._loop.recorder
+        ended = recorder.ended
+        ended_episodes, ended_rows = int(ended.sum()), int(until_last(ended, recorder.valid).sum())
+        while ended_rows < rows or ended_episodes < episodes:
+            if recorder.is_full:
+                if rows != 1:  # else it is the next episode that ends, however long it is
+                    usual = self.config.fragment_steps * self.num_envs
+                    self._warn_of_long_episodes(recorder.rows, max(rows, usual))
+                recorder.reserve(2 * recorder.capacity)
+            lengths = loop.episodes.t + 1
+            ended = loop.step()
+            ended_episodes += int(np.count_nonzero(ended))
+            ended_rows += int(lengths[ended].sum())
+        ended = recorder.ended
+        if episodes:
+            ended &= np.cumsum(ended).reshape(ended.shape) <= episodes
+        return until_last(ended, recorder.valid)
+
+    # ---- what is handed out ----
 
     def _handed_out(self, chosen: NDArray[np.bool_] | None) -> SampleBatch:
-        """The rows ``chosen`` of the recorder as a batch."""
-        self._loop.settle()
-        batch = self._batches.make(chosen, postprocess=not self._loop.at_random)
+        """Take the rows ``chosen`` out of the recorder, (steps, N), None: all; and make a batch of them."""
+        loop, hooks = self._loop, self._loop.hooks
+        loop.settle()
+        batch = self._wanted(self._numbered(chosen))
+        if len(batch) and not loop.at_random:  # what a policy computes needs its own extra columns
+            batch = self._postprocessed(batch, None if hooks is None else hooks.known)
+        if hooks is not None:
+            hooks.keep(np.unique(loop.recorder.scalar(Columns.EPS_ID)).tolist())
         self.metrics.sampled(self.timesteps - self._counted, weights_seq_no=self.policy.weights_seq_no)
         self._counted = self.timesteps
         failures = self._envs.take_failures()
@@ -305,54 +311,43 @@ class EnvRunner:
             self.metrics.episodes_failed(0, restarts=failures)
         return batch
 
-    def sample(
-        self,
-        *,
-        num_timesteps: int | None = None,
-        num_episodes: int | None = None,
-        explore: bool | None = None,
-        random_actions: bool = False,
-        force_reset: bool = False,
+    def _numbered(self, chosen: NDArray[np.bool_] | None) -> SampleBatch:
+        columns, counts = self._loop.recorder.take(chosen)
+        # Any: the recorder's columns may be nested, but this one is not.
+        eps_id: Any = columns[Columns.EPS_ID]
+        columns[Columns.ENV_ID] = np.repeat(np.arange(len(counts)), counts)
+        columns[Columns.AGENT_INDEX] = np.zeros(len(eps_id), np.int64)
+        columns[Columns.UNROLL_ID] = self._progress.unroll_ids(eps_id)
+        return SampleBatch(columns)
+
+    def _wanted(self, batch: SampleBatch) -> SampleBatch:
+        """``batch`` without the episodes that callbacks do not want in it."""
+        hooks = self._loop.hooks
+        unwanted = () if hooks is None else hooks.not_for_training
+        if not unwanted:
+            return batch
+        kept = np.flatnonzero(~np.isin(batch[Columns.EPS_ID], unwanted))
+        self._progress.dropped += len(batch) - len(kept)
+        self.metrics.rows_dropped(len(batch) - len(kept))
+        kept_rows: SampleBatch = batch[kept]
+        return kept_rows
+
+    def _explore(self, explore: bool) -> None:
+        self._loop.explore = explore
+
+    def _sampled_chunks(
+        self, steps: int | None, episodes: int | None, *, at_random: bool, force_reset: bool
     ) -> list[Episode]:
-        """Sample episodes, or chunks of episodes.
-
-        A chunk has the id of its episode, and the steps before it, as many as the config's
-        ``episode_lookback_horizon`` says, in its ``lookback``.
-
-        Args:
-            num_timesteps: At least so many steps in all; chunks in truncate mode, else whole episodes. With
-                neither argument, a fragment of the config's size.
-            num_episodes: Exactly so many whole episodes; begun ones of which rows were handed out are
-                abandoned.
-            explore: In place of the config's.
-            random_actions: Act at random, whatever the policy is: the extra columns are those of
-                `RandomPolicy`.
-            force_reset: Abandon the episodes that run, and begin new ones.
-
-        Raises:
-            OptionError: Both are given, or one is below 1.
-            ClosedError: After `stop`.
-        """
-        check_amount(num_timesteps, num_episodes)
-        self._act_at_random(random_actions)
+        self._act_at_random(at_random)
         if force_reset:
             self._abandon()
         loop = self._loop
-        loop.explore = self.config.explore if explore is None else explore
-        try:
-            if num_episodes is not None:
-                batch = self._complete(episodes=num_episodes)
-            elif num_timesteps is None or self.config.batch_mode == "complete_episodes":
-                batch = self._sampled(num_timesteps)
-            else:
-                batch = self._sampled(-(-num_timesteps // self.num_envs))
-        finally:
-            loop.explore = self.config.explore
+        if steps is not None and self.config.batch_mode == "truncate_episodes":
+            steps = -(-steps // self.num_envs)
+        batch = self._sampled(steps, episodes=episodes or 0)
         rows_of_episodes = without_states(batch).split_by_episode() if len(batch) else []
         running = loop.episodes.ids.union(loop.recorder.scalar(Columns.EPS_ID).tolist())
-        chunks = self._look_back.follow(map(Episode.from_batch, rows_of_episodes), running=running)
-        self.callbacks.on_sample_end(runner=self, samples=chunks)
-        return chunks
+        return self._look_back.follow(map(Episode.from_batch, rows_of_episodes), running=running)
 
     def _abandon(self) -> None:
         """Forget the episodes that run: the next step begins others."""
@@ -366,106 +361,47 @@ class EnvRunner:
         if at_random == loop.at_random:
             return
         # Rows that wait have other extra columns; and a policy that remembers is to see whole episodes.
-        if loop.recorder.rows or loop.remembers:
+        if loop.recorder.rows or remembers(self.policy):
             self._abandon()
         loop.act_at_random(at_random)
 
     # ---- state ----
 
-    def state_dict(self) -> JsonState:
-        """Return seeds, counters and what connectors keep as JSON. Environments cannot be saved: see
-        `load_state_dict`.
-        """
-        state: JsonState = {
-            "seed": self._seeds.seed,
-            "restarts": self._seeds.restarts,
-            **self._progress.state_dict(waiting=self._loop.recorder.rows),
-        }
-        connectors = {name: pipe.state_dict() for name, pipe in self._pipelines.items()}
-        if any(connectors.values()):
-            state["connectors"] = connectors
-        return state
-
-    def load_state_dict(self, state: JsonState) -> None:
-        """Continue counting from a state of `state_dict`, at the start of new episodes.
-
-        The episodes are others than those before, and the same ones for each runner that loads the state.
-        Rows that were recorded but not handed out when it was saved are in `steps_dropped`.
-
-        Raises:
-            StateError: A key is missing, or no whole number.
-        """
-        saved = RunnerSeeds.from_state(state, worker_index=self.worker_index)
-        progress = Progress.from_state(state)
-        with ExitStack() as undo:
-            self._load_connectors(state.get("connectors", {}), undo)
-            undo.pop_all()
+    def _begin_anew(self, seeds: RunnerSeeds, progress: Progress, state: JsonState) -> None:
         self._loop.recorder.clear()
         self._abandon()
-        self._seeds = saved.after_restart()
-        self._loop.use_seeds(self._seeds)
+        self._loop.use_seeds(seeds)
         self._progress.take_over(progress)
         self._counted = self.timesteps
 
-    def get_state(
-        self, components: Collection[str] | None = None, *, not_components: Collection[str] = ()
-    ) -> PolicyState:
-        """Return what makes the runner what it is: nested dicts of arrays and of what JSON takes.
-
-        Args:
-            components: Of ``"policy"``, ``"observation_connectors"``, ``"action_connectors"``, ``"runner"``
-                (`state_dict`) and ``"metrics"``; None: all.
-            not_components: Parts to leave out.
-
-        Raises:
-            OptionError: There is no such component.
-        """
-        state: PolicyState = {
-            "policy": self.policy.get_state(),
-            **{name: pipe.state_dict() for name, pipe in self._pipelines.items()},
-            "runner": self.state_dict(),
-            "metrics": self.metrics.state_dict(),
+    def _components(self) -> dict[str, Callable[[], Any]]:
+        return {
+            "policy": self.policy.get_state,
+            **{name: pipe.state_dict for name, pipe in self._pipelines.items()},
+            "runner": self.state_dict,
+            "metrics": self.metrics.state_dict,
         }
-        return select_components(state, components, not_components)
 
     def set_state(self, state: PolicyState) -> None:
-        """Take over the components of a state of `get_state`, those that are there.
-
-        Without ``"runner"`` episodes go on. The policy is taken over if its ``weights_seq_no`` is newer than
-        what is here, or 0.
-
-        Raises:
-            StateError: It is of other policies or connectors; all is as it was.
-        """
-        if "metrics" in state:
-            Counts.from_state(state["metrics"])
-        policy = state.get("policy")
-        with ExitStack() as undo:
-            if policy is not None and accepts_weights(
-                self.policy.weights_seq_no, policy.get("weights_seq_no")
-            ):
-                undo.callback(self.policy.set_state, self.policy.get_state())
-                self.policy.set_state(policy)
-            connectors = {name: state[name] for name in self._pipelines if name in state}
-            if "runner" in state:
-                # It has them too, as they were when it was saved alone.
-                runner = state["runner"]
-                self.load_state_dict(runner | {"connectors": runner.get("connectors", {}) | connectors})
-            else:
-                self._load_connectors(connectors, undo)
-            undo.pop_all()
-        if "metrics" in state:
-            self.metrics.load_state_dict(state["metrics"])
+        """Take over the components of a state of `get_state`; see `Runner.set_state`."""
+        parts = {name: part for name, part in state.items() if name in ("runner", "metrics")}
+        parts["connectors"] = {name: state[name] for name in self._pipelines if name in state}
+        if "policy" in state:
+            parts["policies"] = {DEFAULT_POLICY_ID: state["policy"]}
+        super().set_state(parts)
 
     @property
     def _pipelines(self) -> dict[str, Pipeline]:
         return {
-            "observation_connectors": self._loop.observer.pipeline,
-            "action_connectors": self._loop.actions,
+            "observation_connectors": self._loop.actor.observations,
+            "action_connectors": self._loop.actor.actions,
         }
 
-    def _load_connectors(self, states: Mapping[str, JsonState], undo: ExitStack) -> None:
-        """Load pipelines' states, by name; ``undo`` gets what takes that back."""
+    def connector_states(self) -> dict[str, JsonState]:
+        """The states of connectors as JSON, by the pipeline's name."""
+        return {name: pipe.state_dict() for name, pipe in self._pipelines.items()}
+
+    def load_connectors(self, states: Mapping[str, JsonState], undo: ExitStack) -> None:
         for name, state in states.items():
             if name not in self._pipelines:
                 raise StateError(
@@ -475,19 +411,6 @@ class EnvRunner:
             undo.callback(pipeline.load_state_dict, pipeline.state_dict())
             pipeline.load_state_dict(state)
 
-    def get_filters(self, *, flush_after: bool = False) -> dict[str, list[MeanStdFilter]]:
-        """Copies of the `MeanStdFilter`s among the observation connectors, by policy id.
-
-        Args:
-            flush_after: Reset their buffers: what came in until now is in the copies, and is counted once.
-        """
-        mine = filters_in(self._loop.observer.pipeline)
-        return {DEFAULT_POLICY_ID: copies_of(mine, flush_after=flush_after)}
-
     def sync_filters(self, filters: Mapping[str, Sequence[MeanStdFilter]]) -> None:
-        """Make the filters equal to ``filters``, as `get_filters` gave them, here or elsewhere.
-
-        Raises:
-            StateError: There are more or fewer of them.
-        """
-        make_equal(filters_in(self._loop.observer.pipeline), filters.get(DEFAULT_POLICY_ID, ()))
+        """Make the filters equal to ``filters``; see `Runner.sync_filters`. Its policy is not passed over."""
+        super().sync_filters({DEFAULT_POLICY_ID: filters.get(DEFAULT_POLICY_ID, ())})

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.columns import DEFAULT_POLICY_ID, Columns
 from rlio.envs.leaves import leaf_of, leaves_of
 from rlio.nested import map_structure, unflatten
 from rlio.rollout.callbacks import Callbacks, RunningEpisode, overridden
@@ -29,9 +28,7 @@ from rlio.rollout.callbacks import Callbacks, RunningEpisode, overridden
 if TYPE_CHECKING:
     import gymnasium as gym
 
-    from rlio.batch import SampleBatch
     from rlio.envs.stepping import VectorStep
-    from rlio.policies.policy import Policy
 
 __all__ = ["EpisodeHooks"]
 
@@ -62,6 +59,7 @@ class EpisodeHooks:
         wants: Names of the overridden methods that have to do with episodes. Where it is empty nobody looks
             at episodes, and nothing here needs to be called.
         running: The episode of each environment.
+        known: Episodes of which rows may wait, by id.
     """
 
     def __init__(
@@ -80,8 +78,7 @@ class EpisodeHooks:
         self._paths = [leaf.path for leaf in leaves_of(space)]
         self._worker_index = worker_index
         self._steps = "on_episode_step" in self.wants
-        #: Episodes of which rows may wait, by id.
-        self._known: dict[int, RunningEpisode] = {}
+        self.known: dict[int, RunningEpisode] = {}
         #: Environments whose episode is over and has no successor yet.
         self._over: list[int] = []
 
@@ -89,7 +86,7 @@ class EpisodeHooks:
 
     def begin(self, eps_ids: NDArray[np.int64]) -> None:
         """Episodes are about to begin everywhere."""
-        self._known.clear()
+        self.known.clear()
         self._over = list(range(len(self.running)))
         self._create(eps_ids)
 
@@ -142,7 +139,7 @@ class EpisodeHooks:
             return
         episode.length, episode.total_reward = length, total
         self._end(episode, error)
-        self._known.pop(episode.eps_id, None)
+        self.known.pop(episode.eps_id, None)
 
     def renew(self, step: VectorStep, eps_ids: NDArray[np.int64], infos: Sequence[Any]) -> None:
         """Other episodes follow those that are over; those that ``step`` started begin.
@@ -176,7 +173,7 @@ class EpisodeHooks:
     def _create(self, eps_ids: NDArray[np.int64]) -> None:
         for env in self._over:
             episode = RunningEpisode(int(eps_ids[env]), env, self._worker_index)
-            self.running[env] = self._known[episode.eps_id] = episode
+            self.running[env] = self.known[episode.eps_id] = episode
             self._call("on_episode_created", episode)
         self._over = []
 
@@ -210,34 +207,12 @@ class EpisodeHooks:
     @property
     def not_for_training(self) -> list[int]:
         """Ids of the known episodes whose rows nobody wants."""
-        return [eps_id for eps_id, episode in self._known.items() if not episode.training_enabled]
-
-    @property
-    def wants_trajectories(self) -> bool:
-        """Whether a callback looks at trajectories after they were postprocessed."""
-        return "on_postprocess_trajectory" in self.wants
-
-    def postprocessed(self, batch: SampleBatch, policy: Policy) -> SampleBatch:
-        """``batch``, rows of one episode, as the policy and then the callbacks leave it."""
-        episode = self._known.get(int(batch[Columns.EPS_ID][0]))
-        original = batch.copy(shallow=True)
-        made = policy.postprocess_trajectory(batch, None, episode)
-        if self.wants_trajectories:
-            self._callbacks.on_postprocess_trajectory(
-                runner=self._runner,
-                episode=episode,
-                agent_id=None,
-                policy_id=DEFAULT_POLICY_ID,
-                policies={DEFAULT_POLICY_ID: policy},
-                postprocessed_batch=made,
-                original_batches={None: (DEFAULT_POLICY_ID, original)},
-            )
-        return made
+        return [eps_id for eps_id, episode in self.known.items() if not episode.training_enabled]
 
     def keep(self, eps_ids: Iterable[int]) -> None:
         """Forget all episodes but those that run, and those of ``eps_ids``."""
         wanted = {*eps_ids, *(episode.eps_id for episode in self.running)}
-        self._known = {eps_id: self._known[eps_id] for eps_id in wanted if eps_id in self._known}
+        self.known = {eps_id: self.known[eps_id] for eps_id in wanted if eps_id in self.known}
 
 
 def _forget_values(episode: RunningEpisode) -> None:

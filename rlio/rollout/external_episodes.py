@@ -37,16 +37,17 @@ from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch
 from rlio.columns import RECORDED, STATE_OUT_PREFIX, Columns
+from rlio.connectors.connector import Streams
 from rlio.envs.leaves import Leaf, leaf_of, leaves_of
 from rlio.errors import ClosedError, EnvError, OptionError, SchemaError, excerpt
 from rlio.nested import map_structure, path_text
-from rlio.policies.policy import Policy, RecurrentState
-from rlio.rollout.acting import STATE_BEFORE_PREFIX, check_extras
-from rlio.rollout.agent_rows import NEXT_T, AgentRows, structured
+from rlio.policies.policy import Policy
+from rlio.rollout.actor import STATE_BEFORE_PREFIX, Acted, Actor
+from rlio.rollout.agent_rows import NEXT_T, AgentRows
 from rlio.rollout.callbacks import Callbacks, RunningEpisode, overridden
 from rlio.rollout.metrics import MetricsCollector
 from rlio.rollout.progress import Progress
-from rlio.rollout.trajectories import piece_starts
+from rlio.rollout.row_store import nested
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -60,6 +61,7 @@ _RECORDED: Final = RECORDED | {LOGGED}
 _OF_THE_CHOICE = (Columns.ACTION_LOGP, Columns.ACTION_PROB)
 # Rewards are summed in float64, and float32 in batches.
 _MOST_REWARD: Final = float(np.finfo(np.float32).max)
+_STATES: Final = (STATE_BEFORE_PREFIX, STATE_OUT_PREFIX)
 #: Of columns, dtype and shape in one row.
 _Known: TypeAlias = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
 
@@ -71,7 +73,7 @@ class _Episode:
     Attributes:
         name: What its loop calls it.
         running: What callbacks see.
-        state: The policy's recurrent state, without an axis for the batch.
+        slot: Its stream.
         began: When, on the monotonic clock.
         heard: When its loop said something last, or was answered.
         started: Whether callbacks know that it has begun.
@@ -79,13 +81,12 @@ class _Episode:
         row: Number of its open row; None where no action is under way.
         action: The last one, (1, ...), nested as the space; None before the first.
         reward: For it, so far.
-        reward_before: For the one before.
         info: What came with `reward`.
     """
 
     name: str
     running: RunningEpisode
-    state: tuple[NDArray[Any], ...]
+    slot: int
     began: float
     heard: float
     started: bool = False
@@ -93,7 +94,6 @@ class _Episode:
     row: int | None = None
     action: Any = None
     reward: float = 0.0
-    reward_before: float = 0.0
     info: dict[str, Any] = field(default_factory=dict)
 
 
@@ -140,6 +140,7 @@ class ExternalEpisodes:
         worker_index: For callbacks, and for unroll ids.
 
     Attributes:
+        actor: The policy and what it remembers of each episode.
         progress: Counts rows whose outcome is known, rows that no batch has, and unroll ids.
         changed: The lock, and what is notified where something happens.
     """
@@ -163,7 +164,7 @@ class ExternalEpisodes:
         self.changed = threading.Condition(threading.RLock())
         self._observation_leaves = leaves_of(policy.observation_space)
         self._action_leaves = leaves_of(policy.action_space)
-        self._no_action = [np.zeros(leaf.shape, leaf.dtype) for leaf in self._action_leaves]
+        self.actor = Actor(policy, *policy.spaces)
         self._rows = AgentRows(policy.observation_space, policy.action_space, infos=infos)
         self._infos = infos
         self._immediate = immediate
@@ -208,10 +209,9 @@ class ExternalEpisodes:
                 worker_index=self._worker_index,
                 training_enabled=training_enabled,
             )
-            state = tuple(part[0] for part in self.policy.initial_state(1))
             self._call("on_episode_created", running)
             now = time.monotonic()
-            self._episodes[name] = _Episode(name, running, state, began=now, heard=now)
+            self._episodes[name] = _Episode(name, running, self.actor.new_slot(), began=now, heard=now)
         return name
 
     def get_action(self, episode_id: str, observation: Any) -> Any:
@@ -302,13 +302,17 @@ class ExternalEpisodes:
 
     def _forget(self, episode: _Episode) -> None:
         """It runs no more; rows that wait are those of an episode that is over."""
-        del self._episodes[episode.name]
+        self._remove(episode)
         eps_id = episode.running.eps_id
         if np.any(self._rows.integers(Columns.EPS_ID) == eps_id):
             self._over.add(eps_id)
             if not episode.running.training_enabled:
                 self._unwanted.add(eps_id)
         self.changed.notify_all()
+
+    def _remove(self, episode: _Episode) -> None:
+        del self._episodes[episode.name]
+        self.actor.free_slot(episode.slot)
 
     def _withdraw(self, episode: _Episode) -> None:
         """Let a loop go that waits for an action of an episode that ends: its row would never be closed."""
@@ -360,7 +364,7 @@ class ExternalEpisodes:
         lost = self._rows.integers(Columns.EPS_ID) == eps_id
         if keep_rows and episode.running.training_enabled:
             lost &= ~self._rows.closed
-        del self._episodes[episode.name]
+        self._remove(episode)
         self._drop(lost)
         self._metrics.episodes_failed()
         self.changed.notify_all()
@@ -447,7 +451,8 @@ class ExternalEpisodes:
         running.last_info = episode.info
         running.last_action = map_structure(lambda leaf: leaf[0], episode.action)
         episode.row = None
-        episode.reward_before, episode.reward, episode.info = episode.reward, 0.0, {}
+        self.actor.reward([episode.slot], episode.reward)
+        episode.reward, episode.info = 0.0, {}
         self._call("on_episode_step", running)
         self.changed.notify_all()
 
@@ -468,9 +473,7 @@ class ExternalEpisodes:
 
     def _answer(self, requests: list[_Request]) -> None:
         try:
-            # Rows have the version of the weights that acted: nothing changes them in between.
-            with self.policy.lock:
-                self._act(requests)
+            self._act(requests)
         except BaseException as error:
             # The loops must not wait for ever; whoever samples gets to know as well.
             for request in requests:
@@ -484,88 +487,59 @@ class ExternalEpisodes:
                 request.answered.set()
 
     def _act(self, requests: list[_Request]) -> None:
-        policy, episodes = self.policy, [request.episode for request in requests]
+        episodes = [request.episode for request in requests]
         for episode in episodes:
             if not episode.started:
                 episode.started = True
                 self._call("on_episode_start", episode.running)
         obs = _joined([request.obs for request in requests])
-        states = tuple(
-            np.stack(parts) for parts in zip(*(episode.state for episode in episodes), strict=True)
-        )
-        actions, after, extras = policy.compute_actions(
+        acted = self.actor.act(
+            self.policy,
             obs,
-            states,
+            Streams(np.array([each.slot for each in episodes]), np.array([not each.t for each in episodes])),
+            _known_of(episodes) if self.policy.input_columns else {},
             explore=self.explore,
-            inputs=self._inputs(episodes) if policy.input_columns else None,
             timestep=self.progress.timesteps,
+            own=_RECORDED,
         )
-        check_extras(extras, _RECORDED)
-        columns = {name: np.array(value) for name, value in extras.items()}
-        if self._known is None or self._known.keys() != columns.keys():
-            self._known = {name: (column.dtype, column.shape[1:]) for name, column in columns.items()}
+        columns = {name: np.array(value) for name, value in acted.extras.items()}
+        own = columns.keys() - {name for name in columns if name.startswith(_STATES)}
+        if self._known is None or self._known.keys() != own:
+            self._known = {name: (columns[name].dtype, columns[name].shape[1:]) for name in own}
         kept = [
             i for i, request in enumerate(requests) if not request.columns or _is_sound(request, self._known)
         ]
+        acted = acted._replace(extras=columns)
         if len(kept) < len(requests):
             # One loop's mistake is no other's: those are answered.
-            obs, actions, states, after = (
+            obs, columns, actions, state = (
                 map_structure(lambda leaf: np.asarray(leaf)[kept], value)
-                for value in (obs, actions, states, after)
+                for value in (obs, columns, acted.actions, acted.state)
             )
-            columns = {name: column[kept] for name, column in columns.items()}
+            acted = acted._replace(actions=actions, extras=columns, state=state)
         if kept:
-            self._record([requests[i] for i in kept], obs, actions, columns, states, after)
+            self._record([requests[i] for i in kept], obs, acted)
 
-    def _record(
-        self,
-        requests: list[_Request],
-        obs: Any,
-        actions: Any,
-        columns: dict[str, NDArray[Any]],
-        states: RecurrentState,
-        after: RecurrentState,
-    ) -> None:
+    def _record(self, requests: list[_Request], obs: Any, acted: Acted) -> None:
         """Open the rows of what the policy said, and keep the actions for the loops."""
-        episodes = [request.episode for request in requests]
-        for k, (old, new) in enumerate(zip(states, after, strict=True)):
-            columns[f"{STATE_BEFORE_PREFIX}{k}"] = old
-            columns[f"{STATE_OUT_PREFIX}{k}"] = np.asarray(new)
-        logged = np.array([request.logged is not None for request in requests], bool)
-        parts = [_row_of(actions, i) if r.logged is None else r.logged for i, r in enumerate(requests)]
-        next_states = [tuple(np.array(part[i]) for part in after) for i in range(len(requests))]
+        episodes, columns = [request.episode for request in requests], acted.extras
+        parts = [_row_of(acted.actions, i) if r.logged is None else r.logged for i, r in enumerate(requests)]
         for i, request in enumerate(requests):
             if request.logged is not None:
                 _fill_in(columns, i, request.columns)
-        columns[LOGGED] = logged
-        first = self._rows.open(
-            obs,
-            _joined(parts),
-            columns,
-            {
-                Columns.EPS_ID: np.array([episode.running.eps_id for episode in episodes]),
-                Columns.T: np.array([episode.t for episode in episodes]),
-                Columns.WEIGHTS_SEQ_NO: self.policy.weights_seq_no,
-            },
-        )
-        # Nothing fails from here on: a row that no episode knows would stay open for ever.
-        for i, (request, episode) in enumerate(zip(requests, episodes, strict=True)):
-            episode.row, episode.t = first + i, episode.t + 1
-            episode.state, episode.action = next_states[i], parts[i]
-            request.action = map_structure(lambda leaf: leaf[0], parts[i])
-
-    def _inputs(self, episodes: list[_Episode]) -> SampleBatch:
-        """What the policy wants to know of the step before."""
-        none = _one(self._action_leaves, structured(self._action_leaves, self._no_action), Columns.ACTIONS)
-        before = [none if episode.action is None else episode.action for episode in episodes]
-        known: dict[str, Any] = {
-            Columns.T: np.array([episode.t for episode in episodes]),
-            Columns.EPS_ID: np.array([episode.running.eps_id for episode in episodes]),
-            Columns.ENV_ID: np.zeros(len(episodes), np.int64),
-            Columns.PREV_REWARDS: np.array([episode.reward_before for episode in episodes], np.float32),
-            Columns.PREV_ACTIONS: _joined(before),
+        columns[LOGGED] = np.array([request.logged is not None for request in requests], bool)
+        acted = acted._replace(actions=_joined(parts))
+        integers: dict[str, Any] = {
+            Columns.EPS_ID: [episode.running.eps_id for episode in episodes],
+            Columns.T: [episode.t for episode in episodes],
+            Columns.WEIGHTS_SEQ_NO: acted.weights_seq_no,
         }
-        return SampleBatch({name: known[name] for name in self.policy.input_columns})
+        first = self._rows.open(obs, acted.actions, columns, integers)
+        # Nothing fails from here on: a row that no episode knows would stay open for ever.
+        self.actor.keep(np.array([episode.slot for episode in episodes]), acted)
+        for i, (request, episode) in enumerate(zip(requests, episodes, strict=True)):
+            episode.row, episode.t, episode.action = first + i, episode.t + 1, parts[i]
+            request.action = map_structure(lambda leaf: leaf[0], parts[i])
 
     def _call(self, name: str, episode: RunningEpisode) -> None:
         if name in self._wanted:
@@ -632,10 +606,7 @@ class ExternalEpisodes:
     def unroll_ids(self, eps_id: NDArray[np.int64]) -> NDArray[np.int64]:
         """Ids, never given before, of the pieces of episodes that follow one another in ``eps_id``."""
         with self.changed:
-            starts = piece_starts(eps_id)
-            ids: NDArray[np.int64] = self.progress.unrolls + np.cumsum(starts) - 1
-            self.progress.unrolls += int(starts.sum())
-        return ids
+            return self.progress.unroll_ids(eps_id)
 
     @property
     def rows_waiting(self) -> int:
@@ -676,6 +647,17 @@ class ExternalEpisodes:
             self.changed.notify_all()
 
 
+def _known_of(episodes: list[_Episode]) -> dict[str, NDArray[np.int64]]:
+    """What a policy may ask for of the steps that begin."""
+    nothing = np.zeros(len(episodes), np.int64)
+    return {
+        Columns.T: np.array([episode.t for episode in episodes]),
+        Columns.EPS_ID: np.array([episode.running.eps_id for episode in episodes]),
+        Columns.ENV_ID: nothing,
+        Columns.AGENT_INDEX: nothing,
+    }
+
+
 def _one(specs: list[Leaf], value: Any, column: str) -> Any:
     """A value of a space as a batch of one, in memory of its own."""
     found = []
@@ -689,7 +671,7 @@ def _one(specs: list[Leaf], value: Any, column: str) -> Any:
         else:
             made = _array(leaf, part, column)[None]
         found.append(made)
-    return structured(specs, found)
+    return nested(specs, found)
 
 
 def _array(leaf: Leaf, part: Any, column: str) -> NDArray[Any]:

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from rlio.batch import SampleBatch, concat_samples
+from rlio.batch import SampleBatch
 from rlio.columns import DEFAULT_POLICY_ID
 from rlio.envs.external import ExternalEnv
 from rlio.episode import Episode
 from rlio.errors import ClosedError, EndOfData, EnvError, OptionError, excerpt
 from rlio.forks import Owner
 from rlio.interfaces import JsonState, Unit
-from rlio.options import expected
 from rlio.policies.policy import Policy
-from rlio.rollout.callbacks import CallbacksLike, combine, overridden
+from rlio.rollout.actor import Actor
+from rlio.rollout.callbacks import CallbacksLike
 from rlio.rollout.config import RolloutConfig
 from rlio.rollout.external_episodes import ExternalEpisodes
-from rlio.rollout.metrics import MetricsCollector, RolloutMetrics
-from rlio.rollout.progress import Progress, check_amount
+from rlio.rollout.progress import Progress
+from rlio.rollout.runner import Runner
 from rlio.rollout.runner_seeds import RunnerSeeds
 from rlio.rollout.trajectories import with_sequences, without_states
 
@@ -52,7 +52,7 @@ _OF_WORKERS = frozenset(
 _LOOK_SECONDS = 0.2
 
 
-class ExternalRunner:
+class ExternalRunner(Runner[Episode]):
     """Lets ``env`` play in a thread of its own, chooses its actions while it samples, and collects rows.
 
     Between two calls of `run` the loops that ask for an action wait. Rows are those of
@@ -85,25 +85,23 @@ class ExternalRunner:
     ) -> None:
         if not isinstance(env, ExternalEnv):
             raise OptionError(f"env={excerpt(env)}: expected an ExternalEnv; others are EnvRunner's")
+        super().__init__(config=config, callbacks=callbacks, seed=seed, worker_index=worker_index)
         self.env, self.policy = env, policy
-        self.config = expected(config, RolloutConfig, "config").resolved()
+        self.config = self.config.resolved()
         self.config.refuse_others("the sampler of an ExternalEnv", _USED | _OF_WORKERS)
-        self.metrics = MetricsCollector()
-        self._callbacks = combine(callbacks)
-        self._seeds = RunnerSeeds.of(seed, worker_index=worker_index)
         policy.bind(env.observation_space, env.action_space, self._seeds.policy)
         self.episodes = ExternalEpisodes(
             policy,
             explore=self.config.explore,
             infos=self.config.record_infos,
             timeout=timeout,
-            callbacks=self._callbacks,
+            callbacks=self.callbacks,
             metrics=self.metrics,
             seed=self._seeds.episode_ids(),
             worker_index=worker_index,
         )
+        self._progress = self.episodes.progress
         self._whole = self.config.batch_mode == "complete_episodes"
-        self._stopped = False
         #: What ended the loop, and whether that was raised.
         self._error: BaseException | None = None
         self._error_told = False
@@ -118,7 +116,7 @@ class ExternalRunner:
         try:
             self.env.run()
         except BaseException as error:  # Whatever it is: it is raised where experience is sampled.
-            if isinstance(error, ClosedError) and self._stopped:  # Which the loop has noticed.
+            if isinstance(error, ClosedError) and self._closed:  # Which the loop has noticed.
                 logger.debug("the loop of %s has ended with its runner", type(self.env).__name__)
             else:
                 self._error = error
@@ -148,19 +146,12 @@ class ExternalRunner:
         return "sequences" if self.policy.is_recurrent else "steps"
 
     @property
-    def timesteps(self) -> int:
-        """Rows sampled so far."""
-        return self.episodes.progress.timesteps
+    def _actors(self) -> Mapping[str, Actor]:
+        return {DEFAULT_POLICY_ID: self.episodes.actor}
 
     @property
-    def env_steps(self) -> int:
-        """Steps of loops sampled so far: there is a row for each."""
-        return self.episodes.progress.timesteps
-
-    @property
-    def seeds(self) -> dict[str, int]:
-        """What everything random was seeded with: ``seed, worker_index, policy``."""
-        return self._seeds.as_dict()
+    def _rows_waiting(self) -> int:
+        return self.episodes.rows_waiting
 
     def run(self, steps: int | None = None) -> SampleBatch:
         """Answer loops until there are rows for a batch.
@@ -181,10 +172,7 @@ class ExternalRunner:
         return with_sequences(self._sampled(steps), max_seq_len=self.policy.max_seq_len)
 
     def _sampled(self, steps: int | None) -> SampleBatch:
-        wanted = self.config.fragment_steps if steps is None else steps
-        if wanted < 1:
-            raise OptionError(f"steps={steps}: a number of steps, at least 1")
-        self.metrics.begin()
+        wanted = self._begin_call(steps)
         self.serve_until(lambda: self.rows_ready >= wanted)
         return self.hand_out()
 
@@ -193,23 +181,22 @@ class ExternalRunner:
         """Rows that `hand_out` would give."""
         return self.episodes.rows_ready(whole=self._whole)
 
-    def sample(self, *, num_timesteps: int | None = None, num_episodes: int | None = None) -> list[Episode]:
-        """Answer loops until there are steps or episodes, and give them as episodes, or chunks of them.
+    def _explore(self, explore: bool) -> None:
+        self.episodes.explore = explore
 
-        Args:
-            num_timesteps: At least so many steps; with neither argument, a fragment of the config's size.
-            num_episodes: At least so many whole episodes.
-
-        Raises:
-            OptionError: Both are given, or one is below 1.
-            EndOfData: As `run`, like EnvError and ClosedError.
-        """
-        check_amount(num_timesteps, num_episodes)
-        if num_episodes is None:
-            batch = self._sampled(num_timesteps)
+    def _sampled_chunks(
+        self, steps: int | None, episodes: int | None, *, at_random: bool, force_reset: bool
+    ) -> list[Episode]:
+        if at_random or force_reset:
+            raise OptionError(
+                "random_actions and force_reset are for environments that a runner steps: the loops of an "
+                "ExternalEnv go on, and can act at random themselves with log_action()"
+            )
+        if episodes is None:
+            batch = self._sampled(steps)
         else:
-            self.metrics.begin()
-            self.serve_until(lambda: self.episodes.episodes_ready >= num_episodes)
+            self._begin_call(None)
+            self.serve_until(lambda: self.episodes.episodes_ready >= episodes)
             batch = self.postprocessed(self.episodes.take(whole=True))
         return [Episode.from_batch(rows) for rows in without_states(batch).split_by_episode()]
 
@@ -223,10 +210,7 @@ class ExternalRunner:
         # What happens between looking and waiting would wake nobody: the lock is held meanwhile.
         with self.episodes.changed:
             while not enough():
-                if self._stopped:
-                    raise ClosedError(
-                        "the ExternalRunner is stopped: make a new one, or sample before stop()"
-                    )
+                self._check_open()
                 if self._error is not None and not self._error_told:
                     self._error_told = True
                     self._raise(self._error)
@@ -260,29 +244,6 @@ class ExternalRunner:
         self.metrics.sampled(len(batch), weights_seq_no=self.policy.weights_seq_no)
         return self._postprocessed(batch) if len(batch) else batch
 
-    def _postprocessed(self, batch: SampleBatch) -> SampleBatch:
-        if "on_postprocess_trajectory" not in overridden(self._callbacks):
-            return self.policy.postprocess_batch(batch)
-        made = []
-        for part in batch.split_by_episode():
-            before = part.copy()
-            done = self.policy.postprocess_trajectory(part)
-            self._callbacks.on_postprocess_trajectory(
-                runner=self,
-                episode=None,
-                agent_id=None,
-                policy_id=DEFAULT_POLICY_ID,
-                policies={DEFAULT_POLICY_ID: self.policy},
-                postprocessed_batch=done,
-                original_batches={None: (DEFAULT_POLICY_ID, before)},
-            )
-            made.append(done)
-        return concat_samples(made)
-
-    def get_metrics(self) -> RolloutMetrics:
-        """What happened since the last call; see `MetricsCollector.drain`."""
-        return self.metrics.drain()
-
     def get_spaces(self) -> dict[str, tuple[gym.Space[Any], gym.Space[Any]]]:
         """Observation and action space, under ``"__env__"`` and of the policy: they are the same."""
         spaces = self.observation_space, self.action_space
@@ -295,41 +256,26 @@ class ExternalRunner:
             ClosedError: After `stop`.
             EnvError: The loop has raised an error.
         """
-        if self._stopped:
-            raise ClosedError("the ExternalRunner is stopped: make a new one")
+        self._check_open()
         if self._error is not None:
             self._raise(self._error)
 
     # ---- state and end ----
 
     def state_dict(self) -> JsonState:
-        """Return seeds and counters as JSON. Loops elsewhere cannot be saved."""
+        """Return seeds and counters as JSON; see `Runner.state_dict`."""
         with self.episodes.changed:
-            return {
-                "seed": self._seeds.seed,
-                "restarts": self._seeds.restarts,
-                **self.episodes.progress.state_dict(waiting=self.episodes.rows_waiting),
-            }
+            return super().state_dict()
 
-    def load_state_dict(self, state: JsonState) -> None:
-        """Continue counting from a state of `state_dict`, with other ids than those before.
-
-        Loops that run go on; their episodes get new ids here. Rows that were not handed out when the state
-        was saved are in its ``steps_dropped``.
-
-        Raises:
-            StateError: A key is missing, or no whole number.
-        """
-        saved = RunnerSeeds.from_state(state, worker_index=self._seeds.worker_index)
-        progress = Progress.from_state(state)
-        self._seeds = saved.after_restart()
-        self.episodes.go_on_from(progress, self._seeds.episode_ids())
+    def _begin_anew(self, seeds: RunnerSeeds, progress: Progress, state: JsonState) -> None:
+        # Loops that run go on; their episodes, and the rows that wait, get new ids.
+        self.episodes.go_on_from(progress, seeds.episode_ids())
 
     def interrupt(self) -> None:
         """Let the loops go, and a `run` that waits in another thread, all with a ClosedError."""
         if not self._owner.is_here:
             return
-        self._stopped = True
+        self._closed = True
         self.episodes.close()
 
     def stop(self) -> None:
@@ -337,8 +283,10 @@ class ExternalRunner:
 
         May be called again.
         """
-        if not self._owner.is_here:
-            return
+        if self._owner.is_here:
+            self._close()
+
+    def _close(self) -> None:
         self.interrupt()
         if self._thread is not threading.current_thread():
             self._thread.join(_STOP_SECONDS)

@@ -15,8 +15,10 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -34,7 +36,7 @@ __all__ = ["Counts", "EpisodeMetrics", "MetricsCollector", "PerfCounters", "Roll
 
 # Any in this module: users' metrics are numbers, lists or arrays; media are what they like.
 
-# Episodes that wait for `drain`: 1.5 MB. Who never asks is not to fill the memory.
+# Episodes that wait for `drain`, at most: a user who never asks must not run out of memory.
 _MOST_EPISODES = 65_536
 
 
@@ -187,6 +189,7 @@ class RolloutMetrics:
         counts: What happened since.
         lifetime: What happened since the runner was made, or since the run that it was restored from was.
         policy_steps: Transitions by policy id; empty with one policy.
+        steps_of_agents: Transitions by agent id, as text; empty with one agent.
         seconds: Spent sampling.
         between: Seconds from the end of one call of ``sample`` to the beginning of the next, in all.
         calls: Of ``sample``, or of what serves it.
@@ -204,6 +207,7 @@ class RolloutMetrics:
     counts: Counts = field(default_factory=Counts)
     lifetime: Counts = field(default_factory=Counts)
     policy_steps: dict[str, int] = field(default_factory=dict)
+    steps_of_agents: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     between: float = 0.0
     calls: int = 0
@@ -237,8 +241,8 @@ class RolloutMetrics:
         for part in given:
             merged.counts = merged.counts.plus(part.counts)
             merged.lifetime = merged.lifetime.plus(part.lifetime)
-            for policy_id, steps in part.policy_steps.items():
-                merged.policy_steps[policy_id] = merged.policy_steps.get(policy_id, 0) + steps
+            _add_up(merged.policy_steps, part.policy_steps)
+            _add_up(merged.steps_of_agents, part.steps_of_agents)
             for policy_id, judged in part.off_policy.items():
                 before = merged.off_policy.get(policy_id)
                 merged.off_policy[policy_id] = judged if before is None else before.plus(judged)
@@ -304,6 +308,7 @@ class RolloutMetrics:
             "num_agent_steps_sampled": counts.agent_steps,
             "num_agent_steps_sampled_lifetime": lifetime.agent_steps,
             "num_module_steps_sampled": dict(self.policy_steps),
+            "num_agent_steps_sampled_by_agent": dict(self.steps_of_agents),
             "num_env_steps_sampled_throughput": _ratio(counts.env_steps, self.seconds),
             "time_between_sampling": _ratio(self.between, self.calls),
             "weights_seq_no": _ratio(self.weights_seq_no, self.calls),
@@ -326,7 +331,9 @@ class MetricsCollector:
         self.lifetime = Counts()
         self._lock = threading.Lock()
         self._now = RolloutMetrics()
-        self._episodes = _EpisodeTable()
+        #: (Return, length, duration) of episodes of which nothing more is known.
+        self._episodes: deque[tuple[float, int, float]] = deque(maxlen=_MOST_EPISODES)
+        self._details: deque[EpisodeMetrics] = deque(maxlen=_MOST_EPISODES)
         self._began: float | None = None
         self._ended: float | None = None
 
@@ -342,10 +349,11 @@ class MetricsCollector:
             lengths: Steps of the environment, shape (E,).
             durations: Seconds, shape (E,).
         """
-        totals = np.asarray(returns, np.float64)
+        totals = np.asarray(returns, np.float64).tolist()
+        seconds = repeat(math.nan) if durations is None else np.asarray(durations).tolist()
         with self._lock:
             self._now.counts.episodes += len(totals)
-            self._episodes.add(totals, lengths, math.nan if durations is None else durations)
+            self._episodes.extend(zip(totals, np.asarray(lengths).tolist(), seconds, strict=False))
 
     def episode_ended(self, episode: RunningEpisode, *, duration: float = math.nan) -> None:
         """Count one with all that callbacks and agents left in it; it may be changed afterwards."""
@@ -360,9 +368,7 @@ class MetricsCollector:
         )
         with self._lock:
             self._now.counts.episodes += 1
-            if len(self._now.details) >= _MOST_EPISODES:
-                del self._now.details[: _MOST_EPISODES // 2]
-            self._now.details.append(ended)
+            self._details.append(ended)
 
     def episodes_failed(self, episodes: int = 1, *, rows: int = 0, restarts: int = 0) -> None:
         """Count episodes that were discarded with ``rows`` rows, and environments that were made anew."""
@@ -387,6 +393,7 @@ class MetricsCollector:
         *,
         agent_steps: int | None = None,
         policy_steps: Mapping[str, int] | None = None,
+        steps_of_agents: Mapping[str, int] | None = None,
         weights_seq_no: int = 0,
     ) -> None:
         """Count a batch, and the time since `begin`.
@@ -395,6 +402,7 @@ class MetricsCollector:
             env_steps: Steps of environments.
             agent_steps: Rows; None: as many.
             policy_steps: Rows by policy id.
+            steps_of_agents: Rows by agent id.
             weights_seq_no: Version of the weights that sampled it.
         """
         end = time.perf_counter()
@@ -402,8 +410,8 @@ class MetricsCollector:
             now = self._now
             now.counts.env_steps += env_steps
             now.counts.agent_steps += env_steps if agent_steps is None else agent_steps
-            for policy_id, steps in (policy_steps or {}).items():
-                now.policy_steps[policy_id] = now.policy_steps.get(policy_id, 0) + steps
+            _add_up(now.policy_steps, policy_steps or {})
+            _add_up(now.steps_of_agents, steps_of_agents or {})
             now.weights_seq_no += weights_seq_no
             now.calls += 1
             if self._began is not None:
@@ -420,7 +428,11 @@ class MetricsCollector:
         """
         with self._lock:
             drained, self._now = self._now, RolloutMetrics()
-            drained.returns, drained.lengths, drained.durations = self._episodes.take()
+            table = np.array(self._episodes, np.float64).reshape(-1, 3)
+            drained.returns, drained.durations = table[:, 0].copy(), table[:, 2].copy()
+            drained.lengths = table[:, 1].astype(np.int64)
+            drained.details = list(self._details)
+            self._forget_episodes()
             drained.perf_steps, drained.perf = self.perf.take()
             self.lifetime = self.lifetime.plus(drained.counts)
             drained.lifetime = self.lifetime
@@ -442,40 +454,16 @@ class MetricsCollector:
         with self._lock:
             self.lifetime = lifetime
             self._now = RolloutMetrics()
-            self._episodes.take()
+            self._forget_episodes()
+
+    def _forget_episodes(self) -> None:
+        self._episodes.clear()
+        self._details.clear()
 
 
-class _EpisodeTable:
-    """Returns, lengths and durations, in arrays that grow up to a bound."""
-
-    def __init__(self) -> None:
-        self._rows = 0
-        self._table = np.zeros((64, 3))
-
-    def add(self, returns: NDArray[np.float64], lengths: ArrayLike, durations: ArrayLike) -> None:
-        new = len(returns)
-        end = self._rows + new
-        if end > len(self._table):
-            end = self._make_room(new) + new
-        rows = self._table[end - new : end]
-        rows[:, 0], rows[:, 1], rows[:, 2] = returns, lengths, durations
-        self._rows = end
-
-    def _make_room(self, new: int) -> int:
-        """Grow, or drop the older half; returns the rows that are left."""
-        if self._rows + new > max(_MOST_EPISODES, new):
-            kept = self._table[self._rows // 2 : self._rows]
-        else:
-            kept = self._table[: self._rows]
-        larger = np.zeros((max(2 * len(self._table), len(kept) + new), 3))
-        larger = larger[: max(_MOST_EPISODES, len(kept) + new)]
-        larger[: len(kept)] = kept
-        self._table = larger
-        return len(kept)
-
-    def take(self) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.float64]]:
-        rows, self._rows = self._table[: self._rows], 0
-        return rows[:, 0].copy(), rows[:, 1].astype(np.int64), rows[:, 2].copy()
+def _add_up(counts: dict[str, int], more: Mapping[str, int]) -> None:
+    for name, count in more.items():
+        counts[name] = counts.get(name, 0) + count
 
 
 def _ratio(amount: float, of: float) -> float:

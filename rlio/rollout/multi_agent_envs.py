@@ -17,16 +17,18 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rlio.envs.context import EnvContext, create
 from rlio.envs.multi_agent import MultiAgentDict, MultiAgentEnv, as_multi_agent_env
+from rlio.envs.multi_agent_processes import MultiAgentProcess, ready
 from rlio.envs.multi_agent_stepping import MultiAgentStep, MultiAgentStepper
 from rlio.envs.restarting import RestartPolicy, Restarts
 from rlio.envs.seeding import EpisodeSeeds
+from rlio.envs.served_envs import ProcessDied
 from rlio.errors import OptionError, RlioError, excerpt
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ OnMade = Callable[[int, MultiAgentEnv, EnvContext], None]
 
 
 class MultiAgentEnvs:
-    """Environments in this process, stepped one by one.
+    """Environments, stepped one by one in this process, or side by side in a process each.
 
     Args:
         env: A `MultiAgentEnv` or an environment of PettingZoo's, which cannot be multiplied; or a function
@@ -83,8 +85,9 @@ class MultiAgentEnvs:
             worker_index=worker_index,
             num_workers=num_workers,
             recreated_worker=recreated_worker,
+            remote=config.vectorize_mode == "async",
         )
-        self._make = self._maker(env)
+        self._build = partial(_build, self._maker(env), self._context, config)
         os.environ.update(config.extra_python_environs)
         policy = (
             RestartPolicy(max_restarts=config.max_env_restarts)
@@ -93,7 +96,9 @@ class MultiAgentEnvs:
         )
         self.restarts = Restarts(policy, num_envs=config.num_envs)
         self.errors: dict[int, Exception] = {}
-        self._steppers: list[MultiAgentStepper] = []
+        self._steppers: list[MultiAgentStepper | MultiAgentProcess] = []
+        #: What environments get as actions in the step that is under way.
+        self._sent: dict[int, MultiAgentDict] = {}
         with ExitStack() as opened:
             for index in range(config.num_envs):
                 try:
@@ -116,6 +121,11 @@ class MultiAgentEnvs:
             )
         if not callable(env) or isinstance(env, MultiAgentEnv):
             given = as_multi_agent_env(env)
+            if self._config.vectorize_mode == "async":
+                raise OptionError(
+                    f"vectorize_mode='async' makes environments in processes of their own, but env is one "
+                    f"environment, {excerpt(env)}: pass a function that makes it"
+                )
             if self._config.num_envs != 1:
                 raise OptionError(
                     f"num_envs={self._config.num_envs} but env is one environment, {excerpt(env)}: "
@@ -134,21 +144,25 @@ class MultiAgentEnvs:
             return lambda _: given
         return partial(create, env)
 
-    def _made(self, index: int, *, recreated: bool = False) -> MultiAgentStepper:
-        context = self._context.with_index(index, recreated=recreated)
-        env = as_multi_agent_env(self._make(context))
+    def _made(self, index: int, *, recreated: bool = False) -> MultiAgentStepper | MultiAgentProcess:
         config = self._config
-        if config.validate_env is not None:
-            config.validate_env(env, context)
-        if config.render_env and getattr(env, "render_mode", None) is None:
-            raise OptionError(
-                f"render_env=True, but {type(env).__name__} has no render_mode: let its maker give it one, "
-                "such as 'rgb_array'"
-            )
+        stepper: MultiAgentStepper | MultiAgentProcess
         horizon = None if config.soft_horizon else config.horizon
-        stepper = MultiAgentStepper(env, horizon=horizon, check=config.check_env)
+        if config.vectorize_mode == "async":
+            stepper = MultiAgentProcess(
+                index,
+                self._build,
+                recreated=recreated,
+                horizon=horizon,
+                check=config.check_env,
+                timeout=config.env_step_timeout,
+            )
+        else:
+            stepper = MultiAgentStepper(
+                self._build(index, recreated), horizon=horizon, check=config.check_env
+            )
         if self._on_made is not None:
-            self._on_made(index, env, context)
+            self._on_made(index, stepper.env, self._context.with_index(index, recreated=recreated))
         return stepper
 
     # ---- what they are ----
@@ -217,25 +231,58 @@ class MultiAgentEnvs:
             EnvError: It failed, and is not to be made anew.
             SchemaError: What it gave makes no sense.
         """
+        self._sent.pop(index, None)
         seed = self.seeds.next(index)
         return self._tried(index, "in reset()", lambda stepper: stepper.reset(seed=seed))
 
-    def step(self, index: int, actions: MultiAgentDict) -> MultiAgentStep | None:
-        """Take a step; see `reset`."""
-        step = self._tried(index, "in step()", lambda stepper: stepper.step(actions))
+    def send(self, index: int, actions: MultiAgentDict) -> None:
+        """Begin a step, unless one is under way; `step` gives what came of it."""
+        self._sent[index] = actions
+        stepper = self._steppers[index]
+        if isinstance(stepper, MultiAgentProcess):
+            stepper.send(actions)
+
+    def is_stepping(self, index: int) -> bool:
+        """Whether a step is under way."""
+        return index in self._sent
+
+    def sent(self, index: int) -> MultiAgentDict:
+        """The actions of the step that is under way."""
+        return self._sent[index]
+
+    def ready(self, wanted: Sequence[int]) -> Sequence[int]:
+        """Of those ``wanted``, which are stepping, those to go on with; see `remote_env_batch_wait_ms`."""
+        wait_ms = self._config.remote_env_batch_wait_ms
+        if wait_ms is None or not wanted:
+            return wanted
+        processes = {index: self._steppers[index] for index in wanted}
+        return ready({i: each for i, each in processes.items() if isinstance(each, MultiAgentProcess)},
+                     wait_ms=wait_ms)  # fmt: skip
+
+    def step(self, index: int) -> MultiAgentStep | None:
+        """What came of the step that `send` began; see `reset`."""
+        actions = self._sent.pop(index)
+
+        def taken(stepper: MultiAgentStepper | MultiAgentProcess) -> MultiAgentStep:
+            return stepper.step() if isinstance(stepper, MultiAgentProcess) else stepper.step(actions)
+
+        step = self._tried(index, "in step()", taken)
         if step is not None and index in self.restarts.failing:
             self.restarts.stepped(index, ended=step.is_over)
         return step
 
     def _tried(
-        self, index: int, where: str, call: Callable[[MultiAgentStepper], MultiAgentStep]
+        self,
+        index: int,
+        where: str,
+        call: Callable[[MultiAgentStepper | MultiAgentProcess], MultiAgentStep],
     ) -> MultiAgentStep | None:
         stepper = self._steppers[index]
         try:
             return call(stepper)
-        except RlioError:
-            raise  # it does not fail: it is none
         except Exception as error:
+            if isinstance(error, RlioError) and not isinstance(error, ProcessDied):
+                raise  # it does not fail: it is none
             self.errors[index] = error
             self.restarts.failed(
                 index,
@@ -253,10 +300,25 @@ class MultiAgentEnvs:
                 stack.callback(stepper.close)
 
 
+def _build(
+    make: Callable[[EnvContext], Any], context: EnvContext, config: RolloutConfig, index: int, recreated: bool
+) -> MultiAgentEnv:
+    """Make an environment, in the process where it lives."""
+    at = context.with_index(index, recreated=recreated)
+    env = as_multi_agent_env(make(at))
+    if config.validate_env is not None:
+        config.validate_env(env, at)
+    if config.render_env and getattr(env, "render_mode", None) is None:
+        raise OptionError(
+            f"render_env=True, but {type(env).__name__} has no render_mode: let its maker give it one, "
+            "such as 'rgb_array'"
+        )
+    return env
+
+
 def _check_mode(config: RolloutConfig) -> None:
-    if config.vectorize_mode != "sync" or config.remote_worker_envs:
+    if config.vectorize_mode == "native" or config.remote_worker_envs:
         raise OptionError(
             f"vectorize_mode={config.vectorize_mode!r}, remote_worker_envs={config.remote_worker_envs}: "
-            "environments with several agents are stepped in this process, 'sync'; for more processes take "
-            "more workers"
+            "environments with several agents are stepped in this process, 'sync', or in one each, 'async'"
         )

@@ -43,6 +43,7 @@ class PlayedEpisode:
         shown: What callbacks see of it.
         mapping: The mapping, as it was when the episode began.
         agents: Those that have appeared and had something to do.
+        ids: Their ids, by ``agent_index``.
         early: Rewards of agents that have not appeared: as they are, and as they are recorded.
         fresh: Steps of the environment that were not handed out.
         began: When, in seconds of `time.perf_counter`.
@@ -55,6 +56,7 @@ class PlayedEpisode:
     shown: RunningEpisode
     mapping: MappingFn
     agents: dict[AgentId, Agent] = field(default_factory=dict)
+    ids: dict[int, AgentId] = field(default_factory=dict)
     early: dict[AgentId, tuple[float, float]] = field(default_factory=dict)
     fresh: int = 0
     began: float = 0.0
@@ -69,7 +71,7 @@ class PlayedEpisode:
 
     def agent_id(self, index: int) -> AgentId:
         """The agent with an ``agent_index``."""
-        return next(agent.id_ for agent in self.agents.values() if agent.index == index)
+        return self.ids[index]
 
     @property
     def agent_steps(self) -> int:
@@ -211,15 +213,18 @@ class MultiAgentLoop:
         perf = self._metrics.perf
         perf.begin()
         actions = self._act(envs)
-        for index in sorted(self.playing) if envs is None else envs:
-            episode = self.playing[index]
-            sent = actions.get(index, {})
+        chosen = sorted(self.playing) if envs is None else list(envs)
+        # One that is slow may still work on the actions that it got before.
+        for index in [index for index in chosen if not self.envs.is_stepping(index)]:
             if self._renders:
                 # Before the step: frame t is of what agents act on in step t.
-                frames = episode.shown.media.setdefault("frames", [])
+                frames = self.playing[index].shown.media.setdefault("frames", [])
                 frames.append(self.envs.envs[index].render())
                 perf.lap(PerfCounters.ENV_RENDER)
-            step = self.envs.step(index, sent)
+            self.envs.send(index, actions.get(index, {}))
+        for index in self.envs.ready(chosen):
+            episode, sent = self.playing[index], self.envs.sent(index)
+            step = self.envs.step(index)
             perf.lap(PerfCounters.ENV_WAIT)
             if step is None:
                 self._discard(episode)
@@ -391,6 +396,7 @@ class MultiAgentLoop:
         if index is None:  # behind the others, by this episode's count
             index = len(self._indexes) + sum(other not in self._indexes for other in episode.agents)
         agent = episode.agents[agent_id] = group.agent(agent_id, index, episode.rows)
+        episode.ids[index] = agent_id
         if agent_id in episode.early:
             agent.total, agent.reward = episode.early.pop(agent_id)
         return agent

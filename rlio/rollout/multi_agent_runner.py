@@ -20,32 +20,31 @@ Example:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from rlio.batch import MultiAgentBatch, SampleBatch
-from rlio.connectors.mean_std import MeanStdFilter
+from rlio.columns import DEFAULT_POLICY_ID
 from rlio.envs.multi_agent import AgentId, MultiAgentEnv
-from rlio.errors import ClosedError, OptionError, StateError, excerpt
+from rlio.errors import OptionError, excerpt
 from rlio.interfaces import JsonState
-from rlio.options import expected
-from rlio.policies.checkpoint import select_components
-from rlio.policies.policy import Policy, PolicyState
-from rlio.policies.weights import accepts_weights
+from rlio.policies.policy import Policy
+from rlio.rollout.actor import Actor
 from rlio.rollout.agent_group import AgentGroup
 from rlio.rollout.agent_mapping import AgentMapping, MappingFn
 from rlio.rollout.agent_parts import AgentPart, cut, joined
 from rlio.rollout.agent_rows import EPISODE
-from rlio.rollout.callbacks import CallbacksLike, combine, overridden
+from rlio.rollout.callbacks import CallbacksLike
 from rlio.rollout.config import RolloutConfig
-from rlio.rollout.metrics import Counts, MetricsCollector, RolloutMetrics
 from rlio.rollout.multi_agent_envs import MultiAgentEnvLike, MultiAgentEnvs
 from rlio.rollout.multi_agent_episode import MultiAgentEpisode
 from rlio.rollout.multi_agent_loop import MultiAgentLoop, PlayedEpisode
-from rlio.rollout.progress import Progress, check_amount, whole_number
+from rlio.rollout.progress import Progress, whole_number
+from rlio.rollout.runner import Runner
 from rlio.rollout.runner_seeds import RunnerSeeds
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ logger = logging.getLogger("rlio")
 _Parts: TypeAlias = "dict[str, tuple[SampleBatch | None, list[AgentPart]]]"
 
 
-class MultiAgentEnvRunner:
+class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
     """Steps environments in which several agents act, and gives what happened, policy by policy.
 
     A row is an agent's transition: from the observation on which it acts to the next that it gets, with the
@@ -112,15 +111,8 @@ class MultiAgentEnvRunner:
         recreated_worker: bool = False,
     ) -> None:
         _check_policies(policies)
-        given = expected(config, RolloutConfig, "config")
-        self.config = given.resolved(num_workers=num_workers, worker_index=worker_index)
-        self.worker_index = worker_index
-        self.callbacks = combine(callbacks)
-        self._hooks = overridden(self.callbacks)
-        self.metrics = MetricsCollector(perf_ema_coef=self.config.sampler_perf_stats_ema_coef)
-        self._seeds = RunnerSeeds.of(seed, worker_index=worker_index)
-        self._progress = Progress.of_worker(worker_index)
-        self._closed = self._warned = False
+        super().__init__(config=config, callbacks=callbacks, seed=seed, worker_index=worker_index)
+        self.config = self.config.resolved(num_workers=num_workers, worker_index=worker_index)
         self._mapping = AgentMapping(
             policies,
             config=self.config,
@@ -232,26 +224,20 @@ class MultiAgentEnvRunner:
         return str(name) if name else type(inner).__name__
 
     @property
-    def seeds(self) -> dict[str, int]:
-        """What everything random was seeded with: ``seed, worker_index, policy``; environments are seeded
-        with `episode_seed`.
-        """
-        return self._seeds.as_dict()
-
-    @property
-    def timesteps(self) -> int:
-        """Rows recorded so far: each is an agent's step."""
-        return self._progress.timesteps
-
-    @property
     def env_steps(self) -> int:
         """Steps of environments taken so far."""
         return self._loop.env_steps
 
     @property
-    def steps_dropped(self) -> int:
-        """Rows that were recorded and will be in no batch."""
-        return self._progress.dropped
+    def _actors(self) -> Mapping[str, Actor]:
+        return {policy_id: group.actor for policy_id, group in self._loop.groups.items()}
+
+    @property
+    def _rows_waiting(self) -> int:
+        return sum(len(group.rows) for group in self._loop.groups.values())
+
+    def _close(self) -> None:
+        self._envs.close()
 
     @property
     def late_rewards(self) -> float:
@@ -277,25 +263,6 @@ class MultiAgentEnvRunner:
                 found[policy_id] = policy.observation_space, policy.action_space
         return found
 
-    def assert_healthy(self) -> None:
-        """Raise unless the runner can sample.
-
-        Raises:
-            ClosedError: It is stopped.
-        """
-        if self._closed:
-            raise ClosedError("the MultiAgentEnvRunner is stopped: make a new one, or sample before stop()")
-
-    def get_metrics(self) -> RolloutMetrics:
-        """What happened since the last call."""
-        return self.metrics.drain()
-
-    def stop(self) -> None:
-        """Close the environments; may be called again."""
-        if not self._closed:
-            self._closed = True
-            self._envs.close()
-
     # ---- sampling ----
 
     def run(self, steps: int | None = None) -> MultiAgentBatch:
@@ -316,60 +283,23 @@ class MultiAgentEnvRunner:
             SchemaError: An environment or a policy gave what makes no sense.
             ClosedError: After `stop`.
         """
-        self.metrics.begin()
-        taken = self._sampled(self.config.fragment_steps if steps is None else steps)
+        taken = self._sampled(steps)
         batch = MultiAgentBatch(self._joined(taken.parts), taken.env_steps)
-        self._count(batch.env_steps(), {policy_id: len(rows) for policy_id, rows in batch.items()})
+        self._count(taken)
         return batch
 
-    def sample(
-        self,
-        *,
-        num_timesteps: int | None = None,
-        num_episodes: int | None = None,
-        explore: bool | None = None,
-        random_actions: bool = False,
-        force_reset: bool = False,
+    def _explore(self, explore: bool) -> None:
+        self._loop.explore = explore
+
+    def _sampled_chunks(
+        self, steps: int | None, episodes: int | None, *, at_random: bool, force_reset: bool
     ) -> list[MultiAgentEpisode]:
-        """Sample episodes, or chunks of episodes.
-
-        A chunk comes with its ``lookback``: of each agent, the last ``episode_lookback_horizon`` steps of the
-        chunk before, if that was sampled here too. Chunks have no ``state_in_k``: with a recurrent policy,
-        each step's state is the ``state_out_k`` of the one before.
-
-        Args:
-            num_timesteps: At least so many steps in all, of what ``count_steps_by`` says; chunks in truncate
-                mode, else whole episodes. With neither number, as much as `run` gives.
-            num_episodes: Exactly so many whole episodes; begun ones of which rows were handed out are
-                abandoned.
-            explore: In place of the config's.
-            random_actions: Act at random, whatever the policies are: the extra columns are those of
-                `RandomPolicy`, and nothing is postprocessed. New episodes begin where it is different from
-                the last call.
-            force_reset: Begin new episodes everywhere first.
-
-        Raises:
-            OptionError: Both numbers are given, or one is below 1.
-            EnvError: An environment failed.
-            SchemaError: An environment or a policy gave what makes no sense.
-            ClosedError: After `stop`.
-        """
-        check_amount(num_timesteps, num_episodes)
-        steps = self.config.fragment_steps
-        if num_timesteps is not None:
-            whole = self.config.batch_mode == "complete_episodes"
-            steps = num_timesteps if whole else -(-num_timesteps // self.num_envs)
-        self.metrics.begin()
+        if steps is not None and self.config.batch_mode == "truncate_episodes":
+            steps = -(-steps // self.num_envs)
         self._ready = self._ready and not force_reset
-        self._loop.explore = self.config.explore if explore is None else explore
-        try:
-            taken = self._sampled(steps, episodes=num_episodes or 0, at_random=random_actions)
-        finally:
-            self._loop.explore = self.config.explore
+        taken = self._sampled(steps, episodes=episodes or 0, at_random=at_random)
         chunks = self._chunks(taken)
-        self._count(taken.env_steps, taken.rows)
-        if "on_sample_end" in self._hooks:
-            self.callbacks.on_sample_end(runner=self, samples=chunks)
+        self._count(taken)
         return chunks
 
     def _chunks(self, taken: _Taken) -> list[MultiAgentEpisode]:
@@ -406,10 +336,9 @@ class MultiAgentEnvRunner:
             self._tails[episode.number] = chunk.tail(self.config.episode_lookback_horizon)
         return chunk
 
-    def _sampled(self, steps: int, *, episodes: int = 0, at_random: bool = False) -> _Taken:
+    def _sampled(self, steps: int | None, *, episodes: int = 0, at_random: bool = False) -> _Taken:
         """Take out fragments of ``steps`` of each environment, or whole episodes."""
-        if steps < 1:
-            raise OptionError(f"steps={steps}: a number of steps, at least 1")
+        steps = self._begin_call(steps)
         self._make_ready(at_random=at_random)
         if episodes or self.config.batch_mode == "complete_episodes":
             return self._handed_out(self._complete(steps, episodes))
@@ -419,7 +348,6 @@ class MultiAgentEnvRunner:
 
     def _make_ready(self, *, at_random: bool) -> None:
         """Begin, or begin anew where the last step failed half-way or actions have other columns now."""
-        self.assert_healthy()
         if not self._ready or self._loop.at_random != at_random:
             self._loop.at_random = at_random
             self._begin()
@@ -467,22 +395,12 @@ class MultiAgentEnvRunner:
                 return loop.over[:episodes]
             if not episodes and sum(map(self._size, loop.over)) >= steps:
                 return loop.over[:]
-            self._warn_of_long_episodes(steps)
+            self._warn_of_long_episodes(loop.fresh, steps * self.num_envs)
             loop.revive()
             self._step()
 
     def _size(self, episode: PlayedEpisode) -> int:
         return episode.agent_steps if self.config.count_steps_by == "agent_steps" else episode.rows.t
-
-    def _warn_of_long_episodes(self, steps: int) -> None:
-        # RLlib's bound.
-        if not self._warned and self._loop.fresh > max(1000, 10 * steps * self.num_envs):
-            self._warned = True
-            logger.warning(
-                "%d steps wait for their episodes to end, and a batch is to have %d: do they end at all? "
-                "Give horizon=, or batch_mode='truncate_episodes'",
-                self._loop.fresh, steps,
-            )  # fmt: skip
 
     # ---- what is handed out ----
 
@@ -504,7 +422,7 @@ class MultiAgentEnvRunner:
             episode.fresh = 0
         loop.over = [episode for episode in loop.over if episode.number not in chosen]
         wanted = {number: each for number, each in chosen.items() if each.shown.training_enabled}
-        return _Taken(self._postprocessed(parts, chosen), wanted, fresh)
+        return _Taken(self._with_postprocessed(parts, chosen), wanted, fresh)
 
     def _drop_unwanted(self, policy_id: str, group: AgentGroup, unwanted: list[int]) -> None:
         """Forget closed rows of episodes that nobody wants to train on, and of policies that are gone."""
@@ -528,7 +446,7 @@ class MultiAgentEnvRunner:
         self._loop.moved(group, moved)
         return columns
 
-    def _postprocessed(self, parts: _Parts, episodes: Mapping[int, PlayedEpisode]) -> _Parts:
+    def _with_postprocessed(self, parts: _Parts, episodes: Mapping[int, PlayedEpisode]) -> _Parts:
         """``parts``, where a policy or a callback wants it, put through `Policy.postprocess_trajectory`."""
         hooked = "on_postprocess_trajectory" in self._hooks
         wanted = [each for each in parts if hooked or self.policies[each].postprocesses]
@@ -544,31 +462,13 @@ class MultiAgentEnvRunner:
         for policy_id in wanted:
             _, own = parts[policy_id]
             for part in own:
-                self._postprocess(part, by_episode[part.number], episodes[part.number])
+                episode = episodes[part.number]
+                agent = episode.agent_id(part.agent_index)
+                # A copy: what is changed in place is not what the others are to see.
+                rows = part.rows.copy()
+                part.rows = self._postprocess(rows, policy_id, agent, episode.shown, by_episode[part.number])
             made[policy_id] = None, own
         return made
-
-    def _postprocess(
-        self, part: AgentPart, originals: dict[AgentId, tuple[str, SampleBatch]], episode: PlayedEpisode
-    ) -> None:
-        agent_id = episode.agent_id(part.agent_index)
-        policy = self.policies[part.policy_id]
-        # A copy: what is changed in place is not what the others are to see.
-        rows = part.rows.copy()
-        if policy.postprocesses:
-            others = {agent: each for agent, each in originals.items() if agent != agent_id}
-            rows = policy.postprocess_trajectory(rows, others, episode.shown)
-        if "on_postprocess_trajectory" in self._hooks:
-            self.callbacks.on_postprocess_trajectory(
-                runner=self,
-                episode=episode.shown,
-                agent_id=agent_id,
-                policy_id=part.policy_id,
-                policies=self.policies,
-                postprocessed_batch=rows,
-                original_batches=originals,
-            )
-        part.rows = rows
 
     def _joined(self, parts: _Parts) -> dict[str, SampleBatch]:
         batches = {}
@@ -582,54 +482,20 @@ class MultiAgentEnvRunner:
             self._progress.unrolls += len(own)
         return batches
 
-    def _count(self, env_steps: int, rows: Mapping[str, int]) -> None:
-        versions = [self.policies[policy_id].weights_seq_no for policy_id in rows]
+    def _count(self, taken: _Taken) -> None:
+        rows: Counter[str] = Counter()
+        of_agents: Counter[str] = Counter()
+        for policy_id, (_, parts) in taken.parts.items():
+            for part in parts:
+                rows[policy_id] += len(part.rows)
+                of_agents[str(taken.episodes[part.number].agent_id(part.agent_index))] += len(part.rows)
         self.metrics.sampled(
-            env_steps,
-            agent_steps=sum(rows.values()),
+            taken.env_steps,
+            agent_steps=rows.total(),
             policy_steps=rows,
-            weights_seq_no=max(versions, default=0),
+            steps_of_agents=of_agents,
+            weights_seq_no=max((self.policies[each].weights_seq_no for each in rows), default=0),
         )
-
-    # ---- filters ----
-
-    def get_filters(self, *, flush_after: bool = False) -> dict[str, list[MeanStdFilter]]:
-        """Copies of the `MeanStdFilter`s among the observation connectors, by policy id.
-
-        Args:
-            flush_after: Reset their buffers: what came in until now is in the copies, and is counted once.
-        """
-        found = {}
-        for policy_id, filters in self._filters().items():
-            found[policy_id] = [each.copy() for each in filters]
-            if flush_after:
-                for each in filters:
-                    each.reset_buffer()
-        return found
-
-    def sync_filters(self, filters: Mapping[str, Sequence[MeanStdFilter]]) -> None:
-        """Make the filters equal to ``filters``, as `get_filters` gave them, here or elsewhere.
-
-        Those of policies that have not acted here are passed over: they have none yet.
-
-        Raises:
-            StateError: A policy has more or fewer of them.
-        """
-        for policy_id, mine in self._filters().items():
-            theirs = filters.get(policy_id, mine)
-            if len(theirs) != len(mine):
-                raise StateError(
-                    f"{len(theirs)} filters for the {len(mine)} of the policy {excerpt(policy_id)}"
-                )
-            for own, other in zip(mine, theirs, strict=True):
-                if own is not other:
-                    own.sync(other)
-
-    def _filters(self) -> dict[str, list[MeanStdFilter]]:
-        return {
-            policy_id: [each for each in group.connectors[0].connectors if isinstance(each, MeanStdFilter)]
-            for policy_id, group in self._loop.groups.items()
-        }
 
     # ---- seeds and state ----
 
@@ -637,102 +503,23 @@ class MultiAgentEnvRunner:
         return int(self._episode_ids.integers(0, 1 << 63, dtype=np.int64, endpoint=False))
 
     def state_dict(self) -> JsonState:
-        """Return seeds, counters and what connectors keep as JSON. Environments cannot be saved: see
-        `load_state_dict`.
-        """
-        waiting = sum(len(group.rows) for group in self._loop.groups.values())
-        state: JsonState = {
-            "seed": self._seeds.seed,
-            "restarts": self._seeds.restarts,
-            "env_steps": self.env_steps,
-            **self._progress.state_dict(waiting=waiting),
-        }
-        connectors = {each: own for each, own in self._connector_states().items() if any(own.values())}
-        return state | ({"connectors": connectors} if connectors else {})
+        """Return seeds, counters and what connectors keep as JSON; see `Runner.state_dict`."""
+        return super().state_dict() | {"env_steps": self.env_steps}
 
-    def _connector_states(self) -> dict[str, dict[str, JsonState]]:
-        """The states of connectors by policy id, as JSON."""
-        return {
-            policy_id: {"observation": before, "action": behind}
-            for policy_id, (before, behind) in self._mapping.connector_states().items()
-        }
+    def connector_states(self) -> dict[str, Any]:
+        return dict(self._mapping.connector_states())
 
-    def _load_connectors(self, states: Mapping[str, Any], undo: ExitStack) -> None:
-        """Load what `_connector_states` gave; ``undo`` gets what takes that back."""
+    def load_connectors(self, states: Mapping[str, Any], undo: ExitStack) -> None:
+        # Those of policies that have not acted yet wait for them.
         undo.callback(self._mapping.load_connector_states, self._mapping.connector_states())
-        self._mapping.load_connector_states(
-            {policy_id: (own["observation"], own["action"]) for policy_id, own in states.items()}
-        )
+        self._mapping.load_connector_states(states)
 
-    def load_state_dict(self, state: JsonState) -> None:
-        """Continue counting from a state of `state_dict`, at the start of new episodes.
-
-        The episodes are others than those before, and the same ones for each runner that loads the state.
-        Rows that were recorded but not handed out when it was saved are in `steps_dropped`.
-
-        Raises:
-            StateError: A key is missing, or no whole number; or it is of other connectors.
-        """
-        saved = RunnerSeeds.from_state(state, worker_index=self.worker_index)
-        progress, env_steps = Progress.from_state(state), whole_number(state, "env_steps")
-        with ExitStack() as undo:
-            self._load_connectors(state.get("connectors", {}), undo)
-            undo.pop_all()
-        self._seeds = saved.after_restart()
+    def _begin_anew(self, seeds: RunnerSeeds, progress: Progress, state: JsonState) -> None:
+        env_steps = whole_number(state, "env_steps")
         self._loop.forget()
         self._progress.take_over(progress)
         self._loop.env_steps = env_steps
         self._is_seeded = self._ready = False
-
-    def get_state(
-        self, components: Collection[str] | None = None, *, not_components: Collection[str] = ()
-    ) -> PolicyState:
-        """Return what makes the runner what it is: nested dicts of arrays and of what JSON takes.
-
-        Args:
-            components: Of ``"policies"`` (by id), ``"connectors"`` (by policy id), ``"runner"``
-                (`state_dict`) and ``"metrics"``; None: all.
-            not_components: Parts to leave out.
-
-        Raises:
-            OptionError: There is no such component.
-        """
-        parts: dict[str, Callable[[], Any]] = {
-            "policies": lambda: {each: self.policies[each].get_state() for each in self.policies},
-            "connectors": self._connector_states,
-            "runner": self.state_dict,
-            "metrics": self.metrics.state_dict,
-        }
-        chosen = select_components(parts, components, not_components)
-        return {name: parts[name]() for name in chosen}
-
-    def set_state(self, state: PolicyState) -> None:
-        """Take over the components of a state of `get_state`, those that are there.
-
-        Without ``"runner"`` episodes go on. A policy is taken over if its ``weights_seq_no`` is newer than
-        what is here, or 0; policies that are not here are passed over.
-
-        Raises:
-            StateError: It is of other policies or connectors; all is as it was.
-        """
-        if "metrics" in state:
-            Counts.from_state(state["metrics"])
-        with ExitStack() as undo:
-            for policy_id, own in state.get("policies", {}).items():
-                policy = self.policies.get(policy_id)
-                if policy is not None and accepts_weights(policy.weights_seq_no, own.get("weights_seq_no")):
-                    undo.callback(policy.set_state, policy.get_state())
-                    policy.set_state(own)
-            connectors = state.get("connectors", {})
-            if "runner" in state:
-                # It has them too, as they were when it was saved alone.
-                runner = state["runner"]
-                self.load_state_dict(runner | {"connectors": runner.get("connectors", {}) | connectors})
-            else:
-                self._load_connectors(connectors, undo)
-            undo.pop_all()
-        if "metrics" in state:
-            self.metrics.load_state_dict(state["metrics"])
 
 
 class _Taken(NamedTuple):
@@ -749,18 +536,15 @@ class _Taken(NamedTuple):
     fresh: dict[int, int]
 
     @property
-    def rows(self) -> dict[str, int]:
-        """Policy id -> rows."""
-        return {policy_id: sum(len(part.rows) for part in own) for policy_id, (_, own) in self.parts.items()}
-
-    @property
     def env_steps(self) -> int:
         """Steps of environments, of the episodes that are trained on."""
         return sum(self.fresh[number] for number in self.episodes)
 
 
 def _seed_of(seed: int, policy_id: str) -> int:
-    """A seed for each policy, from one of all of them."""
+    """A seed for each policy, from one of all of them; the default policy's is that of an `EnvRunner`."""
+    if policy_id == DEFAULT_POLICY_ID:
+        return seed
     return int(np.random.SeedSequence(seed, spawn_key=tuple(policy_id.encode())).generate_state(1)[0])
 
 

@@ -2,21 +2,22 @@
 
 Example:
     >>> from gymnasium.spaces import Box
+    >>> from rlio.connectors.connector import ObservationPipeline
     >>> from rlio.connectors.frame_stack import FrameStack
-    >>> observer = Observer([FrameStack(2)], Box(0.0, 9.0, (1,)), num_envs=3)
+    >>> space = Box(0.0, 9.0, (1,))
+    >>> observer = Observer(ObservationPipeline([FrameStack(2)], space), space, num_envs=3)
     >>> observer.begin(np.ones((3, 1), np.float32)).shape
     (3, 2, 1)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.connectors.connector import ConnectorLike, ObservationPipeline, Streams
+from rlio.connectors.connector import ObservationPipeline, Streams
 from rlio.envs.leaves import Leaf, leaf_of, leaves_of
 from rlio.nested import map_structure, unflatten
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     import gymnasium as gym
 
     from rlio.envs.stepping import VectorStep
-    from rlio.policies.policy import Policy
 
 __all__ = ["Observer"]
 
@@ -33,24 +33,13 @@ class Observer:
     """Puts the observations of N environments through connectors, each observation once.
 
     Args:
-        connectors: As in `RolloutConfig.observation_connectors`.
+        pipeline: The connectors.
         space: Of one environment's observations.
         num_envs: Environments.
-        policy: For whom; None where it is not known.
-
-    Attributes:
-        pipeline: The connectors; ``len(pipeline)`` is 0 where there is nothing to do.
     """
 
-    def __init__(
-        self,
-        connectors: Iterable[ConnectorLike],
-        space: gym.Space[Any],
-        *,
-        num_envs: int,
-        policy: Policy | None = None,
-    ) -> None:
-        self.pipeline = ObservationPipeline(connectors, space, policy)
+    def __init__(self, pipeline: ObservationPipeline, space: gym.Space[Any], *, num_envs: int) -> None:
+        self.pipeline = pipeline
         self._given = leaves_of(space)
         self._made = leaves_of(self.pipeline.space)
         self._slots = np.arange(num_envs)

@@ -11,8 +11,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rlio.errors import OptionError, StateError, excerpt
 from rlio.interfaces import JsonState
+from rlio.rollout.trajectories import piece_starts
 
 __all__ = ["Progress", "check_amount", "whole_number"]
 
@@ -58,6 +62,13 @@ class Progress:
     def take_over(self, other: Progress) -> None:
         """Go on where ``other`` is."""
         self.timesteps, self.unrolls, self.dropped = other.timesteps, other.unrolls, other.dropped
+
+    def unroll_ids(self, eps_id: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Ids, never given before, of the pieces of episodes that follow one another in ``eps_id``."""
+        starts = piece_starts(eps_id)
+        ids: NDArray[np.int64] = self.unrolls + np.cumsum(starts) - 1
+        self.unrolls += int(starts.sum())
+        return ids
 
     def state_dict(self, *, waiting: int = 0) -> JsonState:
         """The counters as JSON.

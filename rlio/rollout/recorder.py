@@ -28,16 +28,15 @@ from numpy.typing import NDArray
 
 from rlio.batch import Column
 from rlio.columns import Columns
-from rlio.envs.leaves import Leaf, leaf_of, leaves_of
-from rlio.errors import SchemaError, excerpt
-from rlio.nested import leaves, path_text, unflatten
+from rlio.envs.leaves import leaf_of
+from rlio.rollout.row_store import RowStore, assign, longer, nested
 
 if TYPE_CHECKING:
     import gymnasium as gym
 
     from rlio.envs.stepping import VectorStep
 
-__all__ = ["Rows", "StepRecorder"]
+__all__ = ["Rows", "StepRecorder", "until_last"]
 
 
 class Rows(NamedTuple):
@@ -52,7 +51,7 @@ class Rows(NamedTuple):
     counts: NDArray[np.int64]
 
 
-class StepRecorder:
+class StepRecorder(RowStore):
     """Columns for up to ``capacity`` steps of ``num_envs`` environments.
 
     Observations, actions and flags have the dtypes of the spaces, rewards are float32: what learners compute
@@ -75,17 +74,15 @@ class StepRecorder:
         capacity: int,
         infos: bool = False,
     ) -> None:
+        super().__init__(observation_space, action_space, capacity=capacity, streams=num_envs)
         self.num_envs = num_envs
-        self.capacity = capacity
         #: Steps recorded since `take`.
         self.steps = 0
-        self._observation_leaves = leaves_of(observation_space)
-        self._action_leaves = leaves_of(action_space)
         #: Whether observations are one array: most are, and need no nesting at each step.
         self._is_flat = len(self._observation_leaves) == 1 and not self._observation_leaves[0].path
         # One step more: the observation after step s is the one before step s + 1.
-        self._obs = [self._buffer(leaf, capacity + 1) for leaf in self._observation_leaves]
-        self._actions = [self._buffer(leaf, capacity) for leaf in self._action_leaves]
+        self._obs = self._buffers(self._observation_leaves, capacity + 1)
+        self._actions = self._buffers(self._action_leaves, capacity)
         self._rewards = np.zeros((capacity, num_envs), np.float32)
         self._terminateds = np.zeros((capacity, num_envs), bool)
         self._truncateds = np.zeros((capacity, num_envs), bool)
@@ -94,14 +91,10 @@ class StepRecorder:
         self._all_valid = True
         self._rows = 0
         self._infos = np.full((capacity, num_envs), None, object) if infos else None
-        self._extras: dict[str, NDArray[Any]] | None = None
         self._scalars: dict[str, NDArray[Any]] = {}
         #: (step, environment, leaves): where an episode's last `new_obs` is not the next `obs`.
         self._finals: list[tuple[int, int, list[Any]]] = []
         self._view: Any = None
-
-    def _buffer(self, leaf: Leaf, steps: int) -> NDArray[Any]:
-        return np.zeros((steps, self.num_envs, *leaf.shape), leaf.dtype)
 
     # ---- recording ----
 
@@ -144,10 +137,10 @@ class StepRecorder:
     def _write_obs(self, obs: Any) -> None:
         at = self.steps
         if self._is_flat:
-            _assign(self._obs[0], at, obs)
+            assign(self._obs[0], at, obs)
         else:
             for leaf, buffer in zip(self._observation_leaves, self._obs, strict=True):
-                _assign(buffer, at, leaf_of(obs, leaf.path))
+                assign(buffer, at, leaf_of(obs, leaf.path))
         self._look()
 
     def add(
@@ -174,8 +167,15 @@ class StepRecorder:
             SchemaError: Actions or extras do not fit; nothing is recorded.
         """
         at = self.steps
-        self._write_actions(at, actions)
-        self._write_extras(at, extras)
+        acted, added = (
+            self._checked_actions(actions, self.num_envs),
+            self._checked_extras(extras, self.num_envs),
+        )
+        for buffer, value in zip(self._actions, acted, strict=True):
+            assign(buffer, at, value)
+        assert self._extras is not None
+        for name, array in added.items():
+            self._extras[name][at] = array
         for name, value in scalars.items():
             if name not in self._scalars:
                 self._scalars[name] = np.zeros((self.capacity, self.num_envs), np.int64)
@@ -191,51 +191,11 @@ class StepRecorder:
             self._all_valid = False
             self._rows += int(np.count_nonzero(step.valid))
         if self._infos is not None and infos is not None:
-            _assign(self._infos, at, infos)
+            assign(self._infos, at, infos)
         for env, final in step.finals:
             self._finals.append((at, env, final))
         self.steps = at + 1
         self._write_obs(step.obs)
-
-    def _write_actions(self, at: int, actions: Any) -> None:
-        for leaf, buffer in zip(self._action_leaves, self._actions, strict=True):
-            value = leaf_of(actions, leaf.path) if leaf.path else actions
-            if leaf.is_object:
-                _assign(buffer, at, value)
-                continue
-            array = np.asarray(value)
-            fits = array.dtype == buffer.dtype or np.can_cast(array.dtype, buffer.dtype, "same_kind")
-            if not fits or array.shape != buffer.shape[1:]:
-                raise SchemaError(
-                    f"the policy gave {array.dtype} {array.shape}, but {self.num_envs} actions of "
-                    f"{leaf.space} are {buffer.dtype} {buffer.shape[1:]}",
-                    column="/".join(filter(None, (Columns.ACTIONS, path_text(leaf.path)))),
-                )
-            buffer[at] = array
-
-    def _write_extras(self, at: int, extras: Mapping[str, Any]) -> None:
-        if self._extras is None:
-            self._extras = {
-                name: np.zeros(
-                    (self.capacity, *_rows(name, value, self.num_envs).shape), np.asarray(value).dtype
-                )
-                for name, value in extras.items()
-            }
-        elif extras.keys() != self._extras.keys():
-            raise SchemaError(
-                f"the policy gave the extra columns {excerpt(sorted(extras))}, and "
-                f"{excerpt(sorted(self._extras))} before: they are the same at every step"
-            )
-        for name, value in extras.items():
-            buffer = self._extras[name]
-            array = np.asarray(value)
-            if array.shape != buffer.shape[1:] or array.dtype != buffer.dtype:
-                raise SchemaError(
-                    f"the policy gave {array.dtype} {array.shape}, and "
-                    f"{buffer.dtype} {buffer.shape[1:]} before",
-                    column=name,
-                )
-            buffer[at] = array
 
     def discard(self, env: int, eps_id: int) -> int:
         """Forget the rows of an episode that were not handed out, and say how many there were.
@@ -267,11 +227,6 @@ class StepRecorder:
         if not self._rows:
             return np.zeros(0, np.int64)
         return self._scalars[name][: self.steps][self._valid[: self.steps]]
-
-    def forget_extras(self) -> None:
-        """Let the next step have other extra columns than those before, of which no row may be left."""
-        assert not self._rows, "rows with the present columns are not handed out yet"
-        self._extras = None
 
     # ---- handing out ----
 
@@ -313,10 +268,10 @@ class StepRecorder:
 
         new_obs = [self._next_obs(i, steps, chosen) for i in range(len(self._obs))]
         columns: dict[str, Column] = {
-            Columns.OBS: _structured(self._observation_leaves, [rows(buffer) for buffer in self._obs]),
-            Columns.ACTIONS: _structured(self._action_leaves, [rows(buffer) for buffer in self._actions]),
+            Columns.OBS: nested(self._observation_leaves, [rows(buffer) for buffer in self._obs]),
+            Columns.ACTIONS: nested(self._action_leaves, [rows(buffer) for buffer in self._actions]),
             Columns.REWARDS: rows(self._rewards),
-            Columns.NEXT_OBS: _structured(self._observation_leaves, new_obs),
+            Columns.NEXT_OBS: nested(self._observation_leaves, new_obs),
             Columns.TERMINATEDS: rows(self._terminateds),
             Columns.TRUNCATEDS: rows(self._truncateds),
         }
@@ -378,24 +333,22 @@ class StepRecorder:
         if capacity <= self.capacity:
             return
 
-        def longer(buffer: NDArray[Any], steps: int) -> NDArray[Any]:
-            made = np.zeros((steps, *buffer.shape[1:]), buffer.dtype)
-            made[: len(buffer)] = buffer
-            return made
+        def more(buffer: NDArray[Any]) -> NDArray[Any]:
+            return longer(buffer, capacity, self.steps)
 
-        self._obs = [longer(buffer, capacity + 1) for buffer in self._obs]
-        self._actions = [longer(buffer, capacity) for buffer in self._actions]
-        self._rewards = longer(self._rewards, capacity)
-        self._terminateds = longer(self._terminateds, capacity)
-        self._truncateds = longer(self._truncateds, capacity)
-        self._ends = longer(self._ends, capacity)
-        self._valid = longer(self._valid, capacity)
-        self._valid[self.capacity :] = True
+        self._obs = [longer(buffer, capacity + 1, self.steps + 1) for buffer in self._obs]
+        self._actions = [more(buffer) for buffer in self._actions]
+        self._rewards = more(self._rewards)
+        self._terminateds = more(self._terminateds)
+        self._truncateds = more(self._truncateds)
+        self._ends = more(self._ends)
+        self._valid = more(self._valid)
+        self._valid[self.steps :] = True
         if self._infos is not None:
-            self._infos = longer(self._infos, capacity)
-        self._scalars = {name: longer(buffer, capacity) for name, buffer in self._scalars.items()}
+            self._infos = more(self._infos)
+        self._scalars = {name: more(buffer) for name, buffer in self._scalars.items()}
         if self._extras is not None:
-            self._extras = {name: longer(buffer, capacity) for name, buffer in self._extras.items()}
+            self._extras = {name: more(buffer) for name, buffer in self._extras.items()}
         self.capacity = capacity
         self._look()
 
@@ -404,37 +357,13 @@ class StepRecorder:
         if self._is_flat:
             self._view = self._obs[0][self.steps]
         else:
-            self._view = _structured(self._observation_leaves, [buffer[self.steps] for buffer in self._obs])
+            self._view = nested(self._observation_leaves, [buffer[self.steps] for buffer in self._obs])
+
+
+def until_last(ended: NDArray[np.bool_], valid: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Of the ``valid`` rows, (steps, N), those up to each environment's last ``ended``."""
+    return valid & np.logical_or.accumulate(ended[::-1], axis=0)[::-1]
 
 
 def _copied(value: Any) -> Any:
     return np.array(value) if isinstance(value, np.ndarray) else value
-
-
-def _structured(specs: list[Leaf], values: list[Any]) -> Any:
-    """``values`` nested as the space of ``specs`` is."""
-    if len(specs) == 1 and not specs[0].path:
-        return values[0]
-    return unflatten([leaf.path for leaf in specs], values)
-
-
-def _assign(buffer: NDArray[Any], at: int, value: Any) -> None:
-    """``buffer[at] = value``, objects one by one: NumPy would take them apart."""
-    if buffer.dtype == object:
-        for env, item in enumerate(value):
-            buffer[at, env] = item
-    else:
-        buffer[at] = value
-
-
-def _rows(name: str, value: Any, num_envs: int) -> NDArray[Any]:
-    """An extra column's value, checked the first time it appears."""
-    array = np.asarray(value) if not isinstance(value, (dict, tuple)) else None
-    if array is None or not array.ndim or len(array) != num_envs or array.dtype == object:
-        found = f"{array.dtype} {array.shape}" if array is not None else f"{len(leaves(value))} nested arrays"
-        raise SchemaError(
-            f"the policy gave {found}: an extra column is one array with a row for each of the {num_envs} "
-            "environments",
-            column=name,
-        )
-    return array

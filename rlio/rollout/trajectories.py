@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch
 from rlio.columns import STATE_IN_PREFIX, Columns
-from rlio.rollout.acting import STATE_BEFORE_PREFIX
+from rlio.rollout.actor import STATE_BEFORE_PREFIX
 
 __all__ = ["piece_starts", "with_sequences", "without_states"]
 

@@ -22,14 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.columns import Columns
-from rlio.connectors.actions import ClipAction, UnsquashAction
-from rlio.connectors.connector import ActionPipeline, Connector, Streams
+from rlio.connectors.connector import Streams
 from rlio.connectors.rewards import clip_rewards
 from rlio.envs.games import Game, finished_games, tells_games
 from rlio.envs.stepping import Stepper, VectorStep
 from rlio.policies.policy import Policy
-from rlio.policies.random_policy import RandomPolicy
-from rlio.rollout.acting import Acted, Acting
+from rlio.rollout.actor import Acted, Actor
 from rlio.rollout.callbacks import Callbacks
 from rlio.rollout.config import RolloutConfig
 from rlio.rollout.episode_hooks import EpisodeHooks
@@ -66,8 +64,7 @@ class VectorLoop:
         recorder: Has what was recorded and not taken yet; see `BatchMaker`.
         episodes: Those that run.
         hooks: The same as callbacks know them; None where nobody looks at them.
-        observer: The observation connectors.
-        actions: The action connectors.
+        actor: The policy between its connectors.
         explore: Whether the policy explores.
         is_ready: Whether `step` can be called: not before `begin`, and not after a step that failed half-way.
         at_random: Whether it acts at random in place of the policy; see `act_at_random`.
@@ -97,12 +94,25 @@ class VectorLoop:
         self._progress = progress if progress is not None else Progress()
         #: Whether environments and ids are seeded.
         self._is_seeded = False
-        self._set_connectors(stepper)
-        policy.bind(self.observer.pipeline.space, self.actions.space, seeds.policy)
-        self._acting = Acting(policy, stepper.num_envs)
+        self.actor = Actor(
+            policy,
+            stepper.observation_space,
+            stepper.action_space,
+            config=config,
+            seed=seeds.policy,
+            random_seed=lambda: self._seeds.random_actions,
+        )
+        observations, actions = self.actor.observations, self.actor.actions
+        self._observer = Observer(observations, stepper.observation_space, num_envs=stepper.num_envs)
+        # Asked at each step, which takes as long as a few of these answers.
+        self._changes_obs, self._changes_actions = len(observations) > 0, len(actions) > 0
+        self._slots, self._zeros = np.arange(stepper.num_envs), np.zeros(stepper.num_envs, np.int64)
+        self._never = np.zeros(stepper.num_envs, bool)
+        #: Environments that still work on an action of `_last`; None: none does.
+        self._in_flight: NDArray[np.bool_] | None = None
+        self._last: Acted | None = None
         self._tells_policy = policy.has_episode_hooks
-        self._random_policy: RandomPolicy | None = None
-        self.recorder = _recorder(stepper, config, self.observer.pipeline.space, self.actions.space)
+        self.recorder = _recorder(stepper, config, observations.space, actions.space)
         hooks = EpisodeHooks(
             callbacks if callbacks is not None else Callbacks(),
             runner=runner,
@@ -115,22 +125,6 @@ class VectorLoop:
         self.hooks = hooks if hooks.wants or self._renders else None
         self.episodes = self._new_episodes(stepper.num_envs)
         self.use(stepper)
-
-    def _set_connectors(self, stepper: Stepper) -> None:
-        config, policy = self._config, self.policy
-        self.observer = Observer(
-            config.observation_connectors,
-            stepper.observation_space,
-            num_envs=stepper.num_envs,
-            policy=policy,
-        )
-        own: list[Connector] = [UnsquashAction()] if config.normalize_actions else []
-        if config.clip_actions:
-            own.append(ClipAction())
-        self.actions = ActionPipeline([*config.action_connectors, *own], stepper.action_space, policy)
-        # Asked at each step, which takes as long as a few of these answers.
-        self._changes_obs, self._changes_actions = len(self.observer.pipeline) > 0, len(self.actions) > 0
-        self._slots, self._never = np.arange(stepper.num_envs), np.zeros(stepper.num_envs, bool)
 
     def _new_episodes(self, num_envs: int) -> Episodes:
         return Episodes(num_envs, metrics=self._metrics, ids=self._seeds.episode_ids(), hooks=self.hooks)
@@ -162,8 +156,8 @@ class VectorLoop:
         self._is_seeded = True
         obs = self.stepper.reset(seeds=seeds)
         self._env_seeds = self.stepper.env_seeds
-        self.recorder.start(self.observer.begin(obs) if self._changes_obs else obs)
-        self._acting.begin()
+        self.recorder.start(self._observer.begin(obs) if self._changes_obs else obs)
+        self._in_flight = None
         if hooks is not None:
             hooks.started(obs, self.stepper.reset_infos)
         if self._tells_policy:
@@ -183,27 +177,14 @@ class VectorLoop:
         self.recorder.clear()
         self.is_ready = False
 
-    @property
-    def remembers(self) -> bool:
-        """Whether what is done next depends on the steps before, other than by observations."""
-        return self._acting.remembers
-
     def act_at_random(self, at_random: bool) -> None:
         """From now on, act at random, or as the policy does.
 
-        Extra columns are others then: no row may wait. Nor can a policy that `remembers` go on with episodes.
+        Extra columns are others then: no row may wait. Nor can a policy that remembers go on with episodes.
         """
-        if at_random == self.at_random:
-            return
-        self.recorder.forget_extras()
-        if at_random and self._random_policy is None:
-            self._random_policy = RandomPolicy()
-            self._random_policy.bind(
-                self.observer.pipeline.space, self.actions.space, self._seeds.random_actions
-            )
-        acting = self._random_policy if at_random else None
-        self._acting = Acting(acting if acting is not None else self.policy, self.stepper.num_envs)
-        self.at_random = at_random
+        if at_random != self.at_random:
+            self.recorder.forget_extras()
+            self.at_random = at_random
 
     # ---- a step ----
 
@@ -215,16 +196,12 @@ class VectorLoop:
         if self._renders:
             self._render()
             perf.lap(PerfCounters.ENV_RENDER)
-        acted = self._acting.act(
-            self.recorder.obs,
-            {Columns.T: episodes.t, Columns.EPS_ID: episodes.eps_id},
-            explore=self.explore,
-            timestep=self._progress.timesteps,
-        )
+        streams = Streams(self._slots, episodes.t == 0)
+        acted = self._act(streams)
         perf.lap(PerfCounters.INFERENCE)
         sent = acted.actions
         if self._changes_actions:
-            sent = self.actions(sent, Streams(self._slots, episodes.t == 0))
+            sent = self.actor.actions(sent, streams)
             perf.lap(PerfCounters.ACTION_PROCESSING)
         step = self.stepper.step(sent)
         perf.lap(PerfCounters.ENV_WAIT)
@@ -233,6 +210,30 @@ class VectorLoop:
         perf.end_step()
         self.is_ready = True
         return ended
+
+    def _act(self, streams: Streams) -> Acted:
+        """Have the policy act for all environments; those in flight keep their action."""
+        episodes, slots = self.episodes, self._slots
+        known = {
+            Columns.T: episodes.t,
+            Columns.EPS_ID: episodes.eps_id,
+            Columns.ENV_ID: slots,
+            Columns.AGENT_INDEX: self._zeros,
+        }
+        acted = self.actor.act(
+            self.policy,
+            self.recorder.obs,
+            streams,
+            known,
+            explore=self.explore,
+            timestep=self._progress.timesteps,
+            at_random=self.at_random,
+        )
+        if self._in_flight is not None and self._last is not None:
+            acted = self._last.where(self._in_flight, acted)
+        self.actor.keep(slots, acted)
+        self._last = acted
+        return acted
 
     def _render(self) -> None:
         """Keep what environments show before they are stepped: frame t is of the observation of step t."""
@@ -255,7 +256,7 @@ class VectorLoop:
             step = step._replace(terminateds=self._never, truncateds=self._never)
         shown, rewards = step, step.rewards
         if self._changes_obs:
-            shown = self.observer.step(step, ended, self.recorder.obs)
+            shown = self._observer.step(step, ended, self.recorder.obs)
         if config.clip_rewards:
             rewards = clip_rewards(rewards, config.clip_rewards)
             shown = shown._replace(rewards=rewards)
@@ -269,7 +270,7 @@ class VectorLoop:
             ends=ended,
         )
         self._progress.timesteps += episodes.count(step.rewards, step.valid)
-        self._acting.advance(step, rewards)
+        self._advance(step, rewards)
         if hooks is not None:
             hooks.follow(step, ended, sent=sent, infos=infos, lengths=episodes.t, totals=episodes.totals)
         over = ended.nonzero()[0].tolist()
@@ -282,6 +283,16 @@ class VectorLoop:
         if self._tells_policy:
             self._tell_policy(step, ended)
         return ended
+
+    def _advance(self, step: VectorStep, rewards: NDArray[Any]) -> None:
+        """Note what came of the last actions; ``rewards`` as they are recorded."""
+        if step.valid is None:
+            self._in_flight = None
+            self.actor.reward(self._slots, rewards)
+            return
+        moved = step.valid | step.starts
+        self._in_flight = None if moved.all() else ~moved
+        self.actor.reward(self._slots[step.valid], rewards[step.valid])
 
     def _scalars(self, step: VectorStep, acted: Acted) -> dict[str, Any]:
         episodes = self.episodes
@@ -319,7 +330,7 @@ class VectorLoop:
             cut &= step.valid
         if not cut.any():
             return step, ended
-        shown = self.observer.rows_of(step.obs, np.flatnonzero(cut))
+        shown = self._observer.rows_of(step.obs, np.flatnonzero(cut))
         if self.stepper.keeps_reset_infos:
             # What came with their first observations: there was no reset.
             infos = self.stepper.env_infos(step)
