@@ -89,9 +89,6 @@ class JsonReader(StoredReader):
         storage_options: Keywords of the fsspec filesystem.
         keywords: See `ReadOptions`.
 
-    Attributes:
-        blank_lines: Blank lines that were passed over.
-
     Raises:
         DataNotFound: ``inputs`` name no file.
         OptionError: An option is illegal, or a file belongs to a data set of rlio.
@@ -138,10 +135,6 @@ class JsonReader(StoredReader):
             details["unnormalise_actions"] = True
         super().__init__(options, found, make_cursor, details=details)
         logger.info("JsonReader: %d files, of which the first is %s", len(files), files[0].uri)
-
-    @property
-    def blank_lines(self) -> int:
-        return self._records.blank_lines
 
     def _close(self) -> None:
         super()._close()
@@ -238,7 +231,6 @@ class _Records:
     def __init__(self, files: Sequence[RllibLines], unlike: Unlike = "error") -> None:
         self.files = files
         self._unlike = unlike
-        self.blank_lines = 0
         self._uniform: Uniform | None = None
         self._streams: OpenFiles[int, IO[bytes]] = OpenFiles(_OPEN_FILES, close=lambda stream: stream.close())
 
@@ -343,7 +335,6 @@ class _IndexedRecords:
             return
         self._place = (line.end, line.number + 1)
         if line.data == b"":
-            self._records.blank_lines += 1
             return
         self._offsets.append(line.start)
         self._sizes.append(line.size)
