@@ -17,14 +17,14 @@ import operator
 import threading
 from functools import partial
 
-from rlio.errors import OptionError, excerpt
+from rlio.errors import OptionError
 from rlio.forks import ReadAhead
-from rlio.interfaces import Batch, Endless, InputReader, JsonState, ReadLedger
+from rlio.interfaces import Batch, Endless, InputReader, InputReaderAround, JsonState
 
 __all__ = ["AsyncInput"]
 
 
-class AsyncInput(InputReader):
+class AsyncInput(InputReaderAround):
     """Samples ``child`` in a thread of its own, ahead of what is asked for; for live experience.
 
     Environments step while a learner learns, with the weights of that moment: rows are up to ``queue_size``
@@ -51,15 +51,11 @@ class AsyncInput(InputReader):
         OptionError: ``child`` is no reader, or ``queue_size`` below 1 (0 with ``blackhole_outputs``).
     """
 
-    replayable = False
-
     def __init__(self, child: InputReader, *, queue_size: int = 5, blackhole_outputs: bool = False) -> None:
-        if not isinstance(child, InputReader):
-            raise OptionError(f"AsyncInput takes a reader, not {excerpt(child)}: rlio.read() opens a path")
+        super().__init__(child)
+        self.replayable = False
         if operator.index(queue_size) < (0 if blackhole_outputs else 1):
             raise OptionError(f"AsyncInput(queue_size={queue_size}): batches that may wait, at least 1")
-        self.child = child
-        self.unit = child.unit
         self.lock = threading.RLock()
         self._dropped = _Dropped()
         self._is_black_hole = blackhole_outputs
@@ -77,14 +73,6 @@ class AsyncInput(InputReader):
     def rows_dropped(self) -> int:
         """Rows that were sampled but not kept."""
         return self._dropped.rows
-
-    @property
-    def ledger(self) -> ReadLedger:
-        """With what the child left out, and what was not kept. See `InputReader`."""
-        if self._ahead.is_lost:
-            return ReadLedger()
-        dropped = self.rows_dropped
-        return super().ledger.over(self.child.ledger).plus(expected=dropped, dropped=dropped)
 
     def _next(self) -> Batch:
         self._ahead.check()
@@ -113,14 +101,14 @@ class AsyncInput(InputReader):
     def _position(self) -> JsonState:
         self._ahead.check()
         with self.lock:
-            return {"child": self.child.state_dict()}
+            return super()._position()
 
     def _seek(self, position: JsonState) -> None:
         self._ahead.check()
         for batch in self._ahead.halt():
             self._dropped.add(batch)
         with self.lock:
-            self.child.load_state_dict(position["child"])
+            super()._seek(position)
         if self._is_black_hole:
             self._ahead.start()
 
@@ -129,7 +117,7 @@ class AsyncInput(InputReader):
             return  # The child is the parent's, as its thread is.
         self.interrupt()
         self._ahead.halt()
-        self.child.close()
+        super()._close()
 
 
 class _Dropped:

@@ -10,9 +10,9 @@ import logging
 from typing import Literal
 
 from rlio.dataset import Dataset
-from rlio.errors import CorruptData, DataNotFound, EndOfData, LedgerError, excerpt
-from rlio.interfaces import Batch, JsonState, ReadLedger, ReadOptions, Unit
-from rlio.readers.group_source import Dealt, Groups, GroupSource, RecordedOrder, WindowedOrder
+from rlio.errors import CorruptData, DataNotFound, EndOfData, excerpt
+from rlio.interfaces import Batch, JsonState, ReadOptions, Unit
+from rlio.readers.group_source import Groups, GroupSource, RecordedOrder, WindowedOrder
 from rlio.replay.buffers import Buffers
 from rlio.replay.epoch_pass import EpochPass
 from rlio.replay.filter_pushdown import matches
@@ -57,10 +57,6 @@ class ColdPass(EpochPass):
         # Of frame stacks.
         self._buffers = Buffers()
         self.dataset, self._source = self._opened(dataset)
-        # What the ledger holds but for rows that have no position.
-        self._tally = ReadLedger()
-        # Whether batches were stepped over unread, which are in no ledger.
-        self._stepped_over = False
 
     @property
     def unit(self) -> Unit:
@@ -77,19 +73,6 @@ class ColdPass(EpochPass):
         """Rows lost to damage so far, each once."""
         return self._source.skipped
 
-    @property
-    def ledger(self) -> ReadLedger:
-        """What became of the rows."""
-        if self.options.shard[0] != 0:  # Rows that no position stands for are counted by the first rank.
-            return self._tally
-        lost = (self._ended if self._source.total else 1) * self._source.missing_rows
-        return self._tally.plus(expected=lost, skipped=lost, trimmed=self.dataset.trimmed_rows)
-
-    @property
-    def _reads_all(self) -> bool:
-        """Whether the ledger holds what one reader alone read, from the beginning of an epoch."""
-        return not self._began[1] and self.options.shard[1] == 1 and not self._stepped_over
-
     # ---- batches ----
 
     def take(self, n: int | None) -> Batch:
@@ -97,17 +80,12 @@ class ColdPass(EpochPass):
         if self._source.total == 0:
             raise EndOfData(self._why_empty())
         self._check_size(n or self.batch_size)
-        before = self.epoch, self.offset, self._tally
+        before = self.epoch, self.offset
         self._gone.forget()
         while True:
             try:
-                parts = self._gather(n or self.batch_size)
-                batch = unfold(parts, self._buffers.empty)
-                self._tally = self._tally.plus(served=batch.agent_steps())
-                self._tally.check(self.dataset.uri)
-                return batch
-            except EndOfData:  # Of a rank that has no part in the last step; for the others it is served.
-                self.check_whole_epochs()
+                return unfold(self._gather(n or self.batch_size), self._buffers.empty)
+            except EndOfData:
                 raise
             except ShardGone as gone:
                 self._go_back(before)
@@ -119,24 +97,19 @@ class ColdPass(EpochPass):
 
     def skip(self, n: int, size: int | None = None) -> None:
         """See `EpochPass.skip`. Where damage is passed over, only reading shows where a batch begins."""
-        self._stepped_over |= n > 0
         if self.options.on_error == "raise":
             super().skip(n, size)
             return
-        before = self._tally, self._cut_short
-        try:
-            for _ in range(n):
-                self.take(size)
-        finally:
-            self._tally, self._cut_short = before
+        for _ in range(n):
+            self.take(size)
 
     def _why_empty(self) -> str:
         if self._filter is None or not len(self.dataset):
             return self.dataset.why_empty()
         return f"no row of {self.dataset.uri} passes the filter {excerpt(self._filter.text)}"
 
-    def _go_back(self, before: tuple[int, int, ReadLedger]) -> None:
-        self.epoch, self.offset, self._tally = before
+    def _go_back(self, before: tuple[int, int]) -> None:
+        self.epoch, self.offset = before
         self._source.rewind()
 
     def _gather(self, n: int) -> list[Folded]:
@@ -148,10 +121,9 @@ class ColdPass(EpochPass):
         if self.options.on_error == "skip":
             parts = self._gather_what_is_there(n)
         else:
-            parts = []
-            for span in self._deal(n):
-                for dealt in self._source.units(*span, range(n)):
-                    self._put(dealt, parts)
+            spans = self._deal(n)
+            dealt = [each for span in spans for each in self._source.units(*span, range(n))]
+            parts = [each.batch for each in dealt if each.batch is not None]
         if not parts:  # A rank that has no part in the last step.
             raise self._end()
         return parts
@@ -162,18 +134,15 @@ class ColdPass(EpochPass):
         What a rank has of a step, and where it ends, then depends on all that is damaged in it: every rank
         looks at the whole step (and makes batches of its own part), so that all agree.
         """
-        before = self.epoch, self.offset, self._tally
+        before = self.epoch, self.offset
         rank, world = self.options.shard
         parts, found = self._look_through(world * n, range(rank * n, (rank + 1) * n))
         if found == world * n:
             return parts
         if self.options.drop_last:
-            self._drop_parts(parts)
             raise EndOfData(f"the last {found} {self.unit} are fewer than {world * n}: drop_last drops them")
         if world > 1:  # The last step is dealt evenly, and only now it is known how much there is of it.
-            self.epoch, self.offset, self._tally = (
-                before  # What was decoded was not served: it is served next.
-            )
+            self.epoch, self.offset = before  # What was decoded was not served: it is served next.
             parts, _ = self._look_through(world * n, range(*share(found, self.options.shard)))
         return parts
 
@@ -190,77 +159,21 @@ class ColdPass(EpochPass):
         parts: list[Folded] = []
         found, began = 0, self.epoch
         while found < units and not (found and self._is_over()):
-            try:
-                covered = self._left(units - found)
-            except EndOfData:
-                self._drop_parts(parts)
-                raise
+            covered = self._left(units - found)
             spans = self._spans(covered)
             self._step(covered)
             for span in spans:
                 own = range(max(wanted.start - found, 0), max(wanted.stop - found, 0))
                 for dealt in self._source.units(*span, own):
-                    self._put(dealt, parts)
+                    parts += [] if dealt.batch is None else [dealt.batch]
                     found += dealt.found
             if not found and self.epoch > began + 1:
                 raise CorruptData("every row of an epoch is damaged", uri=self.dataset.uri)
         return parts, found
 
-    def _put(self, dealt: Dealt, parts: list[Folded]) -> None:
-        """Count what was dealt, and take what is this rank's."""
-        first, last = share(dealt.lost, self.options.shard)
-        lost = last - first
-        self._tally = self._tally.plus(expected=dealt.rows + lost, skipped=lost)
-        if dealt.batch is not None:
-            parts.append(dealt.batch)
-
-    def _drop_parts(self, parts: list[Folded]) -> None:
-        self._tally = self._tally.plus(dropped=sum(part.batch.agent_steps() for part in parts))
-
-    def _drop(self, left: int) -> None:
-        """See `EpochPass._drop`.
-
-        Rows of sequences and joint steps are known only where this reader has read all the others.
-        """
-        rows = 0
-        if self._source.by_row:
-            start, stop = share(left, self.options.shard)
-            rows = stop - start
-        elif self._reads_all:
-            epochs = (self.options.epochs or 0) - self._began[0]
-            rows = epochs * self._named_rows() - self.ledger.expected
-        self._tally = self._tally.plus(expected=rows, dropped=rows)
-
-    def _named_rows(self) -> int:
-        """Rows of an epoch by the names of the shards, those that are missing included.
-
-        With a filter, those that pass, and those that are lost and might have passed.
-        """
-        if self._filter is not None:
-            return self.total + self._source.missing_rows
-        return sum(rows for _, rows in self.dataset.lost_rows()) + len(self.dataset)
-
     def _is_over(self) -> bool:
         """Whether nothing is left."""
         return self.options.epochs is not None and self.epoch >= self.options.epochs
-
-    def check_whole_epochs(self) -> None:
-        """Compare what one reader alone read in whole epochs with what the shards' names say.
-
-        Raises:
-            LedgerError: They differ.
-        """
-        ledger = self.ledger
-        ledger.check(self.dataset.uri)
-        if not self._reads_all or not self.total or (self.offset and not self._cut_short):
-            return
-        epochs, named = self._ended, self._ended * self._named_rows()
-        if ledger.expected != named:
-            raise LedgerError(
-                f"{epochs} epochs have {named} rows, as the shards' names say, but "
-                f"{ledger.expected} were come across: this is a bug of rlio, please report it",
-                uri=self.dataset.uri,
-            )
 
     # ---- other listings, and shards that are gone ----
 
@@ -331,7 +244,6 @@ class ColdPass(EpochPass):
         super().seek(position)
         if self.seed is not None and self.seed != drawn and isinstance(self._source, WindowedOrder):
             self._source.reseed(self.seed)
-        self._tally, self._stepped_over = ReadLedger(), False
         self._source.rewind()
 
     def _identity(self) -> JsonState:

@@ -11,8 +11,6 @@ Example:
     >>> reader = rlio.DatasetReader("memory://dataset-reader-example", batch_size=4, epochs=1)
     >>> [len(batch) for batch in reader]
     [4, 4, 2]
-    >>> reader.ledger
-    ReadLedger(expected=10, served=10, skipped=0, dropped=0, trimmed=0)
 """
 
 from __future__ import annotations
@@ -31,7 +29,6 @@ from rlio.interfaces import (
     InputReader,
     JsonState,
     ReadKeywords,
-    ReadLedger,
     ReadOptions,
     Unit,
 )
@@ -40,7 +37,7 @@ from rlio.options import checked_keywords
 from rlio.readers.cold_pass import ColdPass
 from rlio.readers.follow import FollowPass
 from rlio.readers.growing_pass import GrowingPass, SnapshotPass
-from rlio.readers.stored_pass import Cache, Kept, StoredOptions, StoredPass, choose_cache
+from rlio.readers.stored_pass import Cache, Kept, StoredPass, choose_cache
 from rlio.replay.draws import Draw
 from rlio.replay.joint_gather import RowSource
 from rlio.replay.store import DrawKeywords, UnitKeywords, draw_of
@@ -90,15 +87,13 @@ class DatasetReader(InputReader):
         poll_seconds: When following, least seconds between two listings while there is nothing to read; where
             a listing takes long, ten times as long as that.
         cache: Where rows are kept for random access: in "memory", on "disk" (mapped files in a folder that
-            runs and processes share: ``RLIO_CACHE``, ``RLIO_CACHE_BYTES`` and ``RLIO_CACHE_CHECK``, see
+            runs and processes share: ``RLIO_CACHE`` and ``RLIO_CACHE_BYTES``, see
             `rlio.replay.cache.CacheFolder`), or "none": shards are decoded as they are read. The order of
             shuffled rows depends on it: one permutation of all rows with a store, windows of row groups
             permuted, and rows within each, without. "auto" chooses by the size that a store would have, on
             any machine alike: up to 2 GiB memory, up to 64 GiB disk, else none; and none for rows in recorded
             order. What it chose is in the attribute `cache`, and logged.
         policy: Of several policies, the one whose rows are read, as `SampleBatch`; None: joint steps of all.
-        prefetch: With a store, whether the next batches are gathered in a background thread. (Without one,
-            row groups always are.)
         draw: ``n_step`` and ``gamma``; ``sequence_length``, ``burn_in`` and ``overlap``; ``episodes``;
             ``filter``; ``views``; ``indexes``: see `rlio.replay.store.draw_of`. They need a store, but for
             ``filter``: without one, the columns that it reads are decoded when the reader is opened, where
@@ -114,7 +109,7 @@ class DatasetReader(InputReader):
         CorruptData: Rows are damaged; with ``on_error="skip"`` they are counted in `skipped`.
         HoleError: Rows are missing, of the snapshot too; likewise. It is a CorruptData.
         OptionError: A batch is larger than the data, which is read endlessly (``epochs=None``).
-        LedgerError: Rows got lost or doubled on the way, which `ledger` keeps watch over.
+        LedgerError: A store does not have as many rows as the shards' names say: a bug of rlio.
     """
 
     replayable = True
@@ -130,7 +125,6 @@ class DatasetReader(InputReader):
         idle_timeout: float | None = None,
         poll_seconds: float = 1.0,
         cache: Cache = "auto",
-        prefetch: bool = False,
         missing: Literal["error", "drop", "fill"] = "error",
         storage_options: Mapping[str, Any] | None = None,
         limits: Limits = DEFAULT_LIMITS,
@@ -150,18 +144,13 @@ class DatasetReader(InputReader):
         draw = draw_of(cast(DrawKeywords, drawn), columns=self.options.columns)
         self._pass: SnapshotPass | GrowingPass | FollowPass
         if follow:
-            choosy = bool(drawn) or prefetch or cache in ("memory", "disk")
+            choosy = bool(drawn) or cache in ("memory", "disk")
             _check_follow(choosy=choosy, bounded=at is not None or grow)
             storage = _storage(root, storage_options, limits)
             self._pass = FollowPass(
                 storage, self.options, missing, idle_timeout=idle_timeout, poll_seconds=poll_seconds
             )
             return
-        if prefetch and cache == "none":
-            raise OptionError(
-                "prefetch=True gathers batches from a store, and cache='none' has none: row groups are read "
-                "ahead anyway; leave one of them out"
-            )
         if idle_timeout is not None or poll_seconds != 1.0:
             raise OptionError("idle_timeout and poll_seconds are for follow=True: nothing else waits")
         # Ranks share batches out, how many rows are dropped is a matter of their size, and of what a subclass
@@ -171,7 +160,7 @@ class DatasetReader(InputReader):
         dataset = opened(
             root, at=at, on_error=self.options.on_error, storage_options=storage_options, limits=limits
         )
-        open_pass = partial(_open_pass, draw=draw, cache=cache, missing=missing, prefetch=prefetch)
+        open_pass = partial(_open_pass, draw=draw, cache=cache, missing=missing)
         if grow:
             _check_growth(dataset, self.options)
             self._pass = GrowingPass(dataset, self.options, missing, open_pass)
@@ -204,11 +193,6 @@ class DatasetReader(InputReader):
         return self._pass.skipped
 
     @property
-    def ledger(self) -> ReadLedger:
-        """What became of the rows since the reader was opened or restored, each epoch counted anew."""
-        return self._pass.ledger
-
-    @property
     def epoch(self) -> int:
         """Number of the epoch that the next batch begins in, from 0."""
         return self._pass.epoch
@@ -226,8 +210,7 @@ class DatasetReader(InputReader):
         """Step over ``n`` batches of ``batch_size`` units: go where as many calls of `sample` would lead.
 
         Nothing is read, unless with ``on_error="skip"``: rows after damaged ones fill batches up, so that
-        only reading tells where the next one begins. Rows that were stepped over are in no number of
-        `ledger`, as if another rank had them: the ledgers of readers that take turns add up.
+        only reading tells where the next one begins; and with ``grow``.
 
         Args:
             n: Batches, 0 or more.
@@ -298,9 +281,7 @@ def _check_follow(*, choosy: bool, bounded: bool) -> None:
         OptionError: One of them.
     """
     if choosy:
-        raise OptionError(
-            "follow=True: rows are given as they come; leave out cache, prefetch, " + ", ".join(_DRAWN)
-        )
+        raise OptionError("follow=True: rows are given as they come; leave out cache, " + ", ".join(_DRAWN))
     if bounded:
         raise OptionError(
             "follow=True goes along with the data, at=... is a snapshot, which does not grow, and "
@@ -331,10 +312,9 @@ def _open_pass(
     draw: Draw,
     cache: Cache,
     missing: Literal["error", "drop", "fill"],
-    prefetch: bool,
 ) -> SnapshotPass:
     """What reads epochs of a data set as it was listed."""
     chosen = choose_cache(dataset, options, draw, cache)
     if chosen == "none":
         return ColdPass(dataset, options, missing, draw.filter)
-    return StoredPass(dataset, options, StoredOptions(draw, chosen, missing, prefetch))
+    return StoredPass(dataset, options, draw=draw, cache=chosen, missing=missing)

@@ -10,13 +10,13 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from rlio.errors import ClosedError, EndOfData, RlioError
 from rlio.forks import Owner
 from rlio.readers.follow import FollowPass, Taken
 from rlio.readers.follow_marks import MarkKeeper
+from rlio.readers.following_state import FollowState
 from rlio.readers.ring_rows import RingRows
 from rlio.replay.samples_per_insert import NO_BOUND, Account
 from rlio.replay.store import ReplayStore
@@ -24,7 +24,7 @@ from rlio.storage.failures import is_permanent
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import Listing, list_shards
 
-__all__ = ["Cursors", "Feed"]
+__all__ = ["Feed"]
 
 logger = logging.getLogger("rlio")
 
@@ -32,43 +32,6 @@ logger = logging.getLogger("rlio")
 _AT_ONCE = 4096
 # Seconds that closing waits for a store that hangs; the thread then ends once it answers.
 _LAST_SECONDS = 10.0
-
-
-@dataclass
-class Cursors:
-    """How far each writer was read.
-
-    Attributes:
-        rows: Writer -> next row.
-        missed: Writer -> rows below that were not put in: trimmed before they were read, damaged, or taken
-            by an earlier follower.
-        turn: Whose rows came last.
-    """
-
-    rows: dict[str, int]
-    missed: dict[str, int]
-    turn: str = ""
-
-    @property
-    def inserted(self) -> int:
-        """Rows that were put in, of all writers."""
-        return sum(self.rows.values()) - sum(self.missed.values())
-
-    def take(self, taken: Taken) -> None:
-        """Step over rows that are put in."""
-        passed = taken.first - self.rows.get(taken.writer, 0)
-        if passed:
-            self.missed[taken.writer] = self.missed.get(taken.writer, 0) + passed
-        self.rows[taken.writer] = taken.first + taken.batch.agent_steps()
-        self.turn = taken.writer
-
-    def pass_over(self, reached: Mapping[str, int]) -> None:
-        """Step over rows that nobody will take any more: writer -> the row after them."""
-        for writer, row in reached.items():
-            passed = row - self.rows.get(writer, 0)
-            if passed > 0:
-                self.missed[writer] = self.missed.get(writer, 0) + passed
-                self.rows[writer] = row
 
 
 class Feed:
@@ -79,10 +42,10 @@ class Feed:
 
     Args:
         storage: The root.
-        follow: Gives the rows; stands at ``cursors``.
+        follow: Gives the rows; stands where ``state`` says.
         store: The ring.
         account: Of rows put in and drawn.
-        cursors: Where to begin.
+        state: Where to begin; its rows are kept up.
         keeper: Puts the progress marks; None: there are none.
         poll_seconds: Least seconds between two listings while there is nothing to take.
     """
@@ -93,7 +56,7 @@ class Feed:
         follow: FollowPass,
         store: ReplayStore,
         account: Account,
-        cursors: Cursors,
+        state: FollowState,
         *,
         keeper: MarkKeeper | None,
         poll_seconds: float,
@@ -102,7 +65,7 @@ class Feed:
         self.changed = threading.Condition()
         self.store = store
         self.account = account
-        self.cursors = cursors
+        self.state = state
         self.ring = RingRows()
         self.follow = follow
         self.keeper = keeper
@@ -189,7 +152,7 @@ class Feed:
                 self._rest(seconds)
         if self.keeper is not None:
             try:
-                self.keeper.tell_all(self.cursors.rows)
+                self.keeper.tell_all(self.state.rows)
             except (RlioError, OSError) as error:
                 logger.warning("the last marks of progress could not be put: %s", error)
 
@@ -240,7 +203,7 @@ class Feed:
             if self._pending is None:
                 # Else a writer whose last rows are trimmed or damaged would wait until they are taken.
                 with self.changed:
-                    self.cursors.pass_over(self.follow.reached)
+                    self.state.pass_over(self.follow.reached)
                 self._look_at = time.monotonic() + self.follow.pause
                 return False
         taken = self._pending
@@ -248,7 +211,7 @@ class Feed:
             self.store.append(taken.batch, writer=taken.writer)
             rows = taken.batch.agent_steps()
             self.account.insert(rows)
-            self.cursors.take(taken)
+            self.state.take(taken.writer, taken.first, rows)
             self.ring.add(taken.writer, taken.first, rows)
             self.ring.keep(len(self.store))
             self.changed.notify_all()
@@ -258,10 +221,10 @@ class Feed:
     def _tell(self, keeper: MarkKeeper) -> None:
         """Put the marks that are due."""
         with self.changed:
-            rows = dict(self.cursors.rows)
+            rows = dict(self.state.rows)
             most = self.account.limits.most_inserted(self.account.drawn)
             # Writers count all of their rows, the account those that were put in.
-            total = None if most >= NO_BOUND else most + sum(self.cursors.missed.values())
+            total = None if most >= NO_BOUND else most + sum(self.state.missed.values())
         keeper.tell(rows, self._recent(), total)
 
     def _recent(self) -> Listing:

@@ -38,7 +38,7 @@ from rlio.errors import (
     excerpt,
 )
 from rlio.forks import cached_property
-from rlio.interfaces import Batch, JsonState, ReadLedger, ReadOptions, Unit
+from rlio.interfaces import Batch, JsonState, ReadOptions, Unit
 from rlio.replay.buffers import Buffers
 from rlio.replay.order import rank_of
 from rlio.replay.positions import check_options, columns_digest
@@ -118,7 +118,7 @@ class _Mark(NamedTuple):
     rows: dict[str, int]
     turn: str
     chunk: tuple[int, int] | None
-    tally: ReadLedger
+    skipped: int
 
 
 class FollowPass:
@@ -178,7 +178,8 @@ class FollowPass:
         # Of frame stacks.
         self._buffers = Buffers()
         self._spans_of: tuple[Segment, list[Span]] | None = None
-        self._tally = ReadLedger()
+        #: Rows lost to damage and holes.
+        self.skipped = 0
         self._over = False
         self._closing = threading.Event()
         self._begin()
@@ -202,16 +203,6 @@ class FollowPass:
         """Rows that were listed last, of all ranks."""
         return len(Dataset(self._storage, self._listing))
 
-    @property
-    def skipped(self) -> int:
-        """Rows lost to damage and holes."""
-        return self._tally.skipped
-
-    @property
-    def ledger(self) -> ReadLedger:
-        """What became of the rows."""
-        return self._tally
-
     # ---- batches ----
 
     def take(self, n: int | None) -> Batch:
@@ -220,14 +211,12 @@ class FollowPass:
         with self._serving() as mark:
             parts, found = self._gather(wanted)
             if parts and self._options.drop_last and wanted is not None and found < wanted:
-                tally = self._tally.plus(dropped=sum(part.agent_steps() for part in parts))
+                skipped = self.skipped
                 self._go_back(mark)  # So that the state leaves them to the next reader.
-                self._tally, self._over, parts = tally, True, []
+                self.skipped, self._over, parts = skipped, True, []
             if not parts:
                 raise EndOfData(self._why_ended())
-            batch = parts[0] if len(parts) == 1 else concat_samples(parts)
-            self._count(batch)
-            return batch
+            return parts[0] if len(parts) == 1 else concat_samples(parts)
 
     @contextmanager
     def _serving(self) -> Iterator[_Mark]:
@@ -242,15 +231,10 @@ class FollowPass:
         try:
             yield mark
         except EndOfData:
-            self._tally.check(self._storage.uri)
             raise
         except BaseException:
             self._go_back(mark)
             raise
-
-    def _count(self, batch: Batch) -> None:
-        self._tally = self._tally.plus(served=batch.agent_steps())
-        self._tally.check(self._storage.uri)
 
     def _why_ended(self) -> str:
         waiting = "" if self._rows else rows_waiting(self._storage)
@@ -278,7 +262,6 @@ class FollowPass:
                 )
             batch, units = self._serve(chunk, min(n, chunk.units))
             batch = self._segments.filled(batch)
-            self._count(batch)
             return Taken(batch, chunk.writer, self._rows[chunk.writer] - units)
 
     @property
@@ -328,7 +311,6 @@ class FollowPass:
         left = rest.agent_steps()
         # Of plain rows as many as were asked for; of others, what is not left over.
         rows = units if self._segments.counting.by_row else chunk.rows - left
-        self._tally = self._tally.plus(expected=rows)
         self._turn = chunk.writer
         if units == chunk.units:
             self._rows[chunk.writer] = chunk.until
@@ -432,7 +414,7 @@ class FollowPass:
         """Count the rows before ``row`` as skipped."""
         lost = row - self._rows.get(writer, 0)
         if lost > 0:
-            self._tally = self._tally.plus(expected=lost, skipped=lost)
+            self.skipped += lost
             logger.warning("skipped %d rows of writer %s in %s", lost, writer, self._storage.uri)
         self._rows[writer] = row
 
@@ -489,7 +471,6 @@ class FollowPass:
         gone = row - self._rows.get(writer, 0)
         if gone <= 0:
             return False
-        self._tally = self._tally.plus(trimmed=gone)
         self._rows[writer] = row
         logger.warning(
             "%d rows of writer %s in %s were trimmed before they were read", gone, writer, self._storage.uri
@@ -543,7 +524,7 @@ class FollowPass:
                 if self._options.on_error == "raise":
                     raise error
                 lost = name.end - max(name.first, cursor)
-                self._tally = self._tally.plus(expected=lost, skipped=lost)
+                self.skipped += lost
                 logger.warning("skipped %d rows: %s", lost, error)
 
     # ---- schemas ----
@@ -614,7 +595,7 @@ class FollowPass:
         return {**dealt, "columns": columns_digest(self._options)}
 
     def seek(self, position: JsonState) -> None:
-        """Continue from a position; the ledger begins anew.
+        """Continue from a position; `skipped` counts from 0.
 
         Raises:
             StateError: It is not one of `position`, or was saved with other options.
@@ -639,16 +620,16 @@ class FollowPass:
                     f"state['position']['chunk'] is {excerpt(chunk)}, after row {excerpt(rows.get(turn))}"
                 )
             chunk = (until, served)
-        self._go_back(_Mark(rows, str(turn), chunk, ReadLedger()))
+        self._go_back(_Mark(rows, str(turn), chunk, 0))
 
     def _mark(self) -> _Mark:
-        return _Mark(dict(self._rows), self._turn, self._position_in_chunk(), self._tally)
+        return _Mark(dict(self._rows), self._turn, self._position_in_chunk(), self.skipped)
 
     def _go_back(self, mark: _Mark) -> None:
         """Stand where the mark was made; what was decoded is forgotten."""
         self._forget_listing()
         self._rows, self._turn = dict(mark.rows), mark.turn
-        self._pending, self._tally = mark.chunk, mark.tally
+        self._pending, self.skipped = mark.chunk, mark.skipped
         self._chunk = None
         self._over = False
 

@@ -23,7 +23,7 @@ import os
 import time
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Unpack
 
 import numpy as np
@@ -31,10 +31,10 @@ import numpy as np
 from rlio.dataset import rows_waiting
 from rlio.errors import EndOfData, OptionError, StateError, WaitTimeout, excerpt
 from rlio.forks import Owner
-from rlio.interfaces import Batch, InputReader, JsonState, ReadLedger, ReadOptions, Unit
+from rlio.interfaces import Batch, InputReader, JsonState, ReadOptions, Unit
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.options import checked_keywords, expected
-from rlio.readers.feeding import Cursors, Feed
+from rlio.readers.feeding import Feed
 from rlio.readers.follow import FollowPass
 from rlio.readers.follow_marks import Markers, MarkKeeper
 from rlio.readers.following_state import FollowState, merge_states
@@ -252,7 +252,7 @@ class FollowingReplay(InputReader):
             follow,
             self.store,
             Account(self.ratio, inserted=state.inserted, drawn=state.drawn),
-            Cursors(dict(state.rows), dict(state.missed), state.turn),
+            state,
             keeper=None if self._markers is None else self._keeper(self._markers),
             poll_seconds=self._poll_seconds,
         )
@@ -289,11 +289,6 @@ class FollowingReplay(InputReader):
         with self._feed.changed:
             account = self._feed.account
             return FollowCounters(account.inserted, account.drawn, len(self.store))
-
-    @property
-    def reading(self) -> ReadLedger:
-        """What became of the rows that were read: also those that are skipped and trimmed."""
-        return self._feed.follow.ledger
 
     @property
     def skipped(self) -> int:
@@ -383,20 +378,9 @@ class FollowingReplay(InputReader):
     def _position(self) -> JsonState:
         self._check_owner()
         feed = self._feed
-        rank, world = self._options.shard
         with feed.changed:
-            return FollowState(
-                seed=self.seed,
-                slots=self._slots,
-                ranks=(rank,),
-                world=world,
-                draws=self._draws,
-                drawn=feed.account.drawn,
-                rows=feed.cursors.rows,
-                missed=feed.cursors.missed,
-                ring=feed.ring.firsts(),
-                turn=feed.cursors.turn,
-            ).to_json()
+            drawn, ring = feed.account.drawn, feed.ring.firsts()
+            return replace(feed.state, draws=self._draws, drawn=drawn, ring=ring).to_json()
 
     def _seek(self, position: JsonState) -> None:
         self._check_owner()

@@ -55,6 +55,20 @@ class FollowState:
         """Rows that were put in."""
         return sum(self.rows.values()) - sum(self.missed.values())
 
+    def take(self, writer: str, first: int, rows: int) -> None:
+        """Step over rows that are put in."""
+        self.pass_over({writer: first})
+        self.rows[writer] = first + rows
+        self.turn = writer
+
+    def pass_over(self, reached: Mapping[str, int]) -> None:
+        """Step over rows that are not put in: writer -> the row after them."""
+        for writer, row in reached.items():
+            passed = row - self.rows.get(writer, 0)
+            if passed > 0:
+                self.missed[writer] = self.missed.get(writer, 0) + passed
+                self.rows[writer] = row
+
     def to_json(self) -> JsonState:
         """As JSON has it; a writer is ``[next row, missed, first row in the ring or null]``."""
         return {

@@ -357,8 +357,14 @@ class _BatchRows:
         self._held: tuple[int, Any] | None = None
         self._agreed = _Agreed(groups, options, self._first_of)
 
+    def has(self, index: int) -> bool:
+        return index < self.count()
+
     def count(self) -> int:
         return self._ends[-1] if self._ends else 0
+
+    def close(self) -> None:
+        self._held = None
 
     def load(self, index: int) -> Batch:
         group, row = self._locate(index)

@@ -37,6 +37,7 @@ from rlio.replay.segment_reader import (
     split_batch,
 )
 from rlio.schemas.folded import Folded, join_folded
+from rlio.sequences import ragged_rows
 from rlio.storage.listing import Segment
 
 __all__ = ["Dealt", "GroupSource", "Groups", "RecordedOrder", "WindowedOrder"]
@@ -50,15 +51,11 @@ class Dealt(NamedTuple):
     Attributes:
         batch: Of the units that are not lost, those that are wanted, frame stacks not looked up yet; None if
             there are none.
-        rows: Rows that belong to those, as the shards tell it.
         found: Units that are not lost, whether they are wanted or not.
-        lost: Rows that were lost to damage.
     """
 
     batch: Folded | None
-    rows: int
     found: int
-    lost: int
 
 
 class _Chosen:
@@ -131,12 +128,9 @@ class GroupSource(ABC):
         self.total = 0
         if not options.skip_damage:
             dataset.check_complete()
-        #: Rows of an epoch that are known to be lost and so have no position.
-        self.missing_rows = 0
         for where, rows in dataset.lost_rows():
-            self.missing_rows += rows
+            self._reader.skipped += rows
             logger.warning("skipped %d rows of %s, which are missing: %s", rows, dataset.uri, where)
-        self._reader.skipped += self.missing_rows
 
     @property
     def skipped(self) -> int:
@@ -144,21 +138,18 @@ class GroupSource(ABC):
         return self._reader.skipped
 
     def _survey(self) -> Iterator[tuple[Segment, list[tuple[Span, int]]]]:
-        """The groups of each segment that have live rows, with their units; counts rows without position."""
+        """The groups of each segment that have live rows, with their units."""
         dataset = self._reader.dataset
         if self._matches is None:
             for segment in dataset.segments:
                 spans = self._reader.spans(segment)
-                self.missing_rows += sum(len(span.rows) for span in spans if not span.units)
                 yield segment, [(span, span.units) for span in spans]
             return
         passing = total = 0
         for found in self._matches:
             segment = found.segment
             chosen = self._chosen[segment] = _Chosen(found.positions - found.start, found.rows)
-            # They might have passed: so they are missed, but at no position that is known.
-            self.missing_rows += found.lost
-            self._reader.skipped += found.lost
+            self._reader.skipped += found.lost  # They might have passed.
             passing, total = passing + chosen.count, total + found.rows
             yield segment, [(span, len(self._passing(segment, span))) for span in found.spans]
         logger.info("the filter lets %d of %d rows of %s pass", passing, total, dataset.uri)
@@ -250,29 +241,25 @@ class RecordedOrder(GroupSource):
                     self._ahead.announce(group.stop)
             end = min(stop, group.stop)
             if group.batch is None:
-                self._group = group.after(end, None)
-                yield Dealt(None, 0, 0, group.share(start, end))
+                self._group = _Group(end, group.stop, None)
             else:
                 low, high = max(wanted.start - found, 0), min(wanted.stop - found, end - start)
                 found += end - start
-                batch, rows = self._cut(group, start + low, start + high)
-                yield Dealt(batch, rows, end - start, 0)
+                yield Dealt(self._cut(group, start + low, start + high), end - start)
             start = end
 
-    def _cut(self, group: _Group, start: int, stop: int) -> tuple[Folded | None, int]:
-        """The units at some positions of a group, and their rows; those behind are kept."""
+    def _cut(self, group: _Group, start: int, stop: int) -> Folded | None:
+        """The units at some positions of a group; those behind are kept."""
         self._group = group
         if start >= stop:
-            return None, 0
+            return None
         assert group.batch is not None
         batch, frames = group.batch.batch, group.batch.frames
         if start > group.start:  # What is between is another rank's.
             batch = split_batch(batch, 0, start - group.start, self.unit)[1]
-            group = group.after(start, Folded(batch, frames))
         head, rest = split_batch(batch, 0, stop - start, self.unit)
-        self._group = group.after(stop, Folded(rest, frames))
-        # What the split left over tells what it should have given.
-        return Folded(head, frames), stop - start if self.by_row else group.rows - self._group.rows
+        self._group = _Group(stop, group.stop, Folded(rest, frames))
+        return Folded(head, frames)
 
     def rewind(self) -> None:
         self._group = None
@@ -291,8 +278,7 @@ class RecordedOrder(GroupSource):
             raise CorruptData("the shard holds fewer rows than its name says", uri=segment.ref.path)
         start = self._starts[number] + self._span_starts[index]
         span, units = self._spans[index], self._units_of(segment, self._spans[index])
-        batch = self._decode(segment, span)
-        return _Group(start, start + units, batch, self._weigh(segment, span), (start, units))
+        return _Group(start, start + units, self._decode(segment, span))
 
     def _units_of(self, segment: Segment, span: Span) -> int:
         return span.units if self._matches is None else self._weigh(segment, span)
@@ -302,39 +288,19 @@ class RecordedOrder(GroupSource):
         self._group = None
 
 
-@dataclass(frozen=True)
-class _Group:
-    """What nobody got yet of a decoded group, at its place in the epoch; without a batch if it is lost.
+class _Group(NamedTuple):
+    """What is left of a decoded group, at its place in the epoch; without a batch if it is lost.
 
     Batches are views: what was given may have been changed, the columns by which units are told apart too.
 
     Attributes:
         start, stop: Positions of what is left.
         batch: It.
-        rows: Its rows; of a lost group, all of the group's.
-        origin: First position and units of the whole group.
     """
 
     start: int
     stop: int
     batch: Folded | None
-    rows: int
-    origin: tuple[int, int]
-
-    def after(self, position: int, rest: Folded | None) -> _Group:
-        """What is left from ``position`` on."""
-        rows = self.rows if rest is None else rest.batch.agent_steps()
-        return _Group(position, self.stop, rest, rows, self.origin)
-
-    def share(self, start: int, stop: int) -> int:
-        """Rows that are lost with some positions of a lost group: who had which row cannot be known."""
-        first, units = self.origin
-        return _share(self.rows, units, start - first, stop - first)
-
-
-def _share(rows: int, units: int, start: int, stop: int) -> int:
-    """Rows for units ``start`` to ``stop - 1`` of ``units``; the shares of all units add up to ``rows``."""
-    return rows * stop // units - rows * start // units
 
 
 @dataclass(frozen=True)
@@ -346,16 +312,14 @@ class _Window:
         place: Where each unit of the window is in the batch (-1: lost); None where nothing is lost.
         steps: Policy id -> joint step of each row, counted through the window; None for rows and sequences.
             Equal (eps_id, t) in two groups are two steps: ids may repeat from writer to writer.
-        rows: Rows of each unit of the window, the lost ones included; None where each has one.
     """
 
     batch: Folded | None
     place: NDArray[np.int64] | None
     steps: dict[str, NDArray[np.int64]] | None
-    rows: NDArray[np.int64] | None
 
 
-_NO_WINDOW = _Window(None, None, None, None)
+_NO_WINDOW = _Window(None, None, None)
 
 
 class WindowedOrder(GroupSource):
@@ -395,21 +359,17 @@ class WindowedOrder(GroupSource):
             window = self._window
             end = min(stop, ref.stop_position)
             places = self._rows[start - ref.start_position : end - ref.start_position]
-            lost = 0
             if window.place is not None:
-                there = window.place[places] >= 0
-                gone, places = places[~there], places[there]
-                lost = len(gone) if window.rows is None else int(window.rows[gone].sum())
+                places = places[window.place[places] >= 0]
             found = len(places)
             places = places[max(wanted.start - total, 0) : max(wanted.stop - total, 0)]
             total += found
-            rows = len(places) if window.rows is None else int(window.rows[places].sum())
             batch = None
             if window.batch is not None and len(places):
                 units = places if window.place is None else window.place[places]
                 taken = _take(window.batch.batch, units, self.unit, window.steps)
                 batch = Folded(taken, window.batch.frames)
-            yield Dealt(batch, rows, found, lost)
+            yield Dealt(batch, found)
             start = end
 
     def _enter(self, epoch: int, window: WindowRef) -> None:
@@ -431,15 +391,12 @@ class WindowedOrder(GroupSource):
     def _load(self, index: int) -> _Window:
         parts: list[Folded] = []
         place: list[NDArray[np.int64]] = []
-        rows: list[NDArray[np.int64]] = []
         steps: dict[str, list[NDArray[np.int64]]] = {}
         found = 0
         for number in self._order.groups_of(index):
             segment, span, units = self._groups[number]
             folded = self._decode(segment, span)
             batch = None if folded is None else folded.batch
-            if not self.by_row:
-                rows.append(_rows_of_units(batch, span))
             if folded is None:
                 place.append(np.full(units, -1, np.int64))
                 continue
@@ -456,7 +413,6 @@ class WindowedOrder(GroupSource):
             joined,
             None if whole else np.concatenate(place),
             numbers or None,
-            np.concatenate(rows) if rows else None,
         )
 
     def _order_of(self, seed: int) -> WindowOrder:
@@ -466,17 +422,6 @@ class WindowedOrder(GroupSource):
         self._ahead.close()
         self._window = _NO_WINDOW
         self._current = None
-
-
-def _rows_of_units(batch: Batch | None, span: Span) -> NDArray[np.int64]:
-    """Rows of each sequence or joint step of a group; of a lost one, they are shared out."""
-    if batch is None:
-        ends = len(span.rows) * np.arange(span.units + 1) // span.units
-        return np.diff(ends)
-    if isinstance(batch, MultiAgentBatch):
-        numbers = np.concatenate(list(step_numbers(batch)[0].values()))
-        return np.bincount(numbers, minlength=span.units)
-    return np.asarray(batch[Columns.SEQ_LENS], np.int64)
 
 
 def _digest(sizes: list[int]) -> str:
@@ -498,11 +443,7 @@ def _take(
     if unit == "steps":
         taken: SampleBatch = batch[units]
         return taken
-    lengths = np.asarray(batch[Columns.SEQ_LENS], np.int64)
-    firsts = (np.cumsum(lengths) - lengths)[units]
-    lengths = lengths[units]
-    ends = np.cumsum(lengths)
-    rows = np.arange(int(ends[-1])) + np.repeat(firsts - (ends - lengths), lengths)
+    rows = ragged_rows(np.asarray(batch[Columns.SEQ_LENS]), units)
     return batch._like(batch._map_rows(lambda leaf: leaf[rows], lambda leaf: leaf[units]))
 
 

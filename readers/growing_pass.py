@@ -14,7 +14,7 @@ from typing import Final, Literal, TypeAlias
 from rlio.batch import concat_samples, count_units
 from rlio.dataset import Dataset, dataset_on
 from rlio.errors import CorruptData, EndOfData, OptionError, StateError, excerpt
-from rlio.interfaces import Batch, JsonState, ReadLedger, ReadOptions, Unit
+from rlio.interfaces import Batch, JsonState, ReadOptions, Unit
 from rlio.joining import Unlike
 from rlio.read_options import check_batch_size
 from rlio.readers.cold_pass import ColdPass
@@ -56,8 +56,6 @@ class GrowingPass:
         # What reads this epoch; None after a failure, when it is to be opened where it was.
         self._running: SnapshotPass | None = None
         self._place: JsonState = {}
-        # Of epochs that are over, and of what was read before this one's pass was opened again.
-        self._past = ReadLedger()
         self._most_skipped = 0
         self._running = self._open(dataset, epochs=1)
 
@@ -96,11 +94,6 @@ class GrowingPass:
     def skipped(self) -> int:
         """Rows lost to damage, in the epoch that had most of it."""
         return max(self._most_skipped, self._current.skipped)
-
-    @property
-    def ledger(self) -> ReadLedger:
-        """What became of the rows."""
-        return self._past if self._running is None else self._past + self._running.ledger
 
     @property
     def epoch(self) -> int:
@@ -171,8 +164,6 @@ class GrowingPass:
                 if self._is_over(running) or (in_vain > 1 and not running.total):
                     if parts and not self.options.drop_last:
                         break
-                    rows = sum(part.agent_steps() for part in parts)
-                    self._past = self._past.plus(served=-rows, dropped=rows)
                     raise
                 if in_vain > 1:
                     raise CorruptData("every row of an epoch is damaged", uri=self._uri) from None
@@ -186,51 +177,21 @@ class GrowingPass:
         return parts
 
     def skip(self, n: int) -> None:
-        """Go where ``n`` calls of `take` would lead; what they would give is in no number of the ledger.
+        """Take ``n`` batches: how many rows an epoch has is known once it begins.
 
         Raises:
             EndOfData: There are fewer; it is at the end then.
             OptionError: As `take`.
         """
-        mark, ledger = self._mark(), self.ledger
+        mark = self._mark()
         try:
-            if self.options.on_error == "skip":  # Only reading tells where the next batch begins.
-                for _ in range(n):
-                    self.take(None)
-            else:
-                self._step_over(n)
+            for _ in range(n):
+                self.take(None)
         except EndOfData:
-            self._count_as(ledger)
             raise
         except BaseException:
             self._go_back(mark)
             raise
-        self._count_as(ledger)
-
-    def _step_over(self, n: int) -> None:
-        """Step over ``n`` batches by their positions."""
-        size = self._size_of(None)
-        missing = n * size
-        while True:
-            running = self._current
-            over = running.epoch >= (running.options.epochs or 0)
-            left = 0 if over else min(missing, running.total - running.offset)
-            running.skip(left // size, size)
-            if left % size:
-                running.skip(1, left % size)
-            missing -= left
-            if not missing:
-                return
-            if self._is_over(running):
-                if missing >= size or self.options.drop_last:
-                    raise EndOfData(f"all {self.options.epochs} epochs have been read")
-                return
-            self._take_up()
-            total = self._current.total
-            if total < (missing % size or size):  # A whole epoch, and what is before and after it.
-                self._check_size(size)
-            if not total:
-                raise EndOfData(self._current.dataset.why_empty())
 
     def _is_over(self, running: SnapshotPass) -> bool:
         """Whether the last epoch is over."""
@@ -241,7 +202,6 @@ class GrowingPass:
     def _take_up(self) -> None:
         """Begin the next epoch, over what is there now; where there was nothing, the same one again."""
         ended = self._current
-        ended.check_whole_epochs()
         newest = dataset_on(self._storage)
         if ended.serves(newest):
             ended.extend(ended.epoch + 1)
@@ -263,32 +223,21 @@ class GrowingPass:
         if self._running is not None:
             self._place = self.position()
             self._most_skipped = self.skipped
-            self._count_as(self.ledger, alone=True)
             running, self._running = self._running, None
             running.close()
 
-    def _count_as(self, ledger: ReadLedger, *, alone: bool = False) -> None:
-        """Let `ledger` be as it was; with ``alone``, without what reads this epoch."""
-        self._past = replace(ledger, trimmed=0)
-        if self._running is not None and not alone:
-            ours = self._running.ledger
-            self._past = self._past.plus(
-                expected=-ours.expected, served=-ours.served, skipped=-ours.skipped, dropped=-ours.dropped
-            )
-
-    def _mark(self) -> tuple[SnapshotPass, JsonState, ReadLedger]:
+    def _mark(self) -> tuple[SnapshotPass, JsonState]:
         """Where `_go_back` goes back to."""
-        return self._current, self.position(), self.ledger
+        return self._current, self.position()
 
-    def _go_back(self, mark: tuple[SnapshotPass, JsonState, ReadLedger]) -> None:
+    def _go_back(self, mark: tuple[SnapshotPass, JsonState]) -> None:
         """Undo what failed: what was read and not served is read again."""
-        running, place, ledger = mark
+        running, place = mark
         if self._running is running:
             _seek_within(running, place)
         else:
             self._leave()
             self._place = place
-        self._count_as(ledger)
 
     # ---- state ----
 
@@ -301,7 +250,7 @@ class GrowingPass:
         return position | {"options": options, "at": self._running.dataset.snapshot()}
 
     def seek(self, position: JsonState) -> None:
-        """Continue from a position, over the snapshot that it was saved in; the ledger begins anew.
+        """Continue from a position, over the snapshot that it was saved in.
 
         Raises:
             StateError: It is one of other data, or of other options.
@@ -326,7 +275,7 @@ class GrowingPass:
         else:
             self._leave()
             self._running = self._opened_at(position)
-        self._past, self._most_skipped = ReadLedger(), 0
+        self._most_skipped = 0
 
     def _opened_at(self, position: JsonState) -> SnapshotPass:
         """What reads the epoch of a position, in that place."""

@@ -10,14 +10,14 @@ Not here: what is in a file (`rlio.readers.json_reader`, `rlio.readers.d4rl_read
 Example:
     >>> from rlio.batch import SampleBatch
     >>> class Numbers:
-    ...     def count(self):
-    ...         return 4
+    ...     def has(self, index):
+    ...         return index < 4
     ...     def load(self, index):
     ...         return SampleBatch(t=[index])
     >>> options = ReadOptions(epochs=1, shard=(1, 2))
     >>> cursor = RecordCursor(Numbers(), options, seed=0, failures=Failures("raise"))
     >>> cursor.next()["t"], cursor.next()["t"], cursor.position()
-    (array([1]), array([3]), {'epoch': 1, 'record': 0})
+    (array([1]), array([3]), {'epoch': 0, 'record': 4})
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Literal, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +43,7 @@ from rlio.errors import (
     excerpt,
 )
 from rlio.foreign_layouts import refuse_known
-from rlio.interfaces import Batch, Endless, InputReader, JsonState, ReadLedger, ReadOptions
+from rlio.interfaces import Batch, Endless, InputReader, JsonState, ReadOptions
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.replay.order import ORDER_VERSION, Permutation, share
 from rlio.replay.positions import choose_seed
@@ -162,12 +161,13 @@ class Failures:
     """What is done with damaged records: raised, or counted and logged.
 
     Attributes:
+        skips: Whether they are counted.
         count: Records skipped so far, each counted once whatever the epochs.
         errors: The first 1000 of them.
     """
 
     def __init__(self, on_error: Literal["raise", "skip"]) -> None:
-        self._skip = on_error == "skip"
+        self.skips = on_error == "skip"
         self.count = 0
         self.errors: list[SkippedRecord] = []
         self._in_a_row = 0
@@ -175,7 +175,7 @@ class Failures:
 
     def handle(self, error: CorruptData | SchemaError) -> None:
         """Raise ``error``, or count it and return."""
-        if not self._skip:
+        if not self.skips:
             raise error
         self._in_a_row += 1
         if error.record is not None:
@@ -205,33 +205,11 @@ class Failures:
 # ---- cursors ----
 
 
-class Cursor(Protocol):
-    """Walks the pieces of a reader, endlessly or for some epochs."""
-
-    #: Rows that the pieces passed so far should have (`expected`), and those of them that were left out.
-    tally: ReadLedger
-    #: Number of the epoch that the last batch was from.
-    given: int
-
-    @property
-    def units(self) -> int | None:
-        """Units of an epoch; None: only reading tells."""
-
-    def next(self) -> Batch:
-        """The next batch; raises `EndOfData`."""
-
-    def position(self) -> JsonState:
-        """Where it is, as JSON."""
-
-    def seek(self, position: JsonState) -> None:
-        """Go to a place of `position`."""
-
-    def close(self) -> None:
-        """Release files."""
-
-
 class RecordSource(Protocol):
     """Records that can be read in any order."""
+
+    def has(self, index: int) -> bool:
+        """Whether there are more than ``index``; no more is read than tells it."""
 
     def count(self) -> int:
         """How many there are."""
@@ -239,12 +217,19 @@ class RecordSource(Protocol):
     def load(self, index: int) -> Batch:
         """Read one; raises CorruptData or SchemaError, with the place, if that record is damaged."""
 
+    def close(self) -> None:
+        """Release files."""
+
 
 class RecordCursor:
     """Serves records whole: number i of the order over all epochs belongs to rank i modulo world.
 
     The position is where the next round of dealing begins, and so the same on every rank after as many calls;
     it may be loaded with another number of ranks.
+
+    Attributes:
+        units: Units of an epoch; None: only reading tells.
+        given: Number of the epoch that the last batch was from.
     """
 
     units: int | None = None
@@ -254,7 +239,6 @@ class RecordCursor:
         self._options = options
         self._seed = seed
         self._failures = failures
-        self.tally = ReadLedger()
         self.given = 0
         self._epoch = 0
         self._record = 0
@@ -262,32 +246,41 @@ class RecordCursor:
         self._block: tuple[int, int, list[int]] = (-1, 0, [])
 
     def next(self) -> Batch:
-        options, count = self._options, self._source.count()
-        if count == 0:
-            raise DataNotFound("the files hold no record: expected at least one")
+        options = self._options
         while True:
-            turn, at = divmod(self._record + options.shard[0], count)
-            if options.epochs is not None and self._epoch + turn >= options.epochs:
-                raise EndOfData(f"all {count} records were read {options.epochs} times")
+            turn, at = self._place(self._record + options.shard[0])
+            epoch = self._epoch + turn
+            if options.epochs is not None and epoch >= options.epochs:
+                raise EndOfData(f"all {self._source.count()} records were read {options.epochs} times")
             try:
-                batch = self._source.load(self._number(self._epoch + turn, at, count))
+                batch = self._source.load(self._number(epoch, at))
             except (CorruptData, SchemaError) as error:
                 self._failures.handle(error)
-                if options.epochs is None:
-                    self._failures.check_hope(count)
+                if options.epochs is None and epoch:
+                    self._failures.check_hope(self._source.count())
                 batch = None
-            self.given = self._epoch + turn
-            turn, self._record = divmod(self._record + options.shard[1], count)
+            self.given = epoch
+            turn, self._record = self._place(self._record)
+            self._record += options.shard[1]
             self._epoch += turn
             if batch is not None:
                 self._failures.succeeded()
-                self.tally = self.tally.plus(expected=batch.agent_steps())
                 return batch
 
-    def _number(self, epoch: int, at: int, count: int) -> int:
+    def _place(self, number: int) -> tuple[int, int]:
+        """How many epochs after this one a record is, and where in its epoch."""
+        if not self._options.shuffle and self._source.has(number):
+            return 0, number
+        count = self._source.count()
+        if count == 0:
+            raise DataNotFound("the files hold no record: expected at least one")
+        return divmod(number, count)
+
+    def _number(self, epoch: int, at: int) -> int:
         """Number of the record at position ``at`` of ``epoch``."""
         if not self._options.shuffle:
             return at
+        count = self._source.count()
         known, first, numbers = self._block
         if known != epoch or not first <= at < first + len(numbers):
             order = Permutation(count, seed=self._seed, epoch=epoch)
@@ -300,10 +293,11 @@ class RecordCursor:
 
     def seek(self, position: JsonState) -> None:
         self._epoch = index_in(position, "epoch")
-        self._record = index_in(position, "record", self._source.count())
+        # States of 4d4987e, of JSON in the order of the files, have its number as "round".
+        self._record = index_in(position, "round" if "round" in position else "record")
 
     def close(self) -> None:
-        """Nothing is held here."""
+        self._source.close()
 
 
 class TableSource(Protocol):
@@ -333,7 +327,6 @@ class TableCursor:
         self._options = options
         self._seed = seed
         self._failures = failures
-        self.tally = ReadLedger()
         self.given = 0
         self._epoch = 0
         self._window = 0
@@ -352,12 +345,7 @@ class TableCursor:
                 raise EndOfData(f"all {sum(self._source.rows)} rows were read {self._options.epochs} times")
             order, bounds = self._windows()
             groups = order[bounds[self._window] : bounds[self._window + 1]].tolist()
-            before = self.tally
-            try:
-                batch = self._shuffled(groups) if self._options.shuffle else self._in_order(groups[0])
-            except BaseException:
-                self.tally = before  # These rows come again.
-                raise
+            batch = self._shuffled(groups) if self._options.shuffle else self._in_order(groups[0])
             self.given = self._epoch
             self._window += 1
             if self._window == len(bounds) - 1:
@@ -390,13 +378,7 @@ class TableCursor:
 
     def _in_order(self, group: int) -> SampleBatch | None:
         start, stop = share(self._source.rows[group], self._options.shard)
-        batch = self._load(group, start, stop) if start < stop else None
-        self._count(stop - start, lost=0 if batch is not None else stop - start)
-        return batch
-
-    def _count(self, rows: int, *, lost: int) -> None:
-        """Count the rows that groups are said to have here, before anything is known of what was decoded."""
-        self.tally = self.tally.plus(expected=rows, skipped=lost)
+        return self._load(group, start, stop) if start < stop else None
 
     def _shuffled(self, groups: list[int]) -> SampleBatch | None:
         rows = np.array([self._source.rows[group] for group in groups], np.int64)
@@ -413,7 +395,6 @@ class TableCursor:
             home = np.searchsorted(ends, picks, side="right")
             gaps = np.cumsum(np.where(loaded, 0, rows))
             picks = (picks - gaps[home])[loaded[home]]
-        self._count(stop - start, lost=stop - start - len(picks))
         found = [part for part in parts if part is not None]
         if not found or not len(picks):
             return None
@@ -458,6 +439,10 @@ def index_in(position: JsonState, key: str, count: int | None = None) -> int:
             "data changed since the state was saved, or the state is damaged"
         )
     return value
+
+
+#: Walks the pieces of a reader, endlessly or for some epochs.
+Cursor: TypeAlias = RecordCursor | TableCursor
 
 
 # ---- the reader ----
@@ -506,16 +491,6 @@ class StoredReader(InputReader):
             }.items()
         }
         self._cursor = make_cursor(self._seed, self._failures)
-        # The cursor's tally where the reader began, or was restored.
-        self._began = ReadLedger()
-
-    @property
-    def ledger(self) -> ReadLedger:
-        """Rows that the files say there are, where they do. See `InputReader`."""
-        own, now, then = super().ledger, self._cursor.tally, self._began
-        # Of the rows that the base counts as read, those are missing that the cursor left out or lost.
-        expected = now.expected - then.expected - self._counts.read + own.expected
-        return replace(own, expected=expected, skipped=now.skipped - then.skipped)
 
     @property
     def skipped(self) -> int:
@@ -571,7 +546,6 @@ class StoredReader(InputReader):
         self._check_options(position["options"])
         self._check_seed(position["seed"])
         self._cursor.seek(position["at"])
-        self._began = self._cursor.tally
 
     def _check_files(self, saved: Any) -> None:
         if saved != self._files_seal:

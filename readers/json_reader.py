@@ -1,7 +1,8 @@
 """`JsonReader`: RLlib's JSON recordings, from folders, globs, lists, URIs and zip files.
 
 One line is one record, and a record is what was one batch when it was written. Records are read in the order
-of the files, one at a time, or, shuffled, in another pseudo-random order each epoch.
+of the files, one at a time, or, shuffled, in another pseudo-random order each epoch. Where each begins is
+remembered as the files are read.
 
 Not here: what a record may look like (`rlio.readers.rllib_json`), and data sets of rlio, whose JSON shards
 `rlio.DatasetReader` reads.
@@ -19,28 +20,34 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Generator, Hashable, Mapping, Sequence
 from io import BytesIO
-from itertools import accumulate
-from typing import IO, Any, Protocol, Unpack
+from typing import IO, Any, Unpack
 
 from rlio.errors import (
     CorruptData,
-    DataNotFound,
-    EndOfData,
     OptionError,
     SchemaError,
     UnknownLayout,
     UnsafeData,
 )
-from rlio.interfaces import Batch, JsonState, ReadKeywords, ReadLedger, ReadOptions
+from rlio.interfaces import Batch, ReadKeywords, ReadOptions
+from rlio.joining import Unlike
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.options import checked_keywords
-from rlio.read_options import Unlike
-from rlio.readers.inputs import Cursor, Failures, RecordCursor, StoredReader, find_files, index_in, raise_at
-from rlio.readers.line_files import READ_ERRORS, Line, LineFile, open_line_files, read_lines, too_long
+from rlio.readers.inputs import Cursor, Failures, RecordCursor, StoredReader, find_files, raise_at
+from rlio.readers.line_files import (
+    READ_ERRORS,
+    Line,
+    LineFile,
+    line_of,
+    open_line_files,
+    read_lines,
+    too_long,
+)
 from rlio.readers.rllib_json import RllibDecoder
 from rlio.readers.space_arrays import Spaces, check_spaces
 from rlio.readers.uniform import Uniform
@@ -50,24 +57,14 @@ from rlio.storage.filesystem import StrPath
 from rlio.storage.names import HEADER
 from rlio.storage.open_files import OpenFiles
 
-__all__ = ["JsonReader", "LineDecoder"]
+__all__ = ["JsonReader"]
 
 logger = logging.getLogger("rlio")
 
-_SUFFIXES = (".json", ".jsonl", ".jsonl.zst", ".zip")
+_SUFFIXES = (".json", ".jsonl", ".zip")
 _OPEN_FILES = 4
 # A shuffled zip member up to this size is held inflated: going back in one means inflating it from its start.
 _HELD_BYTES = 64 << 20
-
-
-class LineDecoder(Protocol):
-    """Turns a line into a batch; raises CorruptData or SchemaError, which need not know the place."""
-
-    def decode(self, line: bytes) -> Batch:
-        """The batch in ``line``."""
-
-    def names(self, line: bytes) -> Hashable:
-        """What its columns are called."""
 
 
 class JsonReader(StoredReader):
@@ -82,7 +79,7 @@ class JsonReader(StoredReader):
 
     Args:
         inputs: A file, folder, glob or URI, or a list of those; of folders and zip files, every ``*.json``
-            and ``*.jsonl``, and every ``*.zip`` and ``*.jsonl.zst`` of a folder.
+            and ``*.jsonl``, and every ``*.zip`` of a folder.
         spaces: (observation space, action space), or policy id -> such a pair: gives obs, new_obs, actions
             and prev_actions their structure and dtypes back.
         unnormalise_actions: RLlib records actions of bounded Boxes scaled to [-1, 1]. True: actions and
@@ -130,11 +127,8 @@ class JsonReader(StoredReader):
             self._records.agree()
 
         def make_cursor(seed: int, failures: Failures) -> Cursor:
-            if options.shuffle:
-                return RecordCursor(
-                    _IndexedRecords(self._records, failures), options, seed=seed, failures=failures
-                )
-            return _StreamCursor(self._records, options, failures)
+            records = _IndexedRecords(self._records, failures)
+            return RecordCursor(records, options, seed=seed, failures=failures)
 
         details: dict[str, Any] = {
             "spaces": None if spaces is None else repr(spaces),
@@ -155,11 +149,10 @@ class JsonReader(StoredReader):
 
 
 class RllibLines:
-    """A file with a record a line. Its errors need not know the place."""
+    """A file with a record a line."""
 
-    def __init__(self, file: LineFile, decoder: LineDecoder, limit: int) -> None:
+    def __init__(self, file: LineFile, decoder: RllibDecoder, limit: int) -> None:
         self.uri = file.uri
-        self.file = file.file
         self._lines = file
         self._decoder = decoder
         self._limit = limit
@@ -181,28 +174,38 @@ class RllibLines:
                 raise_at(error, uri=self.uri)
 
     def open(self) -> IO[bytes]:
-        """Open it for `line_at`. What is small and compressed is held inflated."""
+        """Open it for `line_at`. A small member of a zip file is held inflated."""
         stream = self._lines.open()
-        if not self._lines.is_compressed:
+        if self._lines.member is None or (self._lines.size or 0) > _HELD_BYTES:
             return stream
-        # Of a zip member the size is known before.
-        small = self._lines.member is None or (self._lines.size or 0) <= _HELD_BYTES
-        held = _inflated(stream, _HELD_BYTES) if small else None
-        return self._lines.open() if held is None else held
+        held = BytesIO()
+        # What lies behind damage has no place in an index anyway.
+        with stream, contextlib.suppress(*READ_ERRORS):
+            while piece := stream.read(1 << 20):
+                held.write(piece)
+        return held
 
     def line_at(self, stream: IO[bytes], *, offset: int, size: int, number: int) -> Line:
         """A line of `lines`, read again."""
         if size > self._limit:
-            return Line(number, None, offset, size, offset + size)
+            return line_of(number, None, (offset, size, offset + size))
         try:
             stream.seek(offset)
-            (line,) = read_lines(BytesIO(stream.read(size)), number=number, limit=self._limit)
-        except (*READ_ERRORS, ValueError) as error:
+            data = stream.read(size)
+        except READ_ERRORS as error:
             raise CorruptData(f"the line is not there any more: {error}") from error
-        return line
+        if len(data) < size or b"\n" in data:
+            raise CorruptData("the line is not there any more: the file has changed since it was read")
+        return line_of(number, [data], (offset, size, offset + size))
 
     def decode(self, line: Line) -> Batch:
-        """The batch in a line; raises CorruptData or SchemaError."""
+        """The batch in a line; raises CorruptData or SchemaError with the place."""
+        try:
+            return self._decoder.decode(self._data(line))
+        except (CorruptData, SchemaError, UnknownLayout) as error:
+            raise_at(error, uri=self.uri, record=line.number)
+
+    def _data(self, line: Line) -> bytes:
         if line.data is None:
             raise too_long(line, self._limit)
         if is_provenance(line.data) or parse_head(line.data) is not None:
@@ -211,27 +214,11 @@ class RllibLines:
                 "with rlio.DatasetReader",
                 uri=self.uri,
             )
-        return self._decoder.decode(line.data)
+        return line.data
 
     def names(self, line: Line) -> Hashable:
         """What the columns of a line are called: equal for lines with the same; raises CorruptData."""
-        if line.data is None:
-            raise too_long(line, self._limit)
-        return self._decoder.names(line.data)
-
-
-def _inflated(stream: IO[bytes], most: int) -> IO[bytes] | None:
-    """What can be read of ``stream``, in memory; None where that is more than ``most`` bytes.
-
-    What lies behind damage has no place in an index anyway.
-    """
-    held = BytesIO()
-    with stream, contextlib.suppress(*READ_ERRORS, UnsafeData):
-        while piece := stream.read(1 << 20):
-            held.write(piece)
-            if held.tell() > most:
-                return None
-    return held
+        return self._decoder.names(self._data(line))
 
 
 def _refuse_data_sets(files: Sequence[InputFile]) -> None:
@@ -258,56 +245,45 @@ class _Records:
     def decode(self, file: int, line: Line) -> Batch:
         """The batch in ``line``; raises CorruptData or SchemaError with the place."""
         if self._uniform is None:
-            self._uniform = self._first_record()
+            self._uniform = self.look(all_files=False)
+        source = self.files[file]
+        batch = source.decode(line)
         try:
-            return self._uniform.conform(self.files[file].decode(line))
-        except (CorruptData, SchemaError, UnknownLayout) as error:
-            raise_at(error, uri=self.files[file].uri, record=line.number)
+            return self._uniform.conform(batch)
+        except SchemaError as error:
+            raise_at(error, uri=source.uri, record=line.number)
 
     def agree(self) -> None:
-        """Look at the first record of each file, and decide what all are brought to.
+        """Decide now what records are brought to; see `look`."""
+        if len(self.files) > 1:
+            self._uniform = self.look(all_files=True) or None
+
+    def look(self, *, all_files: bool) -> Uniform:
+        """Decide what records are brought to: by the first that can be read of each file, or of all.
 
         Raises:
             SchemaError: Files have unlike columns, and they are not to be brought together.
         """
         seen: set[Hashable] = set()
         found: list[tuple[str, Batch]] = []
-        for file in self.files if len(self.files) > 1 else ():
-            # What cannot be read here is reported when its turn comes.
-            with contextlib.suppress(CorruptData), contextlib.closing(file.lines()) as lines:
-                for line in lines:
-                    if line.data == b"":
-                        continue
-                    with contextlib.suppress(CorruptData, SchemaError):
-                        names = file.names(line)
-                        if names not in seen:
-                            found.append((file.uri, self._decode_first(file, line)))
-                            seen.add(names)
-                        break
-        if len(found) > 1:
-            uniform = Uniform(unlike=self._unlike)
-            uniform.agree(found)
-            self._uniform = uniform
-
-    def _first_record(self) -> Uniform:
-        """What records look like: the first that can be read, so that it depends on nothing but the files."""
-        uniform = Uniform()
         for file in self.files:
             # What cannot be read here is reported when its turn comes.
             with contextlib.suppress(CorruptData), contextlib.closing(file.lines()) as lines:
                 for line in lines:
                     with contextlib.suppress(CorruptData, SchemaError):
-                        if line.data != b"":
-                            uniform.adopt(self._decode_first(file, line))
-                    if uniform:
-                        return uniform
+                        if line.data == b"":
+                            continue
+                        names = file.names(line)
+                        if names not in seen and len(batch := file.decode(line)):
+                            found.append((file.uri, batch))
+                            seen.add(names)
+                        if names in seen:
+                            break
+            if found and not all_files:
+                break
+        uniform = Uniform(unlike=self._unlike)
+        uniform.agree(found)
         return uniform
-
-    def _decode_first(self, file: RllibLines, line: Line) -> Batch:
-        try:
-            return file.decode(line)
-        except UnknownLayout as error:
-            raise_at(error, uri=file.uri, record=line.number)
 
     def line_at(self, file: int, offset: int, size: int, number: int) -> Line:
         """The line at ``offset``, whose bytes are known to be ``size``."""
@@ -324,7 +300,7 @@ class _Records:
 
 
 class _IndexedRecords:
-    """Records in any order, through an index of their offsets: 24 bytes a record, made by one pass."""
+    """Records by number, through an index of their offsets: 24 bytes a record, made as files are read."""
 
     def __init__(self, records: _Records, failures: Failures) -> None:
         self._records = records
@@ -332,150 +308,67 @@ class _IndexedRecords:
         self._offsets = array("q")
         self._sizes = array("q")
         self._numbers = array("q")
-        #: Records up to the end of each file; empty until the index is made.
+        #: Records up to the end of each file that was read to its end.
         self._ends: list[int] = []
+        # Where reading goes on in the file after those: offset, and number of the line.
+        self._place = (0, 0)
+        self._lines: Generator[Line, None, None] | None = None
+        self._last: Line | None = None
+
+    def has(self, index: int) -> bool:
+        while index >= len(self._offsets) and len(self._ends) < len(self._records.files):
+            self._read_on()
+        return index < len(self._offsets)
 
     def count(self) -> int:
-        if not self._ends:
-            self._index()
-        return self._ends[-1]
+        self.has(sys.maxsize)
+        return len(self._offsets)
 
-    def _index(self) -> None:
-        for column in (self._offsets, self._sizes, self._numbers):
-            del column[:]  # of an attempt that failed
-        counts = []
-        for file in range(len(self._records.files)):
-            before = len(self._offsets)
-            try:
-                for line in self._records.files[file].lines():
-                    if line.data == b"":
-                        self._records.blank_lines += 1
-                    else:
-                        self._offsets.append(line.start)
-                        self._sizes.append(line.size)
-                        self._numbers.append(line.number)
-            except CorruptData as error:
-                # What came before the damage is there to be read.
-                self._failures.handle(error)
-            counts.append(len(self._offsets) - before)
-        self._ends = list(accumulate(counts))
+    def _read_on(self) -> None:
+        """Take up the next line, or the end of a file."""
+        if self._lines is None:
+            offset, number = self._place
+            self._lines = self._records.files[len(self._ends)].lines(offset=offset, number=number)
+        try:
+            line = next(self._lines, None)
+        except BaseException as error:
+            self._lines = None  # The next call begins where this one did.
+            if not isinstance(error, CorruptData):
+                raise
+            self._failures.handle(error)
+            line = None  # What came before the damage is there to be read.
+        if line is None:
+            self._lines, self._place = None, (0, 0)
+            self._ends.append(len(self._offsets))
+            return
+        self._place = (line.end, line.number + 1)
+        if line.data == b"":
+            self._records.blank_lines += 1
+            return
+        self._offsets.append(line.start)
+        self._sizes.append(line.size)
+        self._numbers.append(line.number)
+        self._last = line
 
     def load(self, index: int) -> Batch:
-        file = bisect_right(self._ends, index)
-        line = self._records.line_at(file, self._offsets[index], self._sizes[index], self._numbers[index])
-        return self._records.decode(file, line)
+        file, line = bisect_right(self._ends, index), self._last
+        if line is None or index + 1 < len(self._offsets):
+            line = self._records.line_at(file, self._offsets[index], self._sizes[index], self._numbers[index])
+        try:
+            return self._records.decode(file, line)
+        except (CorruptData, SchemaError):
+            if not self._failures.skips and line is self._last and file == len(self._ends):
+                self._forget_last(line)
+            raise
 
+    def _forget_last(self, line: Line) -> None:
+        """Read the last line again when it is needed: the file may be repaired by then."""
+        self.close()
+        self._place, self._last = (line.start, line.number), None
+        for column in (self._offsets, self._sizes, self._numbers):
+            column.pop()
 
-class _StreamCursor:
-    """Serves records in the order of the files, without an index; deals and resumes as `RecordCursor` does.
-
-    The position is a place in a file and the number of records before it in this epoch, and the number of the
-    record with which the next round of dealing begins.
-    """
-
-    units: int | None = None
-
-    def __init__(self, records: _Records, options: ReadOptions, failures: Failures) -> None:
-        self._records = records
-        self._options = options
-        self._failures = failures
-        self.tally = ReadLedger()
-        self.given = 0
-        self._lines: Generator[Line, None, None] | None = None
-        self._go_to(epoch=0, round_=0)
-
-    def _go_to(
-        self, *, epoch: int, round_: int, file: int = 0, offset: int = 0, line: int = 0, record: int = 0
-    ) -> None:
-        self._stop()
-        self._epoch, self._round = epoch, round_
-        self._file, self._offset, self._line, self._record = file, offset, line, record
-
-    def _stop(self) -> None:
+    def close(self) -> None:
         if self._lines is not None:
             self._lines.close()
             self._lines = None
-
-    def next(self) -> Batch:
-        place = self.position()
-        try:
-            return self._serve()
-        except EndOfData:
-            raise
-        except BaseException:
-            # Nothing was served: the next call begins where this one did.
-            self.seek(place)
-            raise
-
-    def _serve(self) -> Batch:
-        while True:
-            if self._options.epochs is not None and self._epoch >= self._options.epochs:
-                raise EndOfData(f"all records were read {self._options.epochs} times")
-            line = self._next_record()
-            if line is None:
-                self._turn()
-                continue
-            if self._record <= self._round + self._options.shard[0]:
-                continue
-            try:
-                batch = self._records.decode(self._file, line)
-            except (CorruptData, SchemaError) as error:
-                self._failures.handle(error)
-                self._round += self._options.shard[1]
-                continue
-            self._failures.succeeded()
-            self.tally = self.tally.plus(expected=batch.agent_steps())
-            self._round += self._options.shard[1]
-            self.given = self._epoch
-            return batch
-
-    def _turn(self) -> None:
-        """Begin the next epoch."""
-        if self._record == 0:
-            raise DataNotFound("the files hold no record: expected at least one line of JSON")
-        if self._options.epochs is None:
-            self._failures.check_hope(self._record)
-        last = self._epoch + 1 == self._options.epochs
-        self._go_to(epoch=self._epoch + 1, round_=0 if last else self._round - self._record)
-
-    def _next_record(self) -> Line | None:
-        """The next line that is not blank; None at the end of the last file."""
-        while self._file < len(self._records.files):
-            if self._lines is None:
-                self._lines = self._records.files[self._file].lines(offset=self._offset, number=self._line)
-            try:
-                for line in self._lines:
-                    self._offset, self._line = line.end, line.number + 1
-                    if line.data != b"":
-                        self._record += 1
-                        return line
-                    self._records.blank_lines += 1
-            except CorruptData as error:
-                self._failures.handle(error)
-            self._stop()
-            self._file, self._offset, self._line = self._file + 1, 0, 0
-        return None
-
-    def position(self) -> JsonState:
-        return {
-            "epoch": self._epoch,
-            "round": self._round,
-            "file": self._file,
-            "offset": self._offset,
-            "line": self._line,
-            "record": self._record,
-        }
-
-    def seek(self, position: JsonState) -> None:
-        files = len(self._records.files)
-        self._go_to(
-            epoch=index_in(position, "epoch"),
-            round_=index_in(position, "round"),
-            file=index_in(position, "file", files + 1),
-            offset=index_in(position, "offset"),
-            line=index_in(position, "line"),
-            record=index_in(position, "record"),
-        )
-
-    def close(self) -> None:
-        self._stop()

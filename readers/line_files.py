@@ -1,7 +1,7 @@
-r"""Files of lines, plain, compressed or within zip files: read in pieces, from any line on, never as a whole.
+r"""Files of lines, plain or within zip files: read in pieces, from any line on, never as a whole.
 
 A zip file is read member by member where it lies, and never extracted; members that are not JSON are passed
-over. A ``.zst`` file is one or more zstd frames.
+over.
 
 Example:
     >>> from rlio.storage import Storage, expand_inputs
@@ -21,20 +21,18 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import IO, Any, NamedTuple
-
-import zstandard
+from typing import IO, NamedTuple
 
 from rlio.errors import CorruptData, DataNotFound, UnsafeData, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.storage import InputFile, open_input
 
-__all__ = ["READ_ERRORS", "Line", "LineFile", "open_line_files", "read_lines", "too_long"]
+__all__ = ["READ_ERRORS", "Line", "LineFile", "line_of", "open_line_files", "read_lines", "too_long"]
 
 logger = logging.getLogger("rlio")
 
-#: What reading a damaged zip member or zstd frame raises.
-READ_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, zstandard.ZstdError)
+#: What reading a damaged zip member raises.
+READ_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError)
 
 _CHUNK = 1 << 20
 _MEMBER_SUFFIXES = (".json", ".jsonl")
@@ -42,8 +40,6 @@ _MAX_MEMBERS = 100_000
 # 100 bytes a member; and where the records that end a zip file can be: behind them comes a comment of 64 KiB.
 _MAX_DIRECTORY_BYTES = 12 << 20
 _END_BYTES = (64 << 10) + 256
-_ZSTD = ".zst"
-_FRAME_HEAD = 18
 # Lines of a member, for each byte that is stored of it, and those that any may have: a line costs some
 # microseconds and 24 bytes, and 60 million of them pack into 60 KB.
 _LINES_PER_BYTE = 1
@@ -86,7 +82,6 @@ class LineFile:
         member: The member's name within the zip file; never used as a path.
         size: Bytes, if known.
         most_lines: Lines that it may have, for what is stored of it; None: any number.
-        limits: What it may ask for, where it is compressed.
     """
 
     uri: str
@@ -94,12 +89,6 @@ class LineFile:
     member: str | None = None
     size: int | None = None
     most_lines: int | None = None
-    limits: Limits = DEFAULT_LIMITS
-
-    @property
-    def is_compressed(self) -> bool:
-        """Whether going back in it means unpacking it from its start."""
-        return self.member is not None or self.uri.lower().endswith(_ZSTD)
 
     def check_line(self, number: int) -> None:
         """Refuse line ``number`` of a file of fewer bytes than lines.
@@ -112,11 +101,6 @@ class LineFile:
 
     def open(self) -> IO[bytes]:
         """Open it at its start; the caller closes it."""
-        if self.uri.lower().endswith(_ZSTD):
-            try:
-                return io.BufferedReader(_Frames(self.file, self.limits), _CHUNK)
-            except zstandard.ZstdError as error:
-                raise CorruptData(f"damaged zstd file: {excerpt(str(error))}", uri=self.uri) from error
         stream = open_input(self.file)
         if self.member is None:
             return stream
@@ -130,73 +114,6 @@ class LineFile:
             if is_damage or isinstance(error, (*READ_ERRORS, RuntimeError, LookupError, ValueError)):
                 raise CorruptData(f"damaged zip file: {excerpt(str(error))}", uri=self.uri) from error
             raise
-
-
-class _Frames(io.RawIOBase):
-    """The content of a file of zstd frames, unpacked as it is read; going back begins again at its start."""
-
-    def __init__(self, file: InputFile, limits: Limits) -> None:
-        super().__init__()
-        self._file = file
-        self._limits = limits
-        self._restart()
-
-    def _restart(self) -> None:
-        import pyarrow as pa
-
-        self._stream = open_input(self._file)
-        head = self._stream.read(_FRAME_HEAD)
-        window = zstandard.get_frame_parameters(head).window_size if head else 0
-        if window > self._limits.zstd_window:
-            raise UnsafeData(
-                f"a zstd frame with a window of {window} bytes: at most {self._limits.zstd_window}",
-                uri=self._file.uri,
-            )
-        self._stream.seek(0)
-        # Unlike zstandard's stream, Arrow's tells an end from a cut.
-        self._frames = pa.CompressedInputStream(pa.PythonFile(self._stream, mode="r"), "zstd")
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        if whence != io.SEEK_SET:
-            raise io.UnsupportedOperation("places in a compressed file are counted from its start")
-        if offset < self._at:
-            self._stream.close()
-            self._restart()
-        while self._at < offset and self._take(min(offset - self._at, _CHUNK)):
-            pass
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        piece = self._take(len(buffer))
-        buffer[: len(piece)] = piece
-        return len(piece)
-
-    def _take(self, size: int) -> bytes:
-        try:
-            piece: bytes = self._frames.read(size)
-        except OSError as error:
-            # Arrow's errors carry no errno, unlike those of the filesystem.
-            if error.errno is not None:
-                raise
-            raise zstandard.ZstdError(str(error)) from error
-        self._at += len(piece)
-        self._limits.check_inflation(self._file.size or self._at, self._at, "a compressed file")
-        return piece
-
-    def close(self) -> None:
-        if not self.closed:
-            self._stream.close()
-        super().close()
 
 
 class _Member(io.BufferedReader):
@@ -229,10 +146,7 @@ def open_line_files(files: Sequence[InputFile], limits: Limits = DEFAULT_LIMITS)
         if file.uri.lower().endswith(".zip"):
             found.extend(_members(file, limits))
         else:
-            most = None
-            if file.uri.lower().endswith(_ZSTD) and file.size is not None:
-                most = _FREE_LINES + _LINES_PER_BYTE * file.size
-            found.append(LineFile(file.uri, file, None, file.size, most, limits))
+            found.append(LineFile(file.uri, file, None, file.size))
     _warn_of_twins(found)
     return found
 
@@ -342,7 +256,7 @@ def read_lines(
             size += newline - start
             parts.append(chunk[start:newline])
             at += size + 1
-            yield _line(number, parts if size <= limit else None, (at - size - 1, size, at))
+            yield line_of(number, parts if size <= limit else None, (at - size - 1, size, at))
             number, parts, size, start = number + 1, [], 0, newline + 1
         size += len(chunk) - start
         if size <= limit:
@@ -350,10 +264,10 @@ def read_lines(
         else:
             parts = []
     if size:
-        yield _line(number, parts if size <= limit else None, (at, size, at + size))
+        yield line_of(number, parts if size <= limit else None, (at, size, at + size))
 
 
-def _line(number: int, parts: list[bytes] | None, place: tuple[int, int, int]) -> Line:
+def line_of(number: int, parts: list[bytes] | None, place: tuple[int, int, int]) -> Line:
     """A line of those bytes (None: too many), and its start, size and end."""
     if parts is None:
         return Line(number, None, *place)

@@ -2,7 +2,7 @@
 
 Example:
     >>> from rlio.batch import SampleBatch
-    >>> from rlio.interfaces import InputReader, ReadLedger
+    >>> from rlio.interfaces import InputReader
     >>> class Ones(InputReader):
     ...     def _next(self):
     ...         return SampleBatch(rewards=[1.0, 1.0])
@@ -19,12 +19,12 @@ from collections.abc import Callable
 
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.errors import OptionError, excerpt
-from rlio.interfaces import Batch, Endless, InputReader, JsonState, ReadLedger
+from rlio.interfaces import Batch, Endless, InputReader, InputReaderAround
 
 __all__ = ["MappedInput"]
 
 
-class MappedInput(InputReader):
+class MappedInput(InputReaderAround):
     """Gives the batches of ``child`` after ``functions``, applied in their order.
 
     Functions see the child's own batches whole, whatever size is asked for, so that those which look across
@@ -41,15 +41,11 @@ class MappedInput(InputReader):
     """
 
     def __init__(self, child: InputReader, *functions: Callable[[Batch], Batch]) -> None:
-        if not isinstance(child, InputReader):
-            raise OptionError(f"MappedInput takes a reader, not {excerpt(child)}: rlio.read() opens a path")
+        super().__init__(child)
         for function in functions:
             if not callable(function):
                 raise OptionError(f"MappedInput takes functions of a batch, not {excerpt(function)}")
-        self.child = child
         self.functions = functions
-        self.replayable = child.replayable
-        self.unit = child.unit
 
     def _next(self) -> Batch:
         batch = self.child.sample()
@@ -61,28 +57,10 @@ class MappedInput(InputReader):
                 )
         return batch
 
-    @property
-    def ledger(self) -> ReadLedger:
-        """Rows as the functions made them, with what the child left out. See `InputReader`."""
-        return super().ledger.over(self.child.ledger)
-
-    def _position(self) -> JsonState:
-        return {"child": self.child.state_dict()}
-
-    def _seek(self, position: JsonState) -> None:
-        self.child.load_state_dict(position["child"])
-
     def _endless(self) -> Endless | None:
         found = self.child._endless()
         # Functions may add rows, and drop them.
         return None if found is None else Endless(found.number, None)
-
-    def interrupt(self) -> None:
-        """Interrupt the child; see `InputReader`."""
-        self.child.interrupt()
-
-    def _close(self) -> None:
-        self.child.close()
 
 
 def _name(function: object) -> str:

@@ -29,23 +29,6 @@ Shares: TypeAlias = tuple[int, ...]
 _PLACES = 1024
 
 
-class _Place:
-    """A place in the cycle of the weights' sum.
-
-    Attributes:
-        counts: Steps that each source has had since the cycle began.
-        shares: What is dealt here.
-        after: The place behind that; None: it is not known yet, and neither is what is dealt.
-    """
-
-    __slots__ = ("after", "counts", "shares")
-
-    def __init__(self, counts: Shares) -> None:
-        self.counts = counts
-        self.shares: Shares = ()
-        self.after: _Place | None = None
-
-
 class Schedule:
     """Deals steps to sources by integer weights, each within one step of its share at any time.
 
@@ -85,8 +68,8 @@ class Schedule:
         # Deadlines are compared as whole numbers: those of source i are multiples of common / weight_i.
         common = math.lcm(*(weight for weight in self.weights if weight))
         self._spacing = [common // weight if weight else 0 for weight in self.weights]
-        #: Places in the cycle of `plan`, and how many steps lie between one and the next.
-        self._places: dict[Shares, _Place] = {}
+        #: Places in the cycle of `plan` -> what is dealt there, and the next place; and the steps between.
+        self._places: dict[Shares, tuple[Shares, Shares]] = {}
         self._step = 0
 
     def deal(self, n: int) -> list[int]:
@@ -105,24 +88,21 @@ class Schedule:
         most = _PLACES if self._sum // math.gcd(self._sum, n) <= _PLACES else 1
         if n != self._step or len(self._places) > most:
             self._step, self._places = n, {}
-        place, planned = self._place(self.counts), []
+        place, planned = self._within(self.counts), []
         for _ in range(times):
-            if place.after is None:
-                place.shares = tuple(self._dealt(place.counts, n))
-                counts = zip(place.counts, place.shares, strict=True)
-                place.after = self._place([count + share for count, share in counts])
-            planned.append(place.shares)
-            place = place.after
+            known = self._places.get(place)
+            if known is None:
+                shares = tuple(self._dealt(place, n))
+                after = [count + share for count, share in zip(place, shares, strict=True)]
+                known = self._places[place] = (shares, self._within(after))
+            planned.append(known[0])
+            place = known[1]
         return planned
 
-    def _place(self, counts: Sequence[int]) -> _Place:
-        """Where in the cycle one is."""
+    def _within(self, counts: Sequence[int]) -> Shares:
+        """Where in the cycle one is: steps that each source has had since it began."""
         cycles = sum(counts) // self._sum
-        within = tuple(count - cycles * weight for count, weight in zip(counts, self.weights, strict=True))
-        found = self._places.get(within)
-        if found is None:
-            found = self._places[within] = _Place(within)
-        return found
+        return tuple(count - cycles * weight for count, weight in zip(counts, self.weights, strict=True))
 
     def _dealt(self, counts: Sequence[int], n: int) -> list[int]:
         """How many of the next ``n`` steps each source gives, after it has had ``counts``."""

@@ -6,13 +6,12 @@ It knows where what was not served yet came from, so that the state of a mixture
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 from typing import NamedTuple
 
 from rlio.batch import SampleBatch, count_units, split_units
 from rlio.errors import EndOfData, OptionError, StateError
 from rlio.forks import cached_property
-from rlio.interfaces import Batch, InputReader, JsonState, ReadLedger
+from rlio.interfaces import Batch, InputReader, JsonState
 from rlio.replay.joint_gather import RowSource
 
 __all__ = ["MOST_AHEAD", "MixSource"]
@@ -45,9 +44,6 @@ class MixSource:
         self.ended = False
         #: What the reader said at its end.
         self.end = ""
-        # Rows: that the reader gave, that were drawn for good, and what it lost before it was rewound.
-        self._rows_read = self._rows_served = 0
-        self._lost = ReadLedger()
         #: Where it begins again; None: nowhere.
         self.start: JsonState | None = reader.state_dict() if rewinds and reader.replayable else None
         # Whether the next thing to do is to begin again, which may have failed.
@@ -87,9 +83,6 @@ class MixSource:
         return n - missing
 
     def _rewind(self, start: JsonState) -> None:
-        if not self._rewinds:
-            # Trimmed rows are gone once, not in every pass.
-            self._lost += replace(_losses(self.reader), trimmed=0)
         self._rewinds = True
         self.reader.load_state_dict(start)
         self._rewinds = False
@@ -131,9 +124,6 @@ class MixSource:
             source = self.rows
             assert source is not None
             source.advance(rows)
-            self.reader._give(rows)
-            self._rows_read += rows
-        self._rows_served += rows
         self.served += rows
 
     def _give_waiting(self, rows: int) -> None:
@@ -154,17 +144,10 @@ class MixSource:
         """Whether nothing is left, and it cannot rewind."""
         return self.start is None and not self._waiting and not self._read()
 
-    def commit(self, parts: list[Batch]) -> None:
-        """What was drawn is served: ``parts``."""
+    def commit(self, units: int) -> None:
+        """What was drawn is served: ``units``."""
         self._taken.clear()
-        self._rows_served += sum(part.agent_steps() for part in parts)
-
-    @property
-    def ledger(self) -> ReadLedger:
-        """Rows that the reader gave, those excepted that wait, and what it left out."""
-        waiting = sum(waiting.batch.agent_steps() for waiting in self._waiting)
-        rows = ReadLedger(expected=self._rows_read - waiting, served=self._rows_served)
-        return rows.over(self._lost + _losses(self.reader))
+        self.served += units
 
     def undo(self) -> None:
         """Take back what was drawn since the last `commit`."""
@@ -188,8 +171,6 @@ class MixSource:
         self._waiting.clear()
         self._rewinds = False
         self.reader.load_state_dict(position["state"])
-        self._rows_read = self._rows_served = 0
-        self._lost = ReadLedger()
         served = missing = int(position["served"])
         while missing:
             if missing < 0 or not self._read():
@@ -198,12 +179,10 @@ class MixSource:
             size = count_units(whole.batch, self.reader.unit)
             if missing >= size and (served >= MOST_AHEAD or not self.reader.settled):
                 raise self._misplaced(served, there=size)
-            head = whole.batch
             if size > missing:
-                head, tail = split_units(whole.batch, missing, self.reader.unit)
+                _, tail = split_units(whole.batch, missing, self.reader.unit)
                 self._waiting.append(_Waiting(tail, whole.origin, missing))
                 size = missing
-            self._rows_read -= head.agent_steps()  # Before the state was saved.
             missing -= size
 
     def _misplaced(self, served: int, *, there: int) -> StateError:
@@ -224,12 +203,5 @@ class MixSource:
         except EndOfData as end:
             self.end = str(end)
             return False
-        self._rows_read += batch.agent_steps()
         self._waiting.append(_Waiting(batch, origin, 0))
         return True
-
-
-def _losses(reader: InputReader) -> ReadLedger:
-    """What a reader did not give."""
-    ledger = reader.ledger
-    return ReadLedger(skipped=ledger.skipped, dropped=ledger.dropped, trimmed=ledger.trimmed)

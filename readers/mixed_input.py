@@ -2,7 +2,7 @@
 
 Example:
     >>> from rlio.batch import SampleBatch
-    >>> from rlio.interfaces import InputReader, ReadLedger
+    >>> from rlio.interfaces import InputReader
     >>> class Always(InputReader):
     ...     def __init__(self, value):
     ...         self.value = value
@@ -18,7 +18,6 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -27,7 +26,8 @@ from numpy.typing import NDArray
 from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples, count_units
 from rlio.columns import Columns
 from rlio.errors import EndOfData, OptionError, StateError, excerpt
-from rlio.interfaces import Batch, Endless, InputReader, JsonState, ReadLedger
+from rlio.interfaces import Batch, Endless, InputReader, JsonState
+from rlio.joining import UNLIKE, Unlike
 from rlio.read_options import check_batch_size
 from rlio.readers.mix_block import MixBlock, plain_columns, woven
 from rlio.readers.mix_schedule import Schedule, Shares, Weight, whole_weights
@@ -49,7 +49,6 @@ Sources: TypeAlias = (
 # Bytes that are put together at once, of as many batches as that makes; as many again wait with the sources.
 _AHEAD_BYTES = 4 << 20
 _ENDS = ("error", "rewind", "renormalise")
-_COLUMNS = ("error", "intersect", "fill")
 # Columns of which it is known what they are where they are absent.
 _KEPT = (Columns.TRUNCATEDS, Columns.NEXT_OBS_VALID)
 
@@ -94,12 +93,12 @@ class MixedInput(InputReader):
         weights: Weights | Callable[[int], Weights] | None = None,
         seed: int | None = None,
         end: Literal["error", "rewind", "renormalise"] = "error",
-        columns: Literal["error", "intersect", "fill"] = "error",
+        columns: Unlike = "error",
         source_column: bool = False,
     ) -> None:
         if operator.index(batch_size) < 1:
             raise OptionError(f"batch_size={batch_size}: steps of a batch, at least 1")
-        for option, value, known in (("end", end, _ENDS), ("columns", columns, _COLUMNS)):
+        for option, value, known in (("end", end, _ENDS), ("columns", columns, UNLIKE)):
             if value not in known:
                 raise OptionError(f"{option}={excerpt(value)}: one of {', '.join(map(repr, known))}")
         readers, given = _named(sources)
@@ -156,17 +155,9 @@ class MixedInput(InputReader):
         return {source.name: source.served for source in self._sources}
 
     @property
-    def ledgers(self) -> dict[str, ReadLedger]:
-        """Name -> what became of the rows of that source, since the mixture was made or restored."""
-        self._settle()
-        return {source.name: source.ledger for source in self._sources}
-
-    @property
-    def ledger(self) -> ReadLedger:
-        """The sum of `ledgers`, but for the rows served, which are those of the mixture's batches."""
-        own = super().ledger
-        total = sum(self.ledgers.values(), ReadLedger(dropped=own.dropped))
-        return replace(total, served=own.served)
+    def skipped(self) -> int:
+        """What the sources left out, in all."""
+        return sum(source.reader.skipped for source in self._sources)
 
     # ---- one batch ----
 
@@ -220,8 +211,7 @@ class MixedInput(InputReader):
                 source.undo()
             raise
         for source, parts in zip(self._sources, drawn, strict=True):
-            source.commit(parts)
-            source.served += sum(count_units(part, self.unit) for part in parts)
+            source.commit(sum(count_units(part, self.unit) for part in parts))
         if self._row_bytes is None and self._reads_ahead:
             self._look_at(made)
         return made

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from rlio.batch import count_units
 from rlio.errors import OptionError, excerpt
-from rlio.interfaces import Batch, Endless, InputReader, JsonState, OutputWriter, ReadLedger
+from rlio.interfaces import Batch, InputReader, InputReaderAround, OutputWriter
 
 __all__ = ["RecordingInput"]
 
 
-class RecordingInput(InputReader):
+class RecordingInput(InputReaderAround):
     """Gives the batches of ``child`` and writes each to ``writer`` before it is served.
 
     Exactly what is served is written, row for row, whatever sizes are asked for. The state is the child's:
@@ -36,23 +36,10 @@ class RecordingInput(InputReader):
     """
 
     def __init__(self, child: InputReader, writer: OutputWriter) -> None:
-        if not isinstance(child, InputReader):
-            raise OptionError(
-                f"RecordingInput takes a reader, not {excerpt(child)}: rlio.read() opens a path"
-            )
+        super().__init__(child)
         if not isinstance(writer, OutputWriter):
             raise OptionError(f"RecordingInput takes a writer, not {excerpt(writer)}: see ParquetWriter")
-        self.child = child
         self.writer = writer
-        self.replayable = child.replayable
-        self.unit = child.unit
-        self._unwritten = 0
-
-    @property
-    def ledger(self) -> ReadLedger:
-        """With what the child left out, and, as dropped, what the writer did not take. See `InputReader`."""
-        lost = self._unwritten
-        return super().ledger.over(self.child.ledger).plus(expected=lost, dropped=lost)
 
     def _next(self) -> Batch:
         return self._recorded(self.child.sample())
@@ -65,7 +52,6 @@ class RecordingInput(InputReader):
         try:
             self.writer.write(batch)
         except Exception as error:
-            self._unwritten += batch.agent_steps()
             error.add_note(
                 f"{count_units(batch, self.unit)} {self.unit} that {type(self.child).__name__} gave "
                 "were not written and are not served"
@@ -73,22 +59,8 @@ class RecordingInput(InputReader):
             raise
         return batch
 
-    def _position(self) -> JsonState:
-        return {"child": self.child.state_dict()}
-
-    def _seek(self, position: JsonState) -> None:
-        self.child.load_state_dict(position["child"])
-        self._unwritten = 0
-
-    def _endless(self) -> Endless | None:
-        return self.child._endless()
-
-    def interrupt(self) -> None:
-        """Interrupt the child; see `InputReader`."""
-        self.child.interrupt()
-
     def _close(self) -> None:
         try:
-            self.child.close()
+            super()._close()
         finally:
             self.writer.close()

@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 
 from rlio.batch import concat_samples
 from rlio.errors import OptionError, excerpt
-from rlio.interfaces import Batch, InputReader, JsonState, Runner, Unit
+from rlio.interfaces import Batch, InputReader, JsonState, Runner
 
 __all__ = ["SamplerInput"]
 
@@ -28,21 +28,6 @@ class _ColumnarRunner(Protocol):
     def state_dict(self) -> JsonState: ...
 
     def load_state_dict(self, state: JsonState) -> None: ...
-
-
-@runtime_checkable
-class _Counting(Protocol):
-    """A runner that says what its batches are counted in."""
-
-    @property
-    def unit(self) -> Unit: ...
-
-
-@runtime_checkable
-class _Interruptible(Protocol):
-    """A runner that waits for loops that are not its own: an ExternalRunner."""
-
-    def interrupt(self) -> None: ...
 
 
 class SamplerInput(InputReader):
@@ -71,8 +56,7 @@ class SamplerInput(InputReader):
             raise OptionError(f"SamplerInput takes a runner, not {excerpt(runner)}: see rlio.EnvRunner")
         self.runner = runner
         self._columnar = runner if isinstance(runner, _ColumnarRunner) else None
-        if isinstance(runner, _Counting):
-            self.unit = runner.unit
+        self.unit = getattr(runner, "unit", self.unit)
 
     def _next(self) -> Batch:
         if self._columnar is not None:
@@ -89,7 +73,7 @@ class SamplerInput(InputReader):
 
     def interrupt(self) -> None:
         """Interrupt the runner, if it is one that waits for others; see `InputReader`."""
-        if isinstance(self.runner, _Interruptible):
+        if hasattr(self.runner, "interrupt"):
             self.runner.interrupt()
 
     def _close(self) -> None:

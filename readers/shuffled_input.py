@@ -3,7 +3,7 @@
 Example:
     >>> from rlio.batch import SampleBatch
     >>> from rlio.errors import EndOfData
-    >>> from rlio.interfaces import InputReader, ReadLedger
+    >>> from rlio.interfaces import InputReader
     >>> class Count(InputReader):
     ...     number = 0
     ...     def _next(self):
@@ -24,7 +24,7 @@ import secrets
 
 from rlio.batch import count_units
 from rlio.errors import EndOfData, OptionError, StateError, excerpt
-from rlio.interfaces import Batch, Endless, InputReader, JsonState, ReadLedger
+from rlio.interfaces import Batch, Endless, InputReader, InputReaderAround, JsonState
 from rlio.replay.order import ORDER_VERSION, Permutation
 
 __all__ = ["ShuffledInput"]
@@ -32,7 +32,7 @@ __all__ = ["ShuffledInput"]
 logger = logging.getLogger("rlio")
 
 
-class ShuffledInput(InputReader):
+class ShuffledInput(InputReaderAround):
     """Reads ``n`` batches of ``child`` at a time and serves them in a permuted order, each exactly once.
 
     The last window is shorter where the child ends, and is served whole. Batches are permuted, not the rows
@@ -52,19 +52,15 @@ class ShuffledInput(InputReader):
     """
 
     def __init__(self, child: InputReader, n: int, *, seed: int | None) -> None:
-        if not isinstance(child, InputReader):
-            raise OptionError(f"ShuffledInput takes a reader, not {excerpt(child)}: rlio.read() opens a path")
+        super().__init__(child)
         if operator.index(n) < 0:
             raise OptionError(f"ShuffledInput(n={n}): batches in a window, 0 or more")
         if seed is None:
             seed = secrets.randbits(63)
             if n > 1:
                 logger.info("ShuffledInput: seed=%d, drawn from the OS", seed)
-        self.child = child
         self.n = max(operator.index(n), 1)
         self.seed = operator.index(seed)
-        self.replayable = child.replayable
-        self.unit = child.unit
         self._number = 0  # windows served whole before this one
         self._index = 0  # batches of this window that were served
         # Of the window that is being served or filled; its served batches are None.
@@ -72,11 +68,6 @@ class ShuffledInput(InputReader):
         self._order: list[int] | None = None
         # The child's state at the window's start; None: its present one, as nothing was read ahead.
         self._start: JsonState | None = None
-
-    @property
-    def ledger(self) -> ReadLedger:
-        """With what the child left out. See `InputReader`."""
-        return super().ledger.over(self.child.ledger)
 
     def _next(self) -> Batch:
         if self.n == 1:
@@ -143,7 +134,7 @@ class ShuffledInput(InputReader):
                 f"state['position']['order'] is {excerpt(position['order'])} but this version has order "
                 f"{ORDER_VERSION}: use the version of rlio that saved it"
             )
-        self.child.load_state_dict(position["child"])
+        super()._seek(position)
         self.seed = int(position["seed"])
         self._begin(int(position["window"]), int(position["index"]))
 
@@ -152,10 +143,6 @@ class ShuffledInput(InputReader):
         # It reads ahead: the number of the child's pass says nothing of the batches that it gives.
         return None if found is None else Endless(0, found.units)
 
-    def interrupt(self) -> None:
-        """Interrupt the child; see `InputReader`."""
-        self.child.interrupt()
-
     def _close(self) -> None:
         self._begin(self._number, self._index)
-        self.child.close()
+        super()._close()

@@ -6,13 +6,13 @@ The store is built in the background as soon as the reader is made; the first ba
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Literal, TypeAlias
 
 from rlio.columns import Columns
 from rlio.dataset import Dataset, common_columns
 from rlio.errors import LedgerError, OptionError
-from rlio.interfaces import ReadLedger, ReadOptions
+from rlio.interfaces import ReadOptions
 from rlio.replay.draws import Draw, Units
 from rlio.replay.epochs import Passage, StorePass
 from rlio.replay.positions import columns_digest
@@ -20,7 +20,7 @@ from rlio.replay.segment_reader import counting_of, own_size
 from rlio.replay.store import ReplayStore
 from rlio.schemas.schema import PolicySchema, Schema
 
-__all__ = ["Cache", "Kept", "StoredOptions", "StoredPass", "choose_cache"]
+__all__ = ["Cache", "Kept", "StoredPass", "choose_cache"]
 
 logger = logging.getLogger("rlio")
 
@@ -38,57 +38,49 @@ _DRAWS: Final = "n_step, sequence_length, episodes, views, indexes and policy"
 _OWN_SEQUENCES: Final = 32
 
 
-@dataclass(frozen=True)
-class StoredOptions:
-    """How a data set is served from a store.
-
-    Attributes:
-        draw: What is drawn.
-        cache: Where the rows are kept.
-        missing: The rule for columns that only some writers have.
-        prefetch: Whether the next batches are gathered in a background thread.
-    """
-
-    draw: Draw
-    cache: Literal["memory", "disk"]
-    missing: Literal["error", "drop", "fill"]
-    prefetch: bool
-
-
 class StoredPass(StorePass):
     """Reads epochs of a data set from a store of it.
 
     Args:
         dataset: The snapshot.
         options: How.
-        stored: How it is served.
+        draw: What is drawn.
+        cache: Where the rows are kept.
+        missing: The rule for columns that only some writers have.
     """
 
-    def __init__(self, dataset: Dataset, options: ReadOptions, stored: StoredOptions) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        options: ReadOptions,
+        *,
+        draw: Draw,
+        cache: Literal["memory", "disk"],
+        missing: Literal["error", "drop", "fill"],
+    ) -> None:
         self.dataset = dataset
-        self.cache: Kept = stored.cache
-        common_columns(dataset, missing=stored.missing, wanted=options.columns)
+        self.cache: Kept = cache
+        common_columns(dataset, missing=missing, wanted=options.columns)
         self._store = ReplayStore.open(
             dataset,
-            cache=stored.cache,
+            cache=cache,
             # Other draws need other columns besides; what lies on disk is shared by all who read the data.
-            columns=options.columns if stored.cache == "memory" and not stored.draw.looks_around else None,
-            missing=stored.missing,
+            columns=options.columns if cache == "memory" and not draw.looks_around else None,
+            missing=missing,
             on_error=options.on_error,
             wait=False,
         )
         passage = Passage(
             open=self._open,
-            draw=stored.draw,
+            draw=draw,
             digest=dataset.digest,
             uri=dataset.uri,
             why_empty=self._store.why_empty,
-            batch_size=own_size(dataset) if stored.draw.unit == "steps" else _OWN_SEQUENCES,
-            prefetch=stored.prefetch,
+            batch_size=own_size(dataset) if draw.unit == "steps" else _OWN_SEQUENCES,
             also={
                 "columns": columns_digest(options),
                 "on_error": options.on_error,
-                "missing": stored.missing,
+                "missing": missing,
             },
         )
         super().__init__(passage, options)
@@ -111,27 +103,10 @@ class StoredPass(StorePass):
         self._store.wait()
         return self._store.skipped
 
-    @property
-    def ledger(self) -> ReadLedger:
-        """What became of the rows."""
-        found = super().ledger
-        if self.options.shard[0] != 0:  # Rows that no position stands for are counted by the first rank.
-            return found
-        lost = self._ended * self.skipped
-        return found.plus(expected=lost, skipped=lost, trimmed=self.dataset.trimmed_rows)
-
     def serves(self, dataset: Dataset) -> bool:
         """Whether another listing of the data set has the same rows."""
         ours = self.dataset
         return dataset.digest == ours.digest and dataset.lost_rows() == ours.lost_rows()
-
-    def check_whole_epochs(self) -> None:
-        """Compare what became of the rows; that the store holds them all is seen when it is opened.
-
-        Raises:
-            LedgerError: They do not add up.
-        """
-        self.ledger.check(self.dataset.uri)
 
     def close(self) -> None:
         """Let go of the store, and end its threads."""

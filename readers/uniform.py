@@ -26,8 +26,8 @@ from rlio.batch import SampleBatch
 from rlio.columns import Columns, is_per_sequence
 from rlio.errors import MissingColumn, SchemaError, excerpt
 from rlio.interfaces import Batch
+from rlio.joining import Unlike
 from rlio.nested import Path, leaves, map_structure, path_text
-from rlio.read_options import Unlike
 
 __all__ = ["Uniform"]
 

@@ -442,13 +442,6 @@ class Dataset:
                 found.append((writer, range(first, end)))
         return found
 
-    @property
-    def trimmed_rows(self) -> int:
-        """Rows that were gone on purpose when the data set, or its snapshot, was made."""
-        if self._at is not None:
-            return sum(rows.start for rows in self._at.values())
-        return sum(self._listing.trimmed.values())
-
     def _ends(self) -> dict[str, int]:
         """Writer id -> the row up to which rows are there, or gone on purpose."""
         return self._listing.trimmed | self._stops

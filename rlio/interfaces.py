@@ -53,7 +53,7 @@ from rlio.errors import (
     StateError,
     excerpt,
 )
-from rlio.read_options import ReadKeywords, ReadLedger, ReadOptions, check_batch_size
+from rlio.read_options import ReadKeywords, ReadOptions, check_batch_size
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -65,10 +65,10 @@ __all__ = [
     "Endless",
     "IOContext",
     "InputReader",
+    "InputReaderAround",
     "JsonState",
     "OutputWriter",
     "ReadKeywords",
-    "ReadLedger",
     "ReadOptions",
     "Restorable",
     "Runner",
@@ -104,23 +104,6 @@ class _Rest(NamedTuple):
     #: Position that the whole batch was read at, and how many of its units were served.
     origin: JsonState
     served: int
-
-
-@dataclass
-class _Rows:
-    """Rows that passed through a reader since it was opened or restored.
-
-    Attributes:
-        read: That its `_next` gave.
-        served: That `sample` gave.
-        dropped: That neither came nor will.
-        earlier: Of those that were read, the ones that were served before the state was saved.
-    """
-
-    read: int = 0
-    served: int = 0
-    dropped: int = 0
-    earlier: int = 0
 
 
 class Restorable:
@@ -185,7 +168,11 @@ class InputReader(Restorable, ABC):
     # Class-level defaults, so that authors need not call super().__init__(). None stands for an empty queue.
     _rests: deque[_Rest] | None = None
     _closed: bool = False
-    _rows: _Rows | None = None
+
+    @property
+    def skipped(self) -> int:
+        """Rows, or damaged records, that ``on_error="skip"`` left out so far, each counted once."""
+        return 0
 
     # ---- hooks for authors ----
 
@@ -243,7 +230,6 @@ class InputReader(Restorable, ABC):
                 rest = self._pull()
             except EndOfData:
                 if not parts or self.drop_last:
-                    self._counts.dropped += sum(part.agent_steps() for part in parts)
                     raise
                 break
             taken.append(rest)
@@ -258,30 +244,13 @@ class InputReader(Restorable, ABC):
             missing -= size
         return parts, None
 
-    def _give(self, rows: int) -> None:
-        """Count rows that were given to somebody who took them from where they lie."""
-        self._counts.read += rows
-        self._counts.served += rows
-
     def _pull(self) -> _Rest:
         """What is left over, else the next batch."""
         if self._rests:
             return self._rests.popleft()
         # Readers that cannot go back need no place to go back to, and theirs may have to wait for a thread.
         origin = self._position() if self.replayable else {}
-        return _Rest(self._read(), origin, 0)
-
-    def _read(self) -> Batch:
-        """The next batch, counted."""
-        batch = self._next()
-        self._counts.read += batch.agent_steps()
-        return batch
-
-    @property
-    def _counts(self) -> _Rows:
-        if self._rows is None:
-            self._rows = _Rows()
-        return self._rows
+        return _Rest(self._next(), origin, 0)
 
     def _push(self, rests: list[_Rest]) -> None:
         """Put ``rests`` back, to be pulled again in their order."""
@@ -314,37 +283,12 @@ class InputReader(Restorable, ABC):
         self._check_open()
         self._check_loaded()
         if n is None:
-            batch = self._rests.popleft().batch if self._rests else self._read()
+            batch = self._rests.popleft().batch if self._rests else self._next()
         elif operator.index(n) < 1:
             raise OptionError(f"sample(n={n}): n is a number of {self.unit} and at least 1, or None")
         else:
             batch = self._take(operator.index(n))
-            if type(self)._take is not InputReader._take:
-                self._counts.read += batch.agent_steps()
-        rows = batch.agent_steps()
-        if out is None:
-            self._counts.served += rows
-            return batch
-        try:
-            filled = copy_into(out, batch)
-        except BaseException:
-            self._counts.dropped += rows
-            raise
-        self._counts.served += rows
-        return filled
-
-    @property
-    def ledger(self) -> ReadLedger:
-        """What became of the rows since the reader was opened or restored.
-
-        `close` raises where it does not add up. Readers that know how many rows there should be count against
-        that; others, and what wraps them, count what they read.
-        """
-        counts = self._counts
-        waiting = sum(rest.batch.agent_steps() for rest in self._rests or ())
-        return ReadLedger(
-            expected=counts.read - counts.earlier - waiting, served=counts.served, dropped=counts.dropped
-        )
+        return batch if out is None else copy_into(out, batch)
 
     def next(self) -> Batch:
         """Same as `sample()`: the name that RLlib's users know."""
@@ -418,7 +362,7 @@ class InputReader(Restorable, ABC):
                 f"the state of {type(self).__name__} needs a dict as 'position' and whole numbers as 'skip' "
                 f"and 'dropped', but has {excerpt(state)}"
             ) from error
-        self._rests = self._rows = None
+        self._rests = None
         self.dropped = dropped
         try:
             self._seek(position)
@@ -443,7 +387,7 @@ class InputReader(Restorable, ABC):
         """Read the next batch and keep what was not served of it."""
         origin = self._position()
         try:
-            batch = self._read()
+            batch = self._next()
         except EndOfData as end:
             raise StateError(
                 f"state['skip'] is {served} but no data is left there: the data changed since it was saved"
@@ -454,8 +398,7 @@ class InputReader(Restorable, ABC):
                 f"state['skip'] is {served} but the batch there has {size} {self.unit}: "
                 "the data changed since it was saved"
             )
-        head, tail = split_units(batch, served, self.unit)
-        self._counts.earlier += head.agent_steps()
+        _, tail = split_units(batch, served, self.unit)
         self._push([_Rest(tail, origin, served)])
 
     def _check_open(self) -> None:
@@ -463,22 +406,11 @@ class InputReader(Restorable, ABC):
             raise ClosedError(f"{type(self).__name__} is closed: open a new one, or use it before close()")
 
     def close(self) -> None:
-        """Release what the reader holds. May be called again.
-
-        Raises:
-            LedgerError: Rows got lost or doubled on the way, which `ledger` keeps watch over.
-        """
+        """Release what the reader holds. May be called again."""
         if not self._closed:
             self._closed = True
-            try:
-                # Of a reader that nobody has read, or that stands nowhere, it may not be known. What is left
-                # over counts in it.
-                unknown = self._rows is None or self._load_failure is not None
-                ledger = ReadLedger() if unknown else self.ledger
-            finally:
-                self._rests = None
-                self._close()
-            ledger.check(type(self).__name__)
+            self._rests = None
+            self._close()
 
     def __enter__(self) -> Self:
         return self
@@ -488,6 +420,49 @@ class InputReader(Restorable, ABC):
     ) -> None:
         # It may own a writer, as a worker does.
         _close_after(self, error)
+
+
+class InputReaderAround(InputReader):
+    """Takes its batches from another reader: the base of those that shuffle, map, record or read ahead.
+
+    Its state is that of ``child``, and so are the end of the data and what was skipped.
+
+    Args:
+        child: The reader; closed with this one.
+
+    Raises:
+        OptionError: ``child`` is no reader.
+    """
+
+    def __init__(self, child: InputReader) -> None:
+        if not isinstance(child, InputReader):
+            raise OptionError(
+                f"{type(self).__name__} takes a reader, not {excerpt(child)}: rlio.read() opens a path"
+            )
+        self.child = child
+        self.replayable = child.replayable
+        self.unit = child.unit
+
+    @property
+    def skipped(self) -> int:
+        """What the child left out."""
+        return self.child.skipped
+
+    def _position(self) -> JsonState:
+        return {"child": self.child.state_dict()}
+
+    def _seek(self, position: JsonState) -> None:
+        self.child.load_state_dict(position["child"])
+
+    def _endless(self) -> Endless | None:
+        return self.child._endless()
+
+    def interrupt(self) -> None:
+        """Interrupt the child; see `InputReader`."""
+        self.child.interrupt()
+
+    def _close(self) -> None:
+        self.child.close()
 
 
 class _SizeLimit:

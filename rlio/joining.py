@@ -25,6 +25,8 @@ from rlio.sample_batch import SampleBatch
 from rlio.sequences import boundaries
 
 __all__ = [
+    "UNLIKE",
+    "Unlike",
     "concat_sample_batches",
     "concat_samples",
     "concat_samples_into_ma_batch",
@@ -35,10 +37,10 @@ __all__ = [
     "split_units",
 ]
 
+#: What is done with columns that only some batches, files or sources have.
 Unlike: TypeAlias = Literal["error", "intersect", "fill"]
+UNLIKE: Final = ("error", "intersect", "fill")
 BatchT = TypeVar("BatchT", bound=SampleBatch | MultiAgentBatch)
-
-_UNLIKE = ("error", "intersect", "fill")
 
 # From so many bytes on, joined columns get memory that was used before.
 _LARGE: Final = 1 << 20
@@ -126,8 +128,8 @@ def convert_ma_batch_to_sample_batch(batch: SampleBatch | MultiAgentBatch) -> Sa
 
 def concat_sample_batches(samples: Sequence[SampleBatch], *, columns: Unlike = "error") -> SampleBatch:
     """`concat_samples` for SampleBatches alone."""
-    if columns not in _UNLIKE:
-        raise OptionError(f"columns={columns!r}: one of {', '.join(map(repr, _UNLIKE))}")
+    if columns not in UNLIKE:
+        raise OptionError(f"columns={columns!r}: one of {', '.join(map(repr, UNLIKE))}")
     for i, sample in enumerate(samples):
         if not isinstance(sample, SampleBatch):
             raise _no_batch(i, sample)

@@ -75,8 +75,8 @@ class Prefetch(Restorable, Iterator[Tensors]):
     batches before it; the next call asks the reader again.
 
     Args:
-        reader: Any reader.
-        device: Where the tensors go; None: the CPU.
+        reader: Any reader; it stays the caller's to close.
+        device: Where the tensors go; None: the CPU. On a GPU, copies have a stream of their own.
         depth: Batches that wait at most, at least 1; one more is in the making.
         pin_memory: See `SampleBatch.to_torch`; None: for a GPU.
 

@@ -1,27 +1,20 @@
-"""What every reader of stored data takes, and how it accounts for the rows that it came across.
+"""What every reader of stored data takes.
 
 Example:
     >>> ReadOptions.of({"batch_size": 256, "epochs": 1}, reader="DatasetReader").shuffle
     False
-    >>> ledger = ReadLedger(expected=3, served=2).plus(skipped=1)
-    >>> ledger.check("runs/cartpole")                                  # It adds up.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import Literal, TypeAlias, TypedDict
+from dataclasses import dataclass, fields
+from typing import Literal, TypedDict
 
-from rlio.errors import LedgerError, OptionError, excerpt
+from rlio.errors import OptionError, excerpt
+from rlio.joining import UNLIKE, Unlike
 from rlio.options import refuse_unknown
 
-__all__ = ["ReadKeywords", "ReadLedger", "ReadOptions", "Unlike", "check_batch_size"]
-
-
-#: What is done with columns that only some sources have.
-Unlike: TypeAlias = Literal["error", "intersect", "fill"]
-
-_UNLIKE = ("error", "intersect", "fill")
+__all__ = ["ReadKeywords", "ReadOptions", "Unlike", "check_batch_size"]
 
 
 class ReadKeywords(TypedDict, total=False):
@@ -97,69 +90,15 @@ class ReadOptions:
         names = self.columns
         if names is not None and (isinstance(names, str) or not all(isinstance(x, str) for x in names)):
             raise OptionError(f"columns={excerpt(names)}: a list of names, or None for all columns")
-        if self.unlike not in _UNLIKE:
+        if self.unlike not in UNLIKE:
             raise OptionError(
                 f"columns={excerpt(self.unlike)}: a list of names, None for all columns, or one of "
-                f"{', '.join(map(repr, _UNLIKE))} for files with unlike ones"
+                f"{', '.join(map(repr, UNLIKE))} for files with unlike ones"
             )
         if self.on_error not in ("raise", "skip"):
             raise OptionError(f"on_error={excerpt(self.on_error)}: 'raise' or 'skip'")
         if self.drop_last and self.batch_size is None:
             raise OptionError("drop_last=True needs batch_size: without one, no batch is short")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReadLedger:
-    """What became of the rows that a reader came across: ``expected = served + skipped + dropped``.
-
-    All are rows, of every policy, counted from where the reader began or was last restored. The ledgers of
-    several ranks add up to that of one reader.
-
-    Attributes:
-        expected: Rows that the shards' names and footers say there are; of files that do not say it, those of
-            the records that were read. What was read ahead is not among them yet.
-        served: Rows in the batches that were given.
-        skipped: Rows that are missing or damaged, with ``on_error="skip"``; in each epoch anew. A damaged
-            record of a file that does not say its rows is not among them: it is in the reader's `skipped`.
-        dropped: Rows of a last batch that ``drop_last`` dropped, or that an ``out`` or a writer did not take.
-        trimmed: Rows that were gone on purpose, and are not expected.
-    """
-
-    expected: int = 0
-    served: int = 0
-    skipped: int = 0
-    dropped: int = 0
-    trimmed: int = 0
-
-    def plus(self, **rows: int) -> ReadLedger:
-        """A ledger with more rows under the given names."""
-        return replace(self, **{name: getattr(self, name) + more for name, more in rows.items()})
-
-    def __add__(self, other: ReadLedger) -> ReadLedger:
-        """Rows of both, such as those of several ranks or sources."""
-        return self.plus(**{name: getattr(other, name) for name in _LEDGER_NAMES})
-
-    def over(self, child: ReadLedger) -> ReadLedger:
-        """This ledger, of a reader that wraps another, with what never came out of that one."""
-        lost = child.skipped + child.dropped
-        return self.plus(expected=lost, skipped=child.skipped, dropped=child.dropped, trimmed=child.trimmed)
-
-    def check(self, uri: str) -> None:
-        """Raise where rows are lost or doubled on the way.
-
-        Raises:
-            LedgerError: The numbers do not add up.
-        """
-        found = self.served + self.skipped + self.dropped
-        if found != self.expected:
-            raise LedgerError(
-                f"{self.expected} rows were expected, but {found} were accounted for ({self.served} served, "
-                f"{self.skipped} skipped, {self.dropped} dropped): this is a bug of rlio, please report it",
-                uri=uri,
-            )
-
-
-_LEDGER_NAMES = tuple(field.name for field in fields(ReadLedger))
 
 
 def check_batch_size(units: int, *, there: int | None, unit: str, uri: str | None = None) -> None:

@@ -50,7 +50,7 @@ _HEADER = "_rlio.json"
 # Which reader opens which files; named, so that only the one that is used is imported.
 _DATASET_READER = "rlio.readers.dataset_reader:DatasetReader"
 _READERS = {
-    "rlio.readers.json_reader:JsonReader": (".json", ".jsonl", ".jsonl.zst", ".zip"),
+    "rlio.readers.json_reader:JsonReader": (".json", ".jsonl", ".zip"),
     "rlio.readers.d4rl_reader:D4RLReader": (".hdf5", ".h5"),
     "rlio.readers.foreign_parquet:ForeignParquetReader": (".parquet",),
 }

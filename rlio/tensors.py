@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio import pinned
 from rlio.arrays import Column
+from rlio.errors import OptionError
 from rlio.nested import leaves, map_structure
 
 if TYPE_CHECKING:
@@ -121,17 +121,29 @@ def _through_pinned(
     """Copy arrays into one piece of pinned memory, whatever their layout, and on to ``target``, if any."""
     sizes = [-(-array.nbytes // _ALIGN) * _ALIGN for array in arrays]
     offsets = [0, *accumulate(sizes)]
-    total = offsets.pop()
+    flat = _pinned_memory(offsets.pop())
+    _fill(flat, arrays, offsets)
     if target is None or target.type == "cpu":
-        flat = pinned.pinned_memory(total)
-        _fill(flat, arrays, offsets)
         return _cut(flat, arrays, offsets)
-    pool = pinned.staging()
-    buffer = pool.take(total)
-    _fill(buffer, arrays, offsets)
-    flat = _copy(buffer[:total], target, non_blocking)
-    pool.give_back(buffer, _event_after(flat) if non_blocking else None)
-    return _cut(flat, arrays, offsets)
+    # torch uses the pinned memory again, once the copy from it is over.
+    return _cut(_copy(flat, target, non_blocking), arrays, offsets)
+
+
+def _pinned_memory(size: int) -> torch.Tensor:
+    """Pinned memory of ``size`` bytes, which torch keeps when it is freed: locking costs more than the copy.
+
+    Raises:
+        OptionError: torch cannot pin memory here.
+    """
+    import torch
+
+    try:
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    except RuntimeError as error:
+        raise OptionError(
+            f"pin_memory=True: torch could not pin {size:,} bytes ({error}); pinned memory is for copies to "
+            "an accelerator: leave it out where there is none"
+        ) from error
 
 
 def _fill(flat: torch.Tensor, arrays: Sequence[Array], offsets: Sequence[int]) -> None:
@@ -170,17 +182,6 @@ def _c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _copy(flat: torch.Tensor, target: torch.device, non_blocking: bool) -> torch.Tensor:
     return flat.to(target, non_blocking=non_blocking)
-
-
-def _event_after(copied: torch.Tensor) -> pinned.Done | None:
-    """Tells when the copy to ``copied`` is over; None where copies wait, as they do on what is no GPU."""
-    import torch
-
-    if not copied.is_cuda:
-        return None
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # Its __new__ has no annotations.
-    event.record(torch.cuda.current_stream(copied.device))
-    return event
 
 
 # ---- from where they lie ----

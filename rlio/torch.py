@@ -53,7 +53,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from rlio.batch import SampleBatch
 from rlio.dataset import Dataset, Snapshot
 from rlio.errors import ClosedError, DataNotFound, EndOfData, OptionError, StateError, excerpt
-from rlio.interfaces import Batch, InputReader, JsonState, Restorable
+from rlio.interfaces import Batch, JsonState, Restorable
 from rlio.joining import joined_plainly
 from rlio.options import refuse_unknown
 from rlio.prefetching import Prefetch
@@ -660,25 +660,5 @@ def _from_first_rank(make: Callable[[], T], rank: int) -> T:
     return found
 
 
-def prefetch(
-    reader: InputReader,
-    *,
-    device: torch.device | str | None = None,
-    depth: int = 2,
-    pin_memory: bool | None = None,
-) -> Prefetch:
-    """Read and copy the next batches in a background thread: see `Prefetch`.
-
-    Args:
-        reader: Any reader; it stays the caller's to close.
-        device: Where the tensors go; None: the CPU. On a GPU, copies have a stream of their own.
-        depth: Batches that wait at most, at least 1; one more is in the making.
-        pin_memory: See `rlio.SampleBatch.to_torch`; None: for a GPU.
-
-    Returns:
-        An iterator over dicts of tensors, with `state_dict` and `close`, for use with ``with``.
-
-    Raises:
-        OptionError: ``reader`` is none, or ``depth`` below 1.
-    """
-    return Prefetch(reader, device=device, depth=depth, pin_memory=pin_memory)
+#: As users write it: ``with rlio.torch.prefetch(reader, device="cuda") as batches``.
+prefetch = Prefetch

@@ -12,7 +12,26 @@ from rlio.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.schema import Leaf, Schema, rebuild
 
-__all__ = ["Filling"]
+__all__ = ["Filling", "joint_columns"]
+
+
+def joint_columns(
+    schemas: Iterable[Schema], policy: str, columns: Collection[str] | None = None
+) -> dict[str, list[Leaf]]:
+    """Every column of a policy that some schema has -> its leaves; of ``columns`` alone, unless None.
+
+    Where some schemas lack ``new_obs``, which is filled then, there is ``new_obs_valid``.
+    """
+    parts = [schema.policies[policy].columns for schema in schemas if policy in schema.policies]
+    found: dict[str, list[Leaf]] = {}
+    for part in parts:
+        for column, leaves in part.items():
+            if columns is None or column in columns:
+                found.setdefault(column, leaves)
+    valid = Columns.NEXT_OBS_VALID
+    if Columns.NEXT_OBS in found and not all(Columns.NEXT_OBS in part for part in parts):
+        found.setdefault(valid, [Leaf(valid, (), valid, ColumnSpec("|b1", (), "scalar"))])
+    return found
 
 
 class Filling:
@@ -27,15 +46,18 @@ class Filling:
     """
 
     def __init__(self, schemas: Iterable[Schema], *, columns: Collection[str] | None) -> None:
-        self._columns: dict[str, dict[str, list[Leaf]]] = {}
         self._lacks_next: set[str] = set()
         self._some_valid: set[str] = set()
+        schemas = list(schemas)
         policies = [item for schema in schemas for item in schema.policies.items()]
-        for pid, policy in policies:
-            known = self._columns.setdefault(pid, {})
-            for column, leaves in policy.columns.items():
-                if (columns is None or column in columns) and not is_per_sequence(column):
-                    known.setdefault(column, leaves)
+        self._columns = {
+            pid: {
+                column: leaves
+                for column, leaves in joint_columns(schemas, pid, columns).items()
+                if not is_per_sequence(column)
+            }
+            for pid, _ in policies
+        }
         for pid, policy in policies:
             if Columns.NEXT_OBS in self._columns[pid] and Columns.NEXT_OBS not in policy.columns:
                 self._lacks_next.add(pid)

@@ -137,8 +137,8 @@ class ShardEncoder:
         compression: Of the pages.
         provenance: JSON text for the footer.
         memory: Where the file is written, shape (bytes,) uint8; the encoded shard is a view of it. A file
-            that does not fit fails: ask `has_room` before each group. Memory that has been used before saves
-            page faults, and pyarrow calls back into Python for no page.
+            that does not fit fails: ask `has_room` before each group. So pyarrow calls back into Python
+            for no page.
         submit: Runs a function in another thread, one after the other: checksums are made there.
         tee: Given the file's bytes, piece by piece and in order, in that thread and by `finish`.
     """
@@ -157,8 +157,6 @@ class ShardEncoder:
         self.rows = 0
         self._groups: list[GroupInfo] = []
         self._provenance = provenance
-        #: The memory that was given.
-        self.memory = memory
         self._memory = memoryview(memory)  # type: ignore[arg-type]  # NumPy's stubs hide the buffer protocol
         self._submit = submit
         self._tee = tee

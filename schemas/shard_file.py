@@ -128,7 +128,6 @@ class ShardFile:
         footer_crc32: Of its footer, from its name.
         uri: For messages.
         limits: What the shard may ask for.
-        check_pages: Whether pages are checked against their own CRCs as well.
 
     Raises:
         CorruptData: The footer is damaged or does not describe a shard.
@@ -143,12 +142,10 @@ class ShardFile:
         footer_crc32: int,
         uri: str,
         limits: Limits = DEFAULT_LIMITS,
-        check_pages: bool = False,
     ) -> None:
         self.uri = uri
         self._streams_problem: tuple[type[CorruptData], str] | None = None
         self._limits = limits
-        self._check_pages = check_pages
         self._fetch = fetch
         self._size = size
         footer = self._read_footer(footer_crc32)
@@ -325,7 +322,6 @@ class ShardFile:
                 name for name in chosen if self._is_text(name) and chunks[name].has_dictionary_page
             ],
             pre_buffer=False,
-            page_checksum_verification=self._check_pages,
         )
         table = file.read_row_group(
             index,

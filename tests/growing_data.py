@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from rlio.storage import markers
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import ShardRef, list_shards
 from rlio.storage.names import ShardName
-from rlio.storage.publish import publish_shard, put_header
+from rlio.storage.publish import put_header, put_shard
 
 A, B, C = "w00000-0000000a", "w00001-0000000b", "w00002-0000000c"
 
@@ -48,6 +49,15 @@ def grow(
 ) -> ShardRef:
     """Store the shard with rows ``first`` to ``first + rows - 1`` of a writer."""
     return publish(root, writer, first, _numbered(first, rows, label, limit))
+
+
+def publish_shard(
+    storage: Storage, writer: str, data: Any, *, first: int, rows: int, **fields: Any
+) -> ShardRef:
+    """Store a shard of any content; ``fields``: suffix and footer_crc32."""
+    size, crc32 = len(data), zlib.crc32(data)
+    name = ShardName(first=first, rows=rows, size=size, crc32=crc32, **fields)
+    return put_shard(storage, writer, name, memoryview(data))
 
 
 def publish(root: str, writer: str, first: int, encoded: dict[str, bytes]) -> ShardRef:

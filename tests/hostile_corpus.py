@@ -436,14 +436,6 @@ add("JSON: a byte-order mark and nothing else", _whole(b"\xef\xbb\xbf"), "json")
 add("JSON: only line ends", _whole(b"\n" * 1000), "json")
 add("JSON: random bytes", _whole(np.random.default_rng(0).bytes(20_000)), "json")
 add("JSON: gzip behind a suffix", _whole(zlib.compress(GOOD, wbits=31)), "json")
-for _name, _packed_lines in {
-    "that is cut": zstandard.compress(GOOD * 100)[:-6],
-    "of zeros": zstandard.compress(bytes(100 << 20)),
-    "of newlines": zstandard.compress(b"\n" * (60 << 20)),
-    "with a window of a gigabyte": struct.pack("<IBB", 0xFD2FB528, 0, 20 << 3) + b"\x0b\0\0x",
-    "that is none": GOOD,
-}.items():
-    add(f"JSON: a compressed file {_name}", _whole(_packed_lines, "a.jsonl.zst"), "json")
 
 
 def _zipped(*members: tuple[str | zipfile.ZipInfo, bytes], method: int = zipfile.ZIP_DEFLATED) -> bytes:

@@ -25,7 +25,7 @@ from rlio.storage.call_options import split_options
 class Ailing(MemoryFileSystem):  # type: ignore[misc]  # fsspec ships no type information
     """A store that refuses, or never answers, every read; it takes no options but ``size``."""
 
-    protocol = "ailing"
+    protocol = "unwell"
     store: dict[str, Any] = {}  # noqa: RUF012 - as in fsspec, one for all instances
     pseudo_dirs = [""]  # noqa: RUF012
     refuses, hangs, calls = False, False, 0
@@ -44,7 +44,7 @@ class Ailing(MemoryFileSystem):  # type: ignore[misc]  # fsspec ships no type in
         return super()._open(path, mode, **keywords)
 
 
-fsspec.register_implementation("ailing", Ailing, clobber=True)
+fsspec.register_implementation("unwell", Ailing, clobber=True)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Of a data set with 3 rows."""
     monkeypatch.setattr(Ailing, "calls", 0)
     monkeypatch.setattr(Ailing, "released", threading.Event())
-    where = f"ailing://{uuid.uuid4().hex}"
+    where = f"unwell://{uuid.uuid4().hex}"
     with ParquetWriter(where, spool=None) as writer:
         writer.write(numbered(3))
     Ailing.calls = 0

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from golden_data import cartpole_like, frames, sequences, two_policies
-from growing_data import encode, publish
+from growing_data import encode, publish, publish_shard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from stored_batches import assert_identical, files, fresh_root, group_bytes, load, numbered, put, remove
@@ -38,7 +38,6 @@ from rlio.schemas.provenance import Provenance
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import list_shards
 from rlio.storage.names import ShardName
-from rlio.storage.publish import publish_shard
 
 WRITERS: dict[str, Any] = {
     "parquet": ParquetWriter,
@@ -625,7 +624,7 @@ def test_a_copy_that_was_interrupted_is_completed_by_another_call(monkeypatch: p
     rlio.compact(root, into=whole, max_bytes=2 * size)
     from rlio.maintenance import compaction
 
-    original, calls = compaction.publish_shard, []
+    original, calls = compaction.put_shard, []
 
     def fail_second(*args: Any, **options: Any) -> Any:
         calls.append(args)
@@ -634,7 +633,7 @@ def test_a_copy_that_was_interrupted_is_completed_by_another_call(monkeypatch: p
         return original(*args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(compaction, "publish_shard", fail_second)
+        patch.setattr(compaction, "put_shard", fail_second)
         with pytest.raises(rlio.PublishError):
             rlio.compact(root, into=new, max_bytes=2 * size)
     assert len(shards(new)) == 1

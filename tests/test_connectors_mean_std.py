@@ -63,7 +63,7 @@ def test_batches_of_any_size_give_what_single_values_give(sizes: list[int], seed
     values = [1e7 + rng.standard_normal((n, 2)) for n in sizes]
     batched = RunningStat((2,))
     for each in values:
-        batched.push_batch(each)
+        batched.update(RunningStat.of(each, batched.shape))
     everything = np.concatenate(values)
     assert batched.n == len(everything)
     np.testing.assert_allclose(batched.mean, everything.mean(0), rtol=1e-14)

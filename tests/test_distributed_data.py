@@ -19,7 +19,7 @@ from stored_batches import assert_identical, load, numbered, store
 from test_distributed_data_blocks import alike, columns_of, with_types
 
 import rlio
-from rlio.distributed import read_dataset, reader_shards, write_dataset
+from rlio.distributed import read_dataset, write_dataset
 from rlio.errors import OptionError, SchemaError
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import list_shards
@@ -361,12 +361,16 @@ def test_a_job_with_fewer_parts_than_before_is_refused(root: str) -> None:
 # ---- ranks ----
 
 
+def ranked(data: Any, rank: int) -> rlio.DatasetReader:
+    return rlio.DatasetReader(data, shard=(rank, 2), batch_size=64, epochs=1, shuffle=True, seed=7)
+
+
 @ray.remote
 class Rank:
     """A worker of a training."""
 
-    def __init__(self, shard: Any) -> None:
-        self._reader = shard.open()
+    def __init__(self, data: Any, rank: int) -> None:
+        self._reader = ranked(data, rank)
 
     def read(self) -> list[int]:
         return [int(t) for batch in self._reader for t in batch["t"]]
@@ -374,14 +378,14 @@ class Rank:
 
 def test_each_actor_reads_its_part_and_together_all(root: str) -> None:
     store(numbered(1000), root=root, spool=None)
-    shards = reader_shards(root, 2, batch_size=64, epochs=1, shuffle=True)
+    data = rlio.open_dataset(root)
     store(numbered(10, first=5000), root=root, writer_id="zz", spool=None)  # Came later: nobody reads it.
-    actors = [Rank.remote(shard) for shard in shards]
+    actors = [Rank.remote(data, rank) for rank in range(2)]
     found = ray.get([actor.read.remote() for actor in actors])
     assert sorted(found[0] + found[1]) == list(range(1000))
     assert abs(len(found[0]) - len(found[1])) <= 1
     assert found[0] != sorted(found[0])
-    local = [[int(t) for batch in shard.open() for t in batch["t"]] for shard in shards]
+    local = [[int(t) for batch in ranked(data, rank) for t in batch["t"]] for rank in range(2)]
     assert local == found
 
 
@@ -396,14 +400,3 @@ def test_streaming_split_shares_rows_out_too(root: str) -> None:
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(consume, parts))
     assert sorted(found[0] + found[1]) == list(range(1000))
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [({"shard": (0, 2)}, "shard="), ({"follow": True}, "follow="), ({"grow": True}, "grow=")],
-)
-def test_ranks_read_one_snapshot(root: str, options: dict[str, Any], match: str) -> None:
-    with pytest.raises(OptionError, match=match):
-        reader_shards(root, 2, **options)
-    with pytest.raises(OptionError, match="world"):
-        reader_shards(root, 0)

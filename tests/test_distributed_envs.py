@@ -20,8 +20,7 @@ import numpy as np
 import pytest
 from counter_agents import AgentCounter
 from counting_env import CountingEnv, CountingVectorEnv, check_stream
-from further import further
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode
 from remote_env import RemoteEnv
 
 from rlio import EnvRunner, MultiAgentEnvRunner, RandomPolicy, RolloutConfig, RolloutWorker, SampleBatch
@@ -226,16 +225,9 @@ def test_a_worker_records_the_rows_of_environments_in_this_process_and_replaces_
             assert episode["terminateds"].tolist() == [False] * (len(episode) - 1) + [True]
 
 
-@pytest.mark.parametrize(
-    "mode",
-    [AutoresetMode.SAME_STEP, *further(AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED)],
-    ids=lambda mode: mode.name,
-)
-def test_vector_environments_of_gymnasium_are_taken_apart_in_all_autoreset_modes(mode: AutoresetMode) -> None:
-    """What was recorded is what there was to record: every row, in order, with true final observations."""
-    envs = SyncVectorEnv([partial(CountingEnv, 0, truncates=True)], copy=False, autoreset_mode=mode)
+def test_every_row_is_recorded_in_order_with_true_final_observations() -> None:
     config = RolloutConfig(remote_worker_envs=True, remote_env_batch_wait_ms=0.0)
-    runner = EnvRunner(envs, RandomPolicy(), config=config, seed=3)
+    runner = EnvRunner(partial(CountingEnv, 0, truncates=True), RandomPolicy(), config=config, seed=3)
     assert isinstance(runner.envs, EnvActors)
     parts = [runner.run(size) for size in (1, 80, 15)]
     runner.stop()
@@ -248,7 +240,7 @@ def test_restarts_are_bounded_and_the_last_error_is_raised() -> None:
             raise ValueError("no connection")
         return RemoteEnv(context)
 
-    restarts = RestartPolicy(max_restarts=2, pause_s=0.0)
+    restarts = RestartPolicy(max_restarts=2)
     stepper = make_stepper(make, setup_of(restarts=restarts))
     assert isinstance(stepper, ProcessStepper)
     stepper.reset()
@@ -273,7 +265,7 @@ def test_what_actors_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     vector = CountingVectorEnv(2, AutoresetMode.SAME_STEP, truncates=True)
     for env, words in (
         (CountingEnv(0, truncates=True), "remote_worker_envs=True, but .*in this process already"),
-        (vector, "remote_worker_envs=True, but .*cannot be taken apart"),
+        (vector, "remote_worker_envs=True, but .*pass a function"),
     ):
         with pytest.raises(OptionError, match=words):
             make_stepper(env, setup_of())

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import TransformReward
 
 from rlio import DatasetReader, ParquetWriter, RandomPolicy, RolloutConfig, SampleBatch, concat_samples
 from rlio.envs import atari
@@ -61,7 +62,7 @@ class Lives(gym.Env[Any, Any]):
 
 def lives_and_games(**options: Any) -> gym.Env[Any, Any]:
     made = atari._EpisodicLife(atari._CountGames(Lives(**options)))
-    return atari._ClipRewards(made)
+    return TransformReward(made, lambda reward: float(np.sign(reward)))
 
 
 def test_a_lost_life_ends_an_episode_and_the_game_goes_on() -> None:

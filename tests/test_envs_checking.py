@@ -14,7 +14,7 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from gymnasium.vector import SyncVectorEnv
 
-from rlio.envs.checking import EnvCheck, takes_seed
+from rlio.envs.checking import EnvCheck
 from rlio.envs.making import EnvSetup, make_stepper
 from rlio.envs.restarting import RestartPolicy
 from rlio.errors import EnvError
@@ -204,19 +204,14 @@ def test_vector_environments_are_checked_too() -> None:
         stepper.step(np.zeros(2, int))
 
 
-def test_who_takes_a_seed_is_seen_through_wrappers() -> None:
+def test_an_environment_without_a_seed_is_refused() -> None:
     class Old(Plain):
         def reset(self) -> Any:  # type: ignore[override]
             return self.obs, {}
 
-    class Narrow(gym.Wrapper[Any, Any, Any, Any]):
-        def reset(self, **options: Any) -> Any:
-            return self.env.reset()
-
-    assert takes_seed(gym.make("CartPole-v1"))
-    assert takes_seed(Narrow(Plain()))
-    assert not takes_seed(Old())
-    assert not takes_seed(Narrow(Old()))
+    for mode in ("sync", "async"):
+        with pytest.raises(EnvError, match=r"reset\(\).* cannot be called.*seed"):
+            make_stepper(Old, EnvSetup(vectorize_mode=mode))
 
 
 def test_a_check_alone() -> None:

@@ -6,7 +6,6 @@ Rows of RLlib's tables: "seeding", "env context", "validate_env", "custom_vector
 
 from __future__ import annotations
 
-import logging
 import os
 from typing import Any
 
@@ -19,7 +18,6 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlio.envs.context import EnvContext, takes_context
 from rlio.envs.making import EnvSetup, make_stepper, set_environs
-from rlio.envs.restarting import RestartPolicy
 from rlio.envs.seeding import EpisodeSeeds, episode_seed
 from rlio.envs.stepping import VectorStepper
 from rlio.errors import OptionError
@@ -107,23 +105,6 @@ def test_a_native_vector_environment_gets_one_number() -> None:
     assert (stepper.reset(seeds=EpisodeSeeds(7, num_envs=2)) == first).all()
     assert not (stepper.reset() == first).any()
     stepper.close()
-
-
-def test_environments_that_take_no_seed_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
-    class Stubborn(Seeded):
-        def reset(self, *, options: Any = None) -> Any:  # type: ignore[override]
-            return super().reset(seed=None)
-
-    for mode in ("sync", "async"):
-        caplog.clear()
-        with caplog.at_level(logging.WARNING, "rlio"):
-            stepper = make_stepper(Stubborn, EnvSetup(vectorize_mode=mode))
-        stepper.reset(seeds=EpisodeSeeds(7, num_envs=1))
-        step = stepper.step(np.zeros(1, int))
-        assert step.obs[0, 0] == -1
-        assert stepper.env_seeds.tolist() == [-1]
-        assert "takes no seed" in caplog.text
-        stepper.close()
 
 
 def test_seeds_of_many_episodes_are_those_of_each() -> None:
@@ -240,18 +221,16 @@ def test_validate_env_sees_each_environment(mode: Any) -> None:
 
 
 def test_a_function_of_a_context_may_make_a_vector_environment() -> None:
-    """ "custom_vector_env": whatever the function gives is stepped, restarts included."""
+    """ "custom_vector_env": whatever the function gives is stepped."""
 
     def make(context: EnvContext) -> Any:
         return SyncVectorEnv([Seeded] * context["n"])
 
     for mode in ("sync", "native"):
-        for restarts in (None, RestartPolicy()):
-            setup = EnvSetup(num_envs=4, vectorize_mode=mode, context=EnvContext({"n": 4}), restarts=restarts)
-            stepper = make_stepper(make, setup)
-            assert stepper.num_envs == 4
-            assert stepper.reset().shape == (4, 2)
-            stepper.close()
+        stepper = make_stepper(make, EnvSetup(num_envs=4, vectorize_mode=mode, context=EnvContext({"n": 4})))
+        assert stepper.num_envs == 4
+        assert stepper.reset().shape == (4, 2)
+        stepper.close()
 
 
 def test_environs_are_set_before_environments_are_made(monkeypatch: pytest.MonkeyPatch) -> None:

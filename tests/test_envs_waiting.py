@@ -210,8 +210,8 @@ def test_what_environments_that_are_there_already_cannot_do_is_refused() -> None
     vector = gym.vector.SyncVectorEnv([lambda: cartpole(0, False)])
     for env, options, words in (
         (cartpole(0, False), {}, "vectorize_mode='async'.*in this process already"),
-        (vector, {"step_timeout": 5.0}, "env_step_timeout=5.0.*waits for all"),
-        (vector, {"batch_wait_ms": 0.0}, "remote_env_batch_wait_ms=0.0.*waits for all"),
+        (vector, {"step_timeout": 5.0}, "env_step_timeout=5.0.*pass a function"),
+        (vector, {"batch_wait_ms": 0.0}, "remote_env_batch_wait_ms=0.0.*pass a function"),
     ):
         with pytest.raises(OptionError, match=words):
             make_stepper(env, EnvSetup(vectorize_mode="async", **options))
@@ -227,6 +227,21 @@ def test_processes_end_with_their_environments() -> None:
     stepper.close()
     stepper.close()
     assert running() == before
+
+
+def test_environments_of_unlike_spaces_are_refused_and_leave_no_process() -> None:
+    before = set(multiprocessing.active_children())
+
+    def make(context: EnvContext) -> gym.Env[Any, Any]:
+        env = Echo(context)
+        if context.vector_index == 1:
+            env.action_space = gym.spaces.Discrete(7)
+        return env
+
+    context = EnvContext({"wait": lambda env: None})
+    with pytest.raises(OptionError, match="environment 1 has other spaces"):
+        make_stepper(make, EnvSetup(num_envs=2, vectorize_mode="async", context=context))
+    assert set(multiprocessing.active_children()) == before
 
 
 def test_an_environment_that_cannot_be_made_there_is_an_option_error_and_leaves_no_process() -> None:
@@ -263,9 +278,11 @@ def test_errors_and_infos_that_cannot_be_pickled_are_told_all_the_same() -> None
     stepper.close()
 
 
-def test_environments_in_processes_that_were_started_otherwise() -> None:
+def test_environments_in_processes_that_were_started_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is sent to a process does not need to be inherited."""
-    envs = EnvProcesses(cartpole, num_envs=2, start_method="spawn")
+    spawn = multiprocessing.get_context("spawn")
+    monkeypatch.setattr(multiprocessing, "get_context", lambda: spawn)
+    envs = EnvProcesses(cartpole, num_envs=2)
     stepper = ProcessStepper(envs)
     obs = np.array(stepper.reset(seed=3))
     alone, _ = gym.make("CartPole-v1").reset(seed=4)

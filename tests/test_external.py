@@ -578,7 +578,6 @@ def test_a_black_hole_swallows_what_nobody_takes() -> None:
         time.sleep(0.001)
     reader.close()
     assert reader.rows_dropped == child.number
-    assert reader.ledger.dropped == child.number
     with pytest.raises(OptionError, match="at least 1"):
         AsyncInput(Numbers(), queue_size=0)
 

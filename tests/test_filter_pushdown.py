@@ -24,7 +24,7 @@ from rlio.errors import (
 )
 from rlio.replay.filter_pushdown import is_ruled_out, matches
 from rlio.replay.filters import RowFilter
-from rlio.replay.segment_reader import ShardGone
+from rlio.replay.segment_reader import SegmentReader, ShardGone
 from rlio.schemas.shard_file import ShardFile
 from rlio.storage.names import ShardName
 
@@ -68,12 +68,16 @@ class Found:
     """All that a filter lets pass of a data set: the sums of what `matches` gives."""
 
     def __init__(self, data: rlio.Dataset, row_filter: RowFilter, **options: Any) -> None:
-        parts = list(matches(data, row_filter, **options))
+        read: list[Any] = []
+        original = SegmentReader.read
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(SegmentReader, "read", lambda *args: (read.append(args), original(*args))[1])
+            parts = list(matches(data, row_filter, **options))
         self.positions = np.concatenate([np.empty(0, np.int64), *(part.positions for part in parts)])
         self.total = sum(part.rows for part in parts)
         self.lost = sum(part.lost for part in parts) + sum(rows for _, rows in data.lost_rows())
-        self.groups_read = sum(part.groups_read for part in parts)
-        self.groups_passed_over = sum(part.groups_passed_over for part in parts)
+        self.groups_read = len(read)
+        self.groups_passed_over = sum(len(part.spans) for part in parts) - len(read)
 
 
 def positions(root: str, text: str, **options: Any) -> list[int]:

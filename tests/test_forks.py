@@ -101,7 +101,7 @@ GOES_ON: dict[str, Callable[[str], InputReader]] = {
     "cold, growing": lambda root: DatasetReader(root, batch_size=3, cache="none", grow=True),
     "following": lambda root: DatasetReader(root, batch_size=3, follow=True),
     "in memory": lambda root: DatasetReader(root, batch_size=3, cache="memory", **SHUFFLED),
-    "on disk, ahead": lambda root: DatasetReader(root, batch_size=3, cache="disk", prefetch=True, **SHUFFLED),
+    "on disk": lambda root: DatasetReader(root, batch_size=3, cache="disk", **SHUFFLED),
     "a mixture": lambda root: MixedInput(
         [(DatasetReader(root, batch_size=3, cache="none"), 1), (DatasetReader(root, cache="memory"), 2)],
         batch_size=4,

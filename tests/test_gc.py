@@ -291,19 +291,6 @@ def test_unfinished_files_go_when_they_are_old(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "_tmp").iterdir()} == {f"{n:032x}.tmp" for n in range(3)}
 
 
-def test_log_folders_go_when_they_are_empty(tmp_path: Path) -> None:
-    root = str(tmp_path)
-    store_small(numbered(3), root=root)
-    for name in ("w7", "w8", "Not-ours"):
-        (tmp_path / "_wal" / name).mkdir(parents=True)
-    (tmp_path / "_wal" / "w8" / "000000000000.wal").write_bytes(b"rows")
-    assert rlio.gc(root, grace=0).removed == (), "a writer may just be making its folder"
-    set_age(tmp_path, "_wal/*", 120)
-    assert rlio.gc(root).removed == ()
-    assert kinds(rlio.gc(root, grace=0)) == {"log folder": 1}
-    assert {path.name for path in (tmp_path / "_wal").iterdir()} == {"w8", "Not-ours"}
-
-
 # ---- clocks ----
 
 

@@ -109,14 +109,12 @@ def test_an_epoch_reads_what_is_there_when_it_begins(way: str) -> None:
         rows = [list(range(10)), list(range(15)), [*range(15), *range(100, 107)]]
         assert [sorted(epoch) for epoch in epochs] == [passing(found, options) for found in rows]
         assert sizes == [len(passing(found, options)) for found in rows]
-        ledger = reader.ledger
-        assert ledger.served == ledger.expected == sum(sizes)
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_batches_go_on_from_epoch_to_epoch(way: str, drop_last: bool) -> None:
-    """Only the last one is short, or dropped and counted."""
+    """Only the last one is short, or dropped."""
     options, root = WAYS[way], fresh_root()
     add(root, A, 0, 9)
     with open_reader(root, epochs=2, drop_last=drop_last, **options) as reader:
@@ -128,9 +126,6 @@ def test_batches_go_on_from_epoch_to_epoch(way: str, drop_last: bool) -> None:
         rest = total % 4
         assert rest
         assert sizes == [4] * (total // 4) + ([] if drop_last else [rest])
-        assert reader.ledger.expected == total
-        assert reader.ledger.dropped == (rest if drop_last else 0)
-        assert reader.ledger.served == sum(sizes)
         with pytest.raises(EndOfData):
             reader.sample()
 
@@ -184,7 +179,6 @@ def test_where_nothing_has_been_added_nothing_is_opened_again(monkeypatch: pytes
     monkeypatch.setattr(ReplayStore, "open", classmethod(counted))
     with open_reader(root, epochs=4, cache="memory", shuffle=True) as reader:
         assert len(drain(reader)) == 40
-        assert reader.ledger.expected == 40
     assert len(opened) == 1
 
 
@@ -196,8 +190,6 @@ def test_rows_that_are_trimmed_go_with_the_next_epoch() -> None:
         found = reader.sample()["t"].tolist()
         trim(root, A, 4, delete=False)
         assert found + drain(reader) == [*range(8), 4, 5, 6, 7]
-        assert reader.ledger.expected == 12
-        assert reader.ledger.trimmed == 4
 
 
 def test_a_new_epoch_takes_what_was_compacted_as_it_lies_now() -> None:
@@ -327,7 +319,6 @@ def test_skipping_leads_where_reading_leads(
     add(root, A, 0, 6)
     with open_reader(root, **options) as one, open_reader(root, **options) as other:
         for index, n in enumerate(steps):
-            before = one.ledger
             read = [sampled(other) for _ in range(n)]
             try:
                 one.skip(n)
@@ -335,7 +326,6 @@ def test_skipping_leads_where_reading_leads(
             except EndOfData:
                 assert None in read
             assert one.state_dict() == other.state_dict()
-            assert one.ledger == before
             ours, theirs = sampled(one), sampled(other)
             assert (ours is None) == (theirs is None)
             if ours is not None:
@@ -442,16 +432,15 @@ def test_a_failure_between_two_epochs_loses_no_rows(way: str, monkeypatch: pytes
 
     with open_reader(root, epochs=2, **WAYS[way]) as reader:
         found = reader.sample()["t"].tolist() + reader.sample()["t"].tolist()
-        state, ledger = reader.state_dict(), reader.ledger
+        state = reader.state_dict()
         with monkeypatch.context() as patch:
             patch.setattr(growing_pass, "dataset_on", away)
             for _ in range(2):
                 with pytest.raises(ConnectionError):
                     reader.sample()
-                assert (reader.state_dict(), reader.ledger) == (state, ledger)
+                assert reader.state_dict() == state
         found += drain(reader)
         assert sorted(found[:11]) == sorted(found[11:]) == [*range(6), *range(50, 55)]
-        assert reader.ledger.expected == reader.ledger.served == 22
 
 
 @pytest.mark.parametrize("way", ["recorded", "windows", "memory"])
@@ -463,11 +452,11 @@ def test_damage_in_what_was_added_is_raised_until_it_is_mended(way: str) -> None
         add(root, B, 0, 5, t0=50)
         path, content = next((path, data) for path, data in files(root).items() if B in path)
         put(path, content[:12] + bytes([content[12] ^ 1]) + content[13:])
-        state, ledger = reader.state_dict(), reader.ledger
+        state = reader.state_dict()
         for _ in range(2):
             with pytest.raises(CorruptData):
                 reader.sample(13)
-            assert (reader.state_dict(), reader.ledger) == (state, ledger)
+            assert reader.state_dict() == state
         put(path, content)
         found += drain(reader)
         assert sorted(found[:6]) == list(range(6))
@@ -475,7 +464,7 @@ def test_damage_in_what_was_added_is_raised_until_it_is_mended(way: str) -> None
 
 
 @pytest.mark.parametrize("cache", ["none", "memory"])
-def test_damage_that_is_skipped_is_in_the_ledger_of_each_epoch(cache: Any) -> None:
+def test_damage_that_is_skipped_is_counted_once(cache: Any) -> None:
     root = fresh_root()
     add(root, A, 0, 6)
     with open_reader(root, epochs=3, cache=cache, on_error="skip") as reader:
@@ -485,7 +474,6 @@ def test_damage_that_is_skipped_is_in_the_ledger_of_each_epoch(cache: Any) -> No
         put(path, content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
         assert sorted(found + drain(reader)) == sorted([*range(6)] * 3)
         assert reader.skipped == 5
-        assert (reader.ledger.expected, reader.ledger.skipped) == (18 + 10, 10)
 
 
 def test_where_all_is_damaged_it_does_not_go_round_for_ever() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zstandard
+from growing_data import publish_shard
 
 import rlio
 from rlio.batch import MultiAgentBatch, SampleBatch
@@ -21,7 +22,6 @@ from rlio.storage.filesystem import Storage
 from rlio.storage.json_shard import JsonShard, schema_lookup
 from rlio.storage.listing import ShardRef
 from rlio.storage.names import schema_path
-from rlio.storage.publish import publish_shard
 from rlio.storage.shards import open_shard
 from rlio.testing.readers import assert_same
 from rlio.writers.json_writer import JsonWriter

@@ -24,7 +24,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "rlio.joining",
         "rlio.layout",
         "rlio.nested",
-        "rlio.pinned",
         "rlio.policy_inputs",
         "rlio.rows",
         "rlio.sample_batch",

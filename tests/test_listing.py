@@ -7,6 +7,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+from growing_data import publish_shard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +26,6 @@ from rlio.storage.listing import (
     load_shard,
 )
 from rlio.storage.names import ShardName, shard_path
-from rlio.storage.publish import publish_shard
 
 
 def shard(first: int, rows: int, *, crc32: int = 0) -> ShardRef:

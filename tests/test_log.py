@@ -94,6 +94,24 @@ def test_where_a_frame_cannot_be_taken_back_the_log_goes_on_in_another_segment(
     assert _logged(tmp_path) == [(0, True, [b"a"]), (2, False, [b"c"])]
 
 
+def test_a_segment_whose_first_write_failed_half_way_makes_way_for_another(tmp_path: Path, log: Log) -> None:
+    """Both have one name: what is left of the first must not take the second with it."""
+    written: list[str] = []
+
+    def fails(name: str, number: int) -> bool:
+        written.extend([name] * (name == "writev"))
+        return name == "ftruncate" or (name == "writev" and len(written) > 2)
+
+    with intercepted(failing(fails, errno.ENOSPC)), pytest.raises(PublishError):
+        _append(log, b"a", b"b")
+    assert len(written) == 3, "the header, and a frame of two"
+    _append(log, b"c")
+    _append(log, b"d")
+    log.release(2)
+    assert _read(log, 2, 4) == [(2, b"d")]
+    assert _logged(tmp_path) == [(0, True, [b"c", b"d"])]
+
+
 def test_a_segment_that_replaces_one_without_rows_begins_the_same_shard(tmp_path: Path) -> None:
     log = _open(tmp_path, sync="always")
     _append(log, b"a")

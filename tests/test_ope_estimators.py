@@ -103,7 +103,7 @@ def test_bootstrap_intervals_and_standard_errors_are_as_wide_as_estimates_vary(n
         if Overlap.of(steps.log_weights[steps.last]).effective_sample_size < 100 or len(rows) == RUNS:
             continue
         parts = [function(steps) for function in estimators.values()]
-        ends = draws.intervals([[part] for part in parts], confidence=0.95)
+        ends = [draws.interval([part], confidence=0.95) for part in parts]
         errors = [np.sqrt((part.influences**2).mean() / COVERAGE_EPISODES) for part in parts]
         rows.append(
             [

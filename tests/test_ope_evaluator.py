@@ -23,6 +23,7 @@ import rlio
 from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
 from rlio.errors import MissingColumn, OptionError, SchemaError
 from rlio.evaluation import (
+    Estimation,
     FittedQ,
     IntervalOptions,
     OffPolicyEvaluator,
@@ -154,14 +155,14 @@ def test_rows_that_do_not_number_their_steps_are_numbered_in_the_order_in_which_
         pytest.raises(MissingColumn),
     ):
         value_of(shuffled)
-    evaluator = OffPolicyEvaluator(CHAIN.target, gamma=0.9)
+    evaluator = OffPolicyEvaluator(CHAIN.target, Estimation(gamma=0.9))
     evaluator.add(batch[:5])
     with pytest.raises(SchemaError):
         evaluator.add(unnumbered[5:9])
 
 
 def test_estimators_of_episodes_keep_rows_of_running_episodes_only() -> None:
-    evaluator = OffPolicyEvaluator(CHAIN.target, gamma=0.9, estimators=["is", "wis"])
+    evaluator = OffPolicyEvaluator(CHAIN.target, Estimation(gamma=0.9, estimators=["is", "wis"]))
     for part in CHAIN.simulate(2000, seed=0).timeslices(100):
         evaluator.add(part)
         assert evaluator.evidence.incomplete <= 1
@@ -241,7 +242,7 @@ def test_rows_that_say_nothing_of_another_policy_are_refused(
 
 def test_a_step_that_came_twice_does_not_stand_for_one_that_is_missing() -> None:
     """Steps 0 1, 1 2 and 4, the end: five rows of an episode of five steps, and not that episode."""
-    evaluator = OffPolicyEvaluator(likelihoods(0.5), gamma=1.0)
+    evaluator = OffPolicyEvaluator(likelihoods(0.5), Estimation(gamma=1.0))
     rows = logged(eps_id=np.zeros(10, np.int64), t=np.array([0, 1, 1, 2, 4, 5, 6, 7, 8, 9]))
     rows["terminateds"] = rows["t"] == 4
     evaluator.add(rows[:2])
@@ -268,7 +269,7 @@ def test_policies_that_are_no_policies_are_refused() -> None:
     with pytest.raises(SchemaError, match="same action space"):
         evaluate_offline(logged(actions=np.arange(10)), two_actions, gamma=1.0)
     with pytest.raises(OptionError, match="estimators"):
-        OffPolicyEvaluator(likelihoods(0.5), gamma=1.0, estimators=["magic"])
+        Estimation(gamma=1.0, estimators=["magic"])
 
 
 def test_incomplete_episodes_can_be_left_out_and_are_counted() -> None:
@@ -350,7 +351,7 @@ class Remembers:
 def test_an_episode_is_judged_by_models_that_were_fitted_to_others(folds: int, value: float) -> None:
     batch = logged(obs=np.arange(10.0))
     evaluator = OffPolicyEvaluator(
-        likelihoods(0.5), gamma=1.0, estimators=["dm"], q_model=Remembers(), folds=folds
+        likelihoods(0.5), Estimation(gamma=1.0, estimators=["dm"], q_model=Remembers(), folds=folds)
     )
     evaluator.add(batch)
     batch["obs"][:] = 99.0

@@ -557,23 +557,3 @@ def test_an_interrupt_while_rows_are_copied_misaligns_none_of_those_before(
     assert_identical(
         a, concat_samples([joint(0).policy_batches["a"], joint(3).policy_batches["a"]])[: len(a)]
     )
-
-
-def test_where_a_shard_ends_does_not_depend_on_memory_that_was_used_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from rlio.writers import shard_maker
-
-    # Groups that might take nearly all the memory that a shard has, and take nearly none.
-    monkeypatch.setattr(shard_maker, "_SPARE_BYTES", 1000)
-    monkeypatch.setattr(shard_maker.ShardEncoder, "_bound", lambda self, ready: 1 << 20)
-    ends = []
-    for name, kept in (("fresh", None), ("used", np.empty(64 << 20, np.uint8))):
-        monkeypatch.setattr(shard_maker._memory, "_kept", kept)
-        roll = Roll(max_bytes=1 << 20, max_seconds=None)
-        with group_bytes(1 << 17), ParquetWriter(tmp_path / name, roll=roll, writer_id="w") as writer:
-            for first in range(0, 4096, 1024):
-                writer.write(numbered(1024, first, obs=np.zeros((1024, 100), np.float32)))
-        ends.append(sorted(path.name for path in (tmp_path / name / "data" / "w").glob("*.parquet")))
-    assert ends[0] == ends[1]
-    assert len(ends[0]) > 1, "what is tested"

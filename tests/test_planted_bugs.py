@@ -284,7 +284,7 @@ def no_fsync_of_the_log_s_name(patch: pytest.MonkeyPatch) -> None:
 def rename_before_write(patch: pytest.MonkeyPatch) -> None:
     def put(self: LocalFolder, path: str, data: memoryview) -> None:
         *folders, name = path.split("/")
-        self._make_root()
+        local.make_folders(self.root)
         with self.folder(["_tmp"], create=True) as tmp, self.folder(folders, create=True) as target:
             fd = os.open("x.tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, dir_fd=tmp.fd)
             os.replace("x.tmp", name, src_dir_fd=tmp.fd, dst_dir_fd=target.fd)
@@ -360,21 +360,6 @@ def unlink_the_log_before_publishing(patch: pytest.MonkeyPatch) -> None:
         real(self, shard)
 
     patch.setattr(Publisher, "_store", store)
-
-
-def memory_of_a_shard_given_back_twice(patch: pytest.MonkeyPatch) -> None:
-    """Once when the shard is dropped, and again when it is stored."""
-    real = Publisher._data_of
-
-    def data_of(self: Publisher, shard: Any) -> Any:
-        before, dropped = shard.release, shard.data is None
-        data = real(self, shard)
-        if dropped:
-            after = shard.release
-            shard.release = lambda: (after(), before())
-        return data
-
-    patch.setattr(Publisher, "_data_of", data_of)
 
 
 def recover_without_flock(patch: pytest.MonkeyPatch) -> None:
@@ -453,7 +438,6 @@ BUGS: list[tuple[Plant, Check]] = [
     (second_resolution_name, writers_that_begin_in_one_second_keep_all_rows),
     (retry_with_a_new_name, a_lost_response_doubles_no_row),
     (unlink_the_log_before_publishing, a_process_that_dies_in_a_publish_loses_no_row),
-    (memory_of_a_shard_given_back_twice, outages_change_no_byte),
     (recover_without_flock, the_log_of_a_living_writer_is_not_recovered),
     (cursor_saved_before_yield, a_reader_resumes_before_every_batch),
     (stale_ls, a_listing_is_never_stale),

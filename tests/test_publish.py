@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from growing_data import publish_shard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +17,7 @@ from rlio.errors import CorruptData, DataNotFound, OptionError, PublishError, Un
 from rlio.storage.filesystem import Retry, Storage
 from rlio.storage.listing import list_shards, load_shard
 from rlio.storage.names import HEADER, ShardName
-from rlio.storage.publish import HEADER_BYTES, publish_shard, put_header, read_header
+from rlio.storage.publish import HEADER_BYTES, put_header, read_header
 from rlio.testing import FaultyFileSystem, FaultyRenamingFileSystem
 from rlio.testing.filesystem import Call, Fault
 

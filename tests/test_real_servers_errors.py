@@ -152,7 +152,7 @@ def test_a_connection_that_broke_is_made_again(serve: Callable[[str], Server], n
     server = serve(name)
     storage = Storage.open(server.fresh_root(), storage_options=server.options, retry=Retry(first_delay=0))
     storage.put("a.bin", b"content")
-    for client in storage._backend._clients._idle:  # type: ignore[attr-defined]
+    for client in storage._backend._clients._idle:  # type: ignore[union-attr]
         end = client.client.get_transport().sock if name == "sftp" else client.ftp.sock
         end.close()
     assert storage.read("a.bin") == b"content"

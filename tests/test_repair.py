@@ -62,8 +62,7 @@ DONE: dict[str, tuple[list[str], list[str]]] = {
     "no schema file of JSON shards": ([], ["schema-file-missing"]),
     "a flipped footer": (["quarantined"], ["hole"]),
     "a flipped row group": ([], KEPT),
-    "a forged page": ([], KEPT),
-    "forged streams": ([], KEPT),
+    "a forged row group": ([], KEPT),
     "another CRC in the name": ([], KEPT),
     "another number of rows in the name": ([], ["shard-rows"]),
     "a torn shard between others": ([], ["torn"]),
@@ -84,7 +83,7 @@ DONE: dict[str, tuple[list[str], list[str]]] = {
 def test_damage_of_each_kind_is_repaired_as_far_as_it_can_be_and_only_once(name: str) -> None:
     kind, plant, _, live = DAMAGE[name]
     actions, left = DONE[name]
-    root = fresh_root() if name == "forged streams" else recorded(kind)
+    root = recorded(kind)
     plant(root)
     before = everything(root)
     report = rlio.repair(root)
@@ -240,7 +239,7 @@ def test_a_repair_that_is_interrupted_anywhere_is_finished_by_the_next(
     kind, plant, _, live = DAMAGE[name]
 
     def damaged() -> str:
-        root = fresh_root() if name == "forged streams" else recorded(kind)
+        root = recorded(kind)
         plant(root)
         return root
 

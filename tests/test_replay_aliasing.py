@@ -48,7 +48,6 @@ class Some(InputReader):
 READERS: dict[str, Callable[[World], InputReader]] = {
     "memory": reading(batch_size=64),
     "disk": reading("disk", batch_size=300),
-    "prefetch": reading("disk", batch_size=64, prefetch=True),
     "cold": reading("none", batch_size=64),
     "n-step": reading(batch_size=100, n_step=3),
     "sequences": reading(batch_size=20, sequence_length=5, burn_in=2),
@@ -267,28 +266,11 @@ def keys_of(batches: Any) -> list[Any]:
     return [decode(batch["obs"]).tolist() for batch in batches]
 
 
-@forks
-def test_a_child_goes_on_with_a_reader_that_gathers_ahead(large: World) -> None:
-    """The thread that gathers is the parent's: the child has none, and makes its own."""
-    with READERS["prefetch"](large) as reader, READERS["memory"](large) as plain:
-        for _ in range(10):
-            reader.sample()
-            plain.sample()
-        expected = keys_of(plain)
-
-        def child() -> None:
-            assert keys_of(reader) == expected
-            reader.close()
-
-        assert wait_for(fork(child), seconds=20) == 0
-        assert keys_of(reader) == expected
-
-
 def test_a_state_of_another_seed_is_gone_on_from_whatever_was_gathered_ahead(large: World) -> None:
     options: dict[str, Any] = {"shuffle": True, "batch_size": 64, "cache": "memory"}
     with (
         DatasetReader(large.root, seed=5, **options) as other,
-        DatasetReader(large.root, prefetch=True, **options) as reader,
+        DatasetReader(large.root, **options) as reader,
     ):
         for _ in range(64):  # As many as are gathered at once: the next ones are on their way.
             other.sample()

@@ -280,7 +280,7 @@ def test_a_closed_reader_holds_no_rows(world: World, cache: Path, where: Any) ->
     """Gigabytes would else wait for the garbage collector, which counts objects."""
     gc.disable()
     try:
-        reader = DatasetReader(world.root, cache=where, shuffle=True, seed=0, prefetch=True, batch_size=10)
+        reader = DatasetReader(world.root, cache=where, shuffle=True, seed=0, batch_size=10)
         reader.sample()
         (rows,) = reader._pass._store.tables.values()  # type: ignore[attr-defined]
         kept = weakref.ref(rows)

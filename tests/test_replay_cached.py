@@ -77,56 +77,6 @@ def test_a_store_is_built_once_and_used_by_everybody(tmp_path: Path, cache: Path
     assert sum(decoded) == built
 
 
-def test_a_store_whose_file_was_overwritten_is_built_again_where_stores_are_checked(
-    tmp_path: Path, cache: Path, decoded: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def overwrite() -> None:
-        largest = max(cache.glob("*.store/*.array"), key=lambda path: path.stat().st_size)
-        with open(largest, "r+b") as file:
-            file.seek(largest.stat().st_size // 2)
-            file.write(b"\xaa" * 64)
-
-    def rows() -> dict[str, np.ndarray]:
-        with ReplayStore.open(root, cache="disk") as store:
-            return in_order(store)
-
-    root = record(tmp_path / "data")
-    expected = in_order(ReplayStore.open(root))
-    decoded.clear()
-    whole = sum(LENGTHS.values())
-    rows()
-    monkeypatch.setenv("RLIO_CACHE_CHECK", "1")
-    # One that was built without being checked is built again, and so is one that was overwritten.
-    for built, damage in ((2, False), (2, True), (3, True), (4, False), (4, False)):
-        found = rows()
-        assert sum(decoded) == built * whole
-        assert all(np.array_equal(found[name], values) for name, values in expected.items())
-        if damage:
-            overwrite()
-    overwrite()
-    monkeypatch.setenv("RLIO_CACHE_CHECK", "0")
-    found = rows()
-    assert sum(decoded) == 4 * whole
-    assert not all(np.array_equal(found[name], values) for name, values in expected.items()), "as documented"
-    monkeypatch.setenv("RLIO_CACHE_CHECK", "yes")
-    with pytest.raises(OptionError):
-        rows()
-
-
-def test_a_store_that_is_checked_grows_with_its_data_set(
-    tmp_path: Path, cache: Path, decoded: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RLIO_CACHE_CHECK", "1")
-    parts = [SampleBatch(t=np.arange(first, first + 30), x=np.ones((30, 3))) for first in range(0, 120, 30)]
-    add(tmp_path / "data", "a", *parts[:2])
-    for number in range(2):
-        with ReplayStore.open(tmp_path / "data", cache="disk") as store:
-            assert in_order(store)["t"].tolist() == list(range(60 * (number + 1)))
-        assert sum(decoded) == 60 * (number + 1), "what was there is not decoded again"
-        if not number:
-            add(tmp_path / "data", "b", *parts[2:])
-
-
 def test_texts_and_objects_lie_on_disk_too(tmp_path: Path, cache: Path) -> None:
     rows = episode(0, 0, 20)
     rows["infos"] = np.array([{"lives": (3, int(t))} for t in rows["t"]] + [None], object)[:-1]

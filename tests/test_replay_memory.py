@@ -43,9 +43,11 @@ KINDS: list[tuple[tuple[int, ...], Any]] = [
 
 @pytest.fixture(params=["ram", "files"])
 def arrays(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Arrays]:
-    made: Arrays = RamArrays() if request.param == "ram" else FileArrays(tmp_path, writable=True)
-    yield made
-    made.close()
+    if request.param == "ram":
+        yield RamArrays()
+        return
+    with FileArrays(tmp_path, writable=True) as made:
+        yield made
 
 
 @pytest.fixture
@@ -103,14 +105,18 @@ def test_objects_and_shapes_without_rows_are_refused(arrays: Arrays) -> None:
     for shape in ((), (-1,), (3, -1)):
         with pytest.raises(OptionError, match="shape"):
             arrays.array("a", shape, np.dtype("f4"))
-    arrays.array("a", (3,), np.dtype("f4"))
-    with pytest.raises(OptionError, match="already"):
+
+
+def test_names_that_are_taken_and_rows_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    with FileArrays(tmp_path, writable=True) as arrays:
         arrays.array("a", (3,), np.dtype("f4"))
-    for rows in (4, -1):
-        with pytest.raises(OptionError):
-            arrays.reserve("a", rows)
-        with pytest.raises(OptionError):
-            arrays.trim("a", rows)
+        with pytest.raises(OptionError, match="already"):
+            arrays.array("a", (3,), np.dtype("f4"))
+        for rows in (4, -1):
+            with pytest.raises(OptionError):
+                arrays.reserve("a", rows)
+            with pytest.raises(OptionError):
+                arrays.trim("a", rows)
 
 
 def test_more_memory_than_the_machine_has_costs_nothing_until_it_is_touched() -> None:
@@ -134,7 +140,8 @@ def test_memory_that_cannot_be_had_is_an_error() -> None:
         RamArrays().array("a", (1 << 60,), np.dtype("u1"))
 
 
-def test_arrays_outlive_those_who_made_them(arrays: Arrays) -> None:
+def test_arrays_outlive_those_who_made_them(tmp_path: Path) -> None:
+    arrays = FileArrays(tmp_path, writable=True)
     array = arrays.array("a", (4,), np.dtype("i8"))
     arrays.reserve("a", 4)
     array[:] = 3
@@ -352,10 +359,9 @@ def test_files_of_others_are_not_taken_for_arrays() -> None:
 )
 @pytest.mark.parametrize(("rows", "huge"), [(4 << 20, True), (1 << 10, False)])
 def test_large_arrays_in_memory_ask_for_huge_pages(rows: int, huge: bool) -> None:
-    with RamArrays() as arrays:
-        array = arrays.array("rows", (rows,), np.dtype("i8"))
-        address = array.ctypes.data
-        maps = Path("/proc/self/smaps").read_text().split("VmFlags:")
+    array = RamArrays().array("rows", (rows,), np.dtype("i8"))
+    address = array.ctypes.data
+    maps = Path("/proc/self/smaps").read_text().split("VmFlags:")
     # Flags of a mapping come last, its range first: in the part before, after the flags of the mapping above.
     (flags,) = (
         later.splitlines()[0].split()

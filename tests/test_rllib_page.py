@@ -480,7 +480,7 @@ PPO, A2C
     worker_live:functions_are_called_for_each_environment
 `remote_worker_envs`
     distributed_envs:a_worker_records_the_rows_of_environments_in_this_process_and_replaces_a_dead_actor
-    distributed_envs:vector_environments_of_gymnasium_are_taken_apart_in_all_autoreset_modes
+    distributed_envs:every_row_is_recorded_in_order_with_true_final_observations
     distributed_envs:what_actors_cannot_be_is_refused
 `remote_env_batch_wait_ms`
     envs_waiting:the_ready_ones_go_on_and_the_slow_one_keeps_its_action

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,9 +11,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rlio import MultiAgentBatch, SampleBatch, pinned, tensors
+from rlio import MultiAgentBatch, SampleBatch, tensors
 from rlio.errors import OptionError
-from rlio.pinned import PinnedPool
 from rlio.replay.buffers import Buffers, batch_dtype
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -58,33 +56,14 @@ def assert_equal(found: dict[str, Any], batch: SampleBatch) -> None:
 
 @dataclass
 class Copies:
-    """Stands in for the copies to a device: each is kept, and none ends by itself."""
+    """Stands in for the copies to a device: each is kept."""
 
     made: list[torch.Tensor] = field(default_factory=list)
-    events: list[FakeEvent] = field(default_factory=list)
 
     def copy(self, flat: torch.Tensor, target: torch.device, non_blocking: bool) -> torch.Tensor:
         assert target.type == "meta"
         self.made.append(flat.clone())
         return self.made[-1]
-
-    def event(self, copied: torch.Tensor) -> FakeEvent:
-        self.events.append(FakeEvent())
-        return self.events[-1]
-
-
-class FakeEvent:
-    """An event that happens when the test says so, or when somebody waits for it."""
-
-    def __init__(self) -> None:
-        self.done = False
-        self.waited = False
-
-    def query(self) -> bool:
-        return self.done
-
-    def synchronize(self) -> None:
-        self.done = self.waited = True
 
 
 @pytest.fixture
@@ -92,7 +71,6 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> Copies:
     """Copies to the device "meta" are made on the CPU, where they can be looked at and counted."""
     found = Copies()
     monkeypatch.setattr(tensors, "_copy", found.copy)
-    monkeypatch.setattr(tensors, "_event_after", found.event)
     return found
 
 
@@ -105,9 +83,7 @@ def unlocked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(size)
         return torch.empty(size, dtype=torch.uint8)
 
-    pool = PinnedPool(allocate)
-    monkeypatch.setattr(pinned, "pinned_memory", allocate)
-    monkeypatch.setattr(pinned, "staging", lambda: pool)
+    monkeypatch.setattr(tensors, "_pinned_memory", allocate)
     return sizes
 
 
@@ -211,23 +187,7 @@ class TestToADevice:
         for _ in range(5):
             assert_equal(batch.to_torch("meta", pin_memory=True), batch)
         assert len(copies.made) == 5
-        assert len(unlocked) == 1, "a copy that waits gives its buffer back at once"
-
-    def test_a_pinned_buffer_is_not_used_before_its_copy_is_over(
-        self, copies: Copies, unlocked: list[int], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        late: list[torch.Tensor] = []
-        monkeypatch.setattr(tensors, "_copy", lambda flat, target, non_blocking: late.append(flat) or flat)
-        one, two = SampleBatch(a=np.zeros(100)), SampleBatch(a=np.ones(100))
-        first = one.to_torch("meta", pin_memory=True, non_blocking=True)["a"]
-        second = two.to_torch("meta", pin_memory=True, non_blocking=True)["a"]
-        assert len(unlocked) == 2
-        assert first.sum() == 0
-        copies.events[0].done = True
-        two.to_torch("meta", pin_memory=True, non_blocking=True)
-        assert len(unlocked) == 2
-        assert first.sum() == 100, "the buffer whose copy is over is the one that was used again"
-        assert second.sum() == 100
+        assert len(unlocked) == 5
 
     def test_shapes_dtypes_and_policies_of_a_real_foreign_device(self) -> None:
         batch = MultiAgentBatch({"a": replayed(4), "b": apart(2)}, 4)
@@ -239,80 +199,6 @@ class TestToADevice:
                 assert tensor.shape == (rows, *shape)
                 assert torch.empty_like(tensor, device="cpu").numpy().dtype == dtype
         assert batch.to_device("meta")["a"]["obs"].device.type == "meta"
-
-
-class TestThePool:
-    def allocate(self, size: int) -> torch.Tensor:
-        self.sizes.append(size)
-        return torch.empty(size, dtype=torch.uint8)
-
-    @pytest.fixture(autouse=True)
-    def _pool(self) -> None:
-        self.sizes: list[int] = []
-        self.pool = PinnedPool(self.allocate, keep=3)
-
-    def test_a_buffer_comes_back_when_its_copy_is_over(self) -> None:
-        buffer, done = self.pool.take(100_000), FakeEvent()
-        self.pool.give_back(buffer, done)
-        other = self.pool.take(100_000)
-        assert other is not buffer
-        done.done = True
-        assert self.pool.take(100_000) is buffer
-        assert not done.waited
-
-    def test_copies_may_end_in_any_order(self) -> None:
-        buffers, events = [self.pool.take(10) for _ in range(3)], [FakeEvent() for _ in range(3)]
-        for buffer, event in zip(buffers, events, strict=True):
-            self.pool.give_back(buffer, event)
-        events[1].done = True
-        assert self.pool.take(10) is buffers[1]
-
-    def test_so_many_copies_are_under_way_and_no_more(self) -> None:
-        events = [FakeEvent() for _ in range(10)]
-        for event in events:
-            self.pool.give_back(self.pool.take(10), event)
-        assert len(self.sizes) == 3
-        assert [event.waited for event in events] == [True] * 7 + [False] * 3
-
-    def test_the_smallest_that_fits_is_taken(self) -> None:
-        large, small = self.pool.take(1 << 20), self.pool.take(1 << 17)
-        self.pool.give_back(large)
-        self.pool.give_back(small)
-        assert self.pool.take(1 << 17) is small
-        assert self.pool.take(1 << 17) is large
-
-    def test_buffers_that_batches_have_outgrown_are_forgotten(self) -> None:
-        for size in range(17, 27):
-            self.pool.give_back(self.pool.take(1 << size))
-        assert len(self.pool._free) == 3
-        assert max(buffer.numel() for buffer in self.pool._free) == 1 << 26
-
-    def test_sizes_are_rounded_so_that_batches_of_like_sizes_share(self) -> None:
-        for size in (0, 1, 70_000, 100_000, 131_072):
-            self.pool.give_back(self.pool.take(size))
-        assert self.sizes == [1 << 16, 1 << 17]
-
-    def test_threads_never_hold_one_buffer_together(self) -> None:
-        held: set[int] = set()
-        lock = threading.Lock()
-        shared: list[int] = []
-
-        def work() -> None:
-            for _ in range(300):
-                buffer = self.pool.take(10)
-                with lock:
-                    shared.extend({id(buffer)} & held)
-                    held.add(id(buffer))
-                with lock:
-                    held.discard(id(buffer))
-                self.pool.give_back(buffer, FakeEvent())
-
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert shared == []
 
 
 @needs_gpu

@@ -25,7 +25,7 @@ from rlio.writers.shard_maker import RowGroups, ShardMaker
 
 __all__ = ["ParquetEncoder"]
 
-# How long the encoding of a shard waits for the memory of the one before it, in seconds.
+# How long the encoding of a shard waits until the one before it is stored, in seconds.
 _SHORTLY = 0.2
 
 
@@ -146,7 +146,7 @@ class ParquetEncoder(Encoder[list[Piece]]):
         return spare if spare is not None and spare.schema is buffer.schema else GroupBuffer(buffer.schema)
 
     def _begin(self) -> PendingFile | None:
-        # The shard before still has the memory that has been used already; a local disk soon takes it.
+        # A local disk soon takes the shard before: memory then holds one shard and not two.
         self._publisher.wait(_SHORTLY)
         return self._publisher.pending_file()
 

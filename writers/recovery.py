@@ -40,6 +40,7 @@ from rlio.storage.markers import disclaim, seal
 from rlio.storage.names import DATA_DIR, check_writer_id, schema_path
 from rlio.storage.publish import put_header, put_shard
 from rlio.storage.publisher import Publisher, check_schema
+from rlio.storage.row_ranges import joined
 from rlio.storage.spool import (
     AbandonedLog,
     LogFolder,
@@ -396,7 +397,7 @@ class _Recovery:
         return RecoveredLog(
             writer=self._writer,
             outcome="recovered",
-            rows=_count([*before, *self._published]) - _count(before),
+            rows=sum(map(len, joined([*before, *self._published]))) - sum(map(len, joined(before))),
             lost_rows=self._lost,
             set_aside=tuple(self._set_aside),
             error="; ".join(self._errors) or None,
@@ -553,21 +554,8 @@ class _Recovery:
 
 def _end_of(stored: list[range]) -> int:
     """The row up to which all are stored."""
-    end = 0
-    for rows in sorted(stored, key=lambda rows: rows.start):
-        if rows.start > end:
-            break
-        end = max(end, rows.stop)
-    return end
-
-
-def _count(ranges: Iterable[range]) -> int:
-    """How many different rows lie in any of the ranges."""
-    total = end = 0
-    for rows in sorted(ranges, key=lambda rows: rows.start):
-        total += max(rows.stop - max(rows.start, end), 0)
-        end = max(end, rows.stop)
-    return total
+    first = next(iter(joined(stored)), range(0))
+    return 0 if first.start else first.stop
 
 
 def _read_file(path: str) -> bytes:

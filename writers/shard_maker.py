@@ -5,15 +5,12 @@ from __future__ import annotations
 # pyarrow imports pandas at its first array, where there is one, and pandas imports this, which fails once the
 # interpreter begins to exit: that is when the first array of a writer that was left open is made.
 import concurrent.futures.thread  # noqa: F401
-import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rlio.errors import LedgerError
 from rlio.schemas.log_frames import LogFrames
 from rlio.schemas.parquet import Compression, ShardEncoder
 from rlio.schemas.row_groups import GroupBuffer, Piece, RowGroup
@@ -26,8 +23,6 @@ from rlio.writers.roll import Roll
 
 __all__ = ["RowGroups", "ShardMaker"]
 
-# More than this is given back to the system: a shard of few, very large rows may need any amount.
-_MOST_KEPT = 256 << 20
 # Room for the row group that fills a shard and for the footer. Memory that is not written to costs nothing.
 _SPARE_BYTES = 96 << 20
 
@@ -64,8 +59,6 @@ class ShardMaker:
         self._on_end = on_end
         self._checksum = checksum
         self._encoder: ShardEncoder | None = None
-        #: The memory of which the encoder uses a part.
-        self._loan: _Loan | None = None
         self._pending: PendingFile | None = None
 
     def add(self, buffer: GroupBuffer) -> GroupBuffer:
@@ -91,8 +84,7 @@ class ShardMaker:
         """End the open shard, if there is one, and hand it over."""
         encoder, self._encoder = self._encoder, None
         pending, self._pending = self._pending, None
-        loan, self._loan = self._loan, None
-        if encoder is None or loan is None:
+        if encoder is None:
             return
         shard = encoder.finish()
         self._put(
@@ -104,7 +96,6 @@ class ShardMaker:
                 crc32=shard.crc32,
                 schema=encoder.schema,
                 pending=pending,
-                release=lambda: _memory.give_back(loan),
                 remake=partial(
                     _remake,
                     encoder.schema,
@@ -125,14 +116,11 @@ class ShardMaker:
         self._pending = self._begin()
         size = self._roll.max_bytes + _SPARE_BYTES
         while True:
-            self._loan = _memory.take(size)
             encoder = ShardEncoder(
                 schema,
                 compression=self._compression,
                 provenance=self._provenance,
-                # As much as fresh memory would have: what was used before may be larger, and where a shard
-                # ends must not depend on that.
-                memory=self._loan.memory[:size],
+                memory=np.empty(size, np.uint8),
                 submit=self._checksum,
                 tee=None if self._pending is None else self._pending.write,
             )
@@ -152,6 +140,11 @@ class RowGroups:
     def __init__(self, schema: Schema, add: Callable[[GroupBuffer], GroupBuffer]) -> None:
         self._buffer = GroupBuffer(schema)
         self._add = add
+
+    @property
+    def rows(self) -> int:
+        """Rows of the open group."""
+        return self._buffer.rows
 
     @property
     def room(self) -> int:
@@ -186,48 +179,3 @@ def _remake(
     maker.finish()
     (shard,) = made
     return shard
-
-
-class _Loan:
-    """Memory that one encoder has until it is given back."""
-
-    def __init__(self, memory: NDArray[np.uint8]) -> None:
-        self.memory = memory
-        self.is_over = False
-
-
-class _Memory:
-    """Memory in which shards are encoded, kept for the next: fresh memory costs a page fault every 4 KiB.
-
-    At most one piece is kept for all writers of the process.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._kept: NDArray[np.uint8] | None = None
-
-    def take(self, size: int) -> _Loan:
-        """At least ``size`` bytes that nothing else uses."""
-        with self._lock:
-            kept, self._kept = self._kept, None
-        return _Loan(kept if kept is not None and len(kept) >= size else np.empty(size, np.uint8))
-
-    def give_back(self, loan: _Loan) -> None:
-        """Keep the memory for the next shard, if it is not too large and nothing as large is kept.
-
-        Raises:
-            LedgerError: It was given back before. Two shards in one memory would damage each other.
-        """
-        with self._lock:
-            if loan.is_over:
-                raise LedgerError(
-                    "the memory of an encoded shard was given back twice, which would damage another shard: "
-                    "it was not taken the second time; report this"
-                )
-            loan.is_over = True
-            size = len(loan.memory)
-            if size <= _MOST_KEPT and (self._kept is None or len(self._kept) < size):
-                self._kept = loan.memory
-
-
-_memory = _Memory()

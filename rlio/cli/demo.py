@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from rlio.batch import SampleBatch
+from rlio.cli.bars import progress_bar
 from rlio.cli.options import StorageOptions, parse_storage_options
 from rlio.cli.tables import print_table
 from rlio.errors import MissingExtra, OptionError
@@ -121,7 +121,7 @@ def run_demo(options: DemoOptions, *, progress: Progress | None = None) -> DemoR
     """
     from rlio.policies.random_policy import RandomPolicy
 
-    shown = progress or _silent
+    shown = progress or partial(progress_bar, disable=True)
     report = DemoReport()
     root = _fresh_folder(options)
     report.root = f"{root}/cartpole"
@@ -145,11 +145,14 @@ def run_demo(options: DemoOptions, *, progress: Progress | None = None) -> DemoR
 def _train_live(report: DemoReport, options: DemoOptions, progress: Progress) -> DQN:
     """A policy that learns online, from a small memory of its own steps."""
     from rlio.policies.dqn import DQN
+    from rlio.replay.store import ReplayStore
     from rlio.rollout.config import RolloutConfig
     from rlio.worker import RolloutWorker
 
     policy = DQN(epsilon_timesteps=options.train_steps // 2, final_epsilon=0.1)
-    memory = _Memory(options.train_steps, seed=options.seed)
+    memory = ReplayStore(options.train_steps)
+    drawn = memory.uniform(batch_size=128, seed=options.seed, columns=list(_LEARNED))
+    added = 0
     start = time.perf_counter()
     with (
         RolloutWorker(
@@ -160,15 +163,16 @@ def _train_live(report: DemoReport, options: DemoOptions, progress: Progress) ->
         ) as worker,
         progress("train live", options.train_steps) as advance,
     ):
-        while memory.added < options.train_steps:
-            batch = _plain(worker.sample())
-            memory.add(batch)
+        while added < options.train_steps:
+            batch = worker.sample()
+            memory.append(batch)
+            added += len(batch)
             advance(len(batch))
-            if memory.added >= 1_000:
+            if added >= 1_000:
                 for _ in range(len(batch) // 4):
-                    policy.learn_on_batch(memory.sample(128))
-    speed = memory.added / (time.perf_counter() - start)
-    _evaluate(report, options, "behaviour", policy, live=memory.added, logged=0, speed=speed)
+                    policy.learn_on_batch(drawn.sample())
+    speed = added / (time.perf_counter() - start)
+    _evaluate(report, options, "behaviour", policy, live=added, logged=0, speed=speed)
     return policy
 
 
@@ -195,7 +199,7 @@ def _record(report: DemoReport, options: DemoOptions, policy: DQN, progress: Pro
         progress("record", options.record_steps) as advance,
     ):
         while report.recorded_steps < options.record_steps:
-            batch = _plain(worker.sample())
+            batch = worker.sample()
             raw += batch.size_bytes()
             report.recorded_steps += len(batch)
             advance(len(batch))
@@ -287,38 +291,6 @@ def _evaluate(
     report.rows.append(Row(name, live, logged, result.mean, result.standard_error, speed))
 
 
-class _Memory:
-    """The last steps of a live policy, drawn at random."""
-
-    def __init__(self, capacity: int, *, seed: int) -> None:
-        self._capacity = capacity
-        self._rng = np.random.default_rng(seed)
-        self._columns: dict[str, NDArray[Any]] = {}
-        self.added = 0
-
-    def add(self, batch: SampleBatch) -> None:
-        """Keep a copy of the batch's rows in place of the oldest."""
-        places = (self.added + np.arange(len(batch))) % self._capacity
-        for name in _LEARNED:
-            values = batch[name]
-            if name not in self._columns:
-                self._columns[name] = np.empty((self._capacity, *values.shape[1:]), values.dtype)
-            self._columns[name][places] = values
-        self.added += len(batch)
-
-    def sample(self, rows: int) -> SampleBatch:
-        """Draw rows, with replacement."""
-        drawn = self._rng.integers(min(self.added, self._capacity), size=rows)
-        return SampleBatch({name: values[drawn] for name, values in self._columns.items()})
-
-
-def _plain(batch: Any) -> SampleBatch:
-    """CartPole has one agent."""
-    if not isinstance(batch, SampleBatch):
-        raise OptionError(f"a {type(batch).__name__} from a single-agent environment")
-    return batch
-
-
 def _seed(options: DemoOptions, part: str) -> int:
     """The seed of one part."""
     return int(np.random.SeedSequence([options.seed, _SEEDS[part]]).generate_state(1)[0])
@@ -362,25 +334,6 @@ def _plot(report: DemoReport) -> bytes:
     return buffer.getvalue()
 
 
-@contextmanager
-def _silent(name: str, total: int) -> Iterator[Callable[[int], None]]:
-    """No progress bar."""
-    yield lambda done: None
-
-
-@contextmanager
-def _bar(name: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar on standard error."""
-    from tqdm import tqdm
-
-    with tqdm(total=total, desc=f"{name:<16}", unit_scale=True, mininterval=0.5) as bar:
-
-        def advance(done: int) -> None:
-            bar.update(done)
-
-        yield advance
-
-
 def demo(
     out: Annotated[
         str, typer.Option(help="Folder or fsspec URL; each run gets a new folder there.")
@@ -406,7 +359,7 @@ def demo(
             tuning_updates=20,
             episodes=20,
         )
-    _show(run_demo(options, progress=_bar))
+    _show(run_demo(options, progress=partial(progress_bar, disable=False, leave=True, mininterval=0.5)))
 
 
 def _show(report: DemoReport) -> None:

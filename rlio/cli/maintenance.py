@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlio.cli.bars import progress_bar
 from rlio.cli.failures import print_json
 from rlio.cli.options import IntoStorageOptions, StorageOptions, Uri, parse_storage_options
 from rlio.errors import OptionError, excerpt
@@ -55,7 +56,7 @@ def compact(
         compression=compression,
         on_error="skip" if skip_damaged else "raise",
         dry_run=dry_run,
-        progress=_bytes_bar,
+        progress=partial(progress_bar, unit="B"),
         storage_options=parse_storage_options(storage_options),
         into_storage_options=parse_storage_options(into_storage_options, option="--into-storage-options"),
     )
@@ -78,7 +79,7 @@ def trim(
     rows = dict(map(_writer_row, before)) if before else None
     options = parse_storage_options(storage_options)
     report = run(
-        uri, before=rows, keep_rows=keep_rows, dry_run=dry_run, progress=_bar, storage_options=options
+        uri, before=rows, keep_rows=keep_rows, dry_run=dry_run, progress=progress_bar, storage_options=options
     )
     _print(report.to_json(), _trim_text(report), as_json=as_json)
 
@@ -96,7 +97,7 @@ def gc(
     from rlio.maintenance.gc import gc as run
 
     options = parse_storage_options(storage_options)
-    report = run(uri, grace=_seconds(grace), dry_run=dry_run, progress=_bar, storage_options=options)
+    report = run(uri, grace=_seconds(grace), dry_run=dry_run, progress=progress_bar, storage_options=options)
     _print(report.to_json(), _gc_text(report), as_json=as_json)
 
 
@@ -155,22 +156,3 @@ def _gc_text(report: GcReport) -> Iterator[str]:
         f"{report.uri}: {len(report.removed):,} objects of {report.bytes:,} bytes {will}; {report.waiting:,} "
         f"wait for their {report.grace:,.0f} s of grace; {len(report.kept):,} kept"
     )
-
-
-@contextmanager
-def _bar(name: str, total: int, *, unit: str = "") -> Iterator[Callable[[int], None]]:
-    """A progress bar on standard error, where that is a terminal."""
-    from tqdm import tqdm
-
-    with tqdm(total=total, desc=name, unit=unit, unit_scale=True, disable=None, leave=False) as bar:
-
-        def advance(done: int) -> None:
-            bar.update(done)
-
-        yield advance
-
-
-@contextmanager
-def _bytes_bar(name: str, total: int) -> Iterator[Callable[[int], None]]:
-    with _bar(name, total, unit="B") as advance:
-        yield advance

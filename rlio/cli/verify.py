@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlio.cli.bars import progress_bar
 from rlio.cli.failures import EXIT_WRONG, print_json
 from rlio.cli.options import StorageOptions, Uri, parse_storage_options
 from rlio.cli.tables import print_table
@@ -60,16 +60,17 @@ def verify(
         "spool": spool,
         "limit": limit,
         "storage_options": parse_storage_options(storage_options),
+        "progress": partial(progress_bar, unit="B"),
     }
     if repair:
         from rlio.maintenance.repair import repair as run_repair
 
-        done = run_repair(uri, progress=_bar, **given)
+        done = run_repair(uri, **given)
         report = done.after
     else:
         from rlio.maintenance.verify import verify as run_verify
 
-        report = run_verify(uri, progress=_bar, **given)
+        report = run_verify(uri, **given)
     if as_json:
         shown = report.to_json()
         if done is not None:
@@ -79,19 +80,6 @@ def verify(
         _show(report, done)
     bad = report.counts["error"] + (report.counts["warning"] if strict else 0)
     raise typer.Exit(EXIT_WRONG if bad else 0)
-
-
-@contextmanager
-def _bar(name: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar on standard error, where that is a terminal."""
-    from tqdm import tqdm
-
-    with tqdm(total=total, desc=name, unit="B", unit_scale=True, disable=None, leave=False) as bar:
-
-        def advance(done: int) -> None:
-            bar.update(done)
-
-        yield advance
 
 
 def _show(report: VerifyReport, done: RepairReport | None) -> None:

@@ -46,10 +46,10 @@ class Flatten(Connector):
         kinds = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
         self._leaves = leaves_of(space)
         check_leaves("Flatten", self._leaves, kinds)
-        bounds = [_bounds(leaf) for leaf in self._leaves]
-        self._ends = np.cumsum([len(low) for low, _ in bounds]).tolist()
-        low, high = (np.concatenate([pair[i] for pair in bounds]).astype(np.float32) for i in (0, 1))
-        return spaces.Box(low, high, dtype=np.float32)
+        flat: list[Any] = [spaces.flatten_space(leaf.space) for leaf in self._leaves]
+        self._ends = np.cumsum([len(box.low) for box in flat]).tolist()
+        low, high = (np.concatenate([getattr(box, end) for box in flat]) for end in ("low", "high"))
+        return spaces.Box(low.astype(np.float32), high.astype(np.float32), dtype=np.float32)
 
     def __call__(self, values: Any, streams: Streams | None = None) -> NDArray[np.float32]:
         parts = [np.asarray(leaf_of(values, leaf.path)) for leaf in self._leaves]
@@ -72,16 +72,18 @@ class OneHot(Connector):
         self._leaves = leaves_of(space)
         made: list[gym.Space[Any]] = []
         for leaf in self._leaves:
-            size = len(_bounds(leaf)[0]) if _is_discrete(leaf) else 0
+            size = spaces.flatdim(leaf.space) if _is_discrete(leaf) else 0
             made.append(spaces.Box(0.0, 1.0, (size,), np.float32) if size else leaf.space)
         return nested_space(self._leaves, made)
 
     def __call__(self, values: Any, streams: Streams | None = None) -> Any:
+        from gymnasium.spaces import flatdim
+
         made: list[Any] = []
         for leaf in self._leaves:
             part = leaf_of(values, leaf.path)
             if _is_discrete(leaf):
-                hot = np.zeros((len(part), len(_bounds(leaf)[0])), np.float32)
+                hot = np.zeros((len(part), flatdim(leaf.space)), np.float32)
                 _fill(hot, np.asarray(part), leaf)
                 part = hot
             made.append(part)
@@ -102,19 +104,6 @@ def _options(leaf: Leaf) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     if isinstance(space, spaces.Discrete):
         return np.array([space.start], np.int64), np.array([space.n], np.int64)
     return space.start.ravel().astype(np.int64), space.nvec.ravel().astype(np.int64)
-
-
-def _bounds(leaf: Leaf) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Lowest and highest value of each of the numbers that ``leaf`` becomes."""
-    from gymnasium import spaces
-
-    if _is_discrete(leaf):
-        size = int(_options(leaf)[1].sum())
-        return np.zeros(size), np.ones(size)
-    if isinstance(leaf.space, spaces.Box):
-        return leaf.space.low.ravel(), leaf.space.high.ravel()
-    size = int(np.prod(leaf.shape))
-    return np.zeros(size), np.ones(size)
 
 
 def _fill(into: NDArray[np.float32], values: NDArray[Any], leaf: Leaf) -> None:

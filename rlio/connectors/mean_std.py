@@ -68,15 +68,7 @@ class RunningStat:
 
     def push(self, value: Any) -> None:
         """Add one value."""
-        self.push_batch(np.asarray(value)[None])
-
-    def push_batch(self, values: NDArray[Any]) -> None:
-        """Add the values (N, *shape).
-
-        Raises:
-            SchemaError: They have another shape.
-        """
-        self.update(RunningStat.of(values, self.shape))
+        self.update(RunningStat.of(np.asarray(value)[None], self.shape))
 
     @classmethod
     def of(cls, values: NDArray[Any], shape: tuple[int, ...]) -> Self:
@@ -285,6 +277,12 @@ class MeanStdFilter(Connector):
         with self._lock:
             self.demean, self.destd, self.clip = other.demean, other.destd, other.clip
             self._running, self._buffer = running, buffer
+
+    def reset(self) -> None:
+        """Forget all observations."""
+        with self._lock:
+            self._running = [RunningStat(stat.shape) for stat in self._running]
+            self._buffer = [RunningStat(stat.shape) for stat in self._buffer]
 
     def reset_buffer(self) -> None:
         """Forget what came in since the last time; the statistics stay."""

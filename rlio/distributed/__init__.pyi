@@ -5,8 +5,6 @@ from .data_source import read_dataset as read_dataset
 from .fault_tolerance import FaultTolerance as FaultTolerance
 from .fault_tolerance import Loss as Loss
 from .offline_evaluation import evaluate_offline as evaluate_offline
-from .rank_readers import ReaderShard as ReaderShard
-from .rank_readers import reader_shards as reader_shards
 from .remote_worker import Fragment as Fragment
 from .remote_worker import WorkerStatus as WorkerStatus
 from .worker_group import WorkerGroup as WorkerGroup

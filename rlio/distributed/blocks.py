@@ -204,7 +204,7 @@ def without_empty_columns(block: Any) -> tuple[pa.Table, list[str]]:
     return table.drop_columns(empty), empty
 
 
-def block_arrays(block: Any, like: Layout | None) -> tuple[dict[str, NDArray[Any]], Layout]:
+def block_arrays(table: pa.Table, like: Layout | None) -> tuple[dict[str, NDArray[Any]], Layout]:
     """The columns of a block as arrays, read-only views where they can be, and what they are.
 
     Raises:
@@ -212,8 +212,6 @@ def block_arrays(block: Any, like: Layout | None) -> tuple[dict[str, NDArray[Any
     """
     from ray.data.block import BlockAccessor
 
-    accessor = BlockAccessor.for_block(block)
-    table = accessor.to_arrow()
     for name in table.column_names:
         nulls = table.column(name).null_count
         if nulls and not _has_nat(table.schema.field(name).type):

@@ -472,14 +472,7 @@ class Crew:
         )
         self.losses.append(loss)
         if opened is not None and opened.logs:
-            lost = LostLog(
-                worker_index=worker.index,
-                logs=opened.logs,
-                host=opened.host,
-                node_id=opened.node_id,
-                rows=worker.written,
-                stored=worker.published,
-            )
+            lost = LostLog(loss, opened.logs, rows=worker.written, stored=worker.published)
             self._recovery.add(len(self.losses) - 1, lost, connected=self.connected)
         worker.published = worker.written  # The loss counts them from here on.
         return loss
@@ -503,32 +496,24 @@ class Crew:
         expected = [*([] if worker.opening is None else [worker.opening]), *worker.requests]
         if expected:
             self._ray.wait(expected, num_returns=len(expected), timeout=_SALVAGE_S)
-        if worker.opening is not None and not self._has_opened(worker):
-            # All else that it answers is that it is not open.
-            lost, worker.opening = len(worker.requests), None
-            worker.requests.clear()
-            return lost
         lost = 0
-        for reference in list(worker.requests):
+        for reference in expected:
             try:
                 answer = self._ray.get(reference, timeout=0)
-            except self._raised as error:
-                self._failed(worker, reference, error)
-            except self._ray.exceptions.RayError:
-                lost += 1
-                del worker.requests[reference]
+            except self._ray.exceptions.RayError as error:
+                if reference is worker.opening:
+                    # All else that it answers is that it is not open.
+                    lost, worker.opening = len(worker.requests), None
+                    worker.requests.clear()
+                    return lost
+                if isinstance(error, self._raised):
+                    self._failed(worker, reference, error)
+                else:
+                    lost += 1
+                    del worker.requests[reference]
             else:
                 self._answered(worker, reference, answer)
         return lost
-
-    def _has_opened(self, worker: RemoteWorker) -> bool:
-        """Take the first answer of a worker, if it has one and that is no error."""
-        try:
-            answer = self._ray.get(worker.opening, timeout=0)
-        except (*self._raised, self._ray.exceptions.RayError):
-            return False
-        self._answered(worker, worker.opening, answer)
-        return True
 
     def replace_silent(self, workers: Sequence[RemoteWorker], *, timeout_s: float) -> None:
         """Lose those of ``workers`` that do not answer a call in time."""

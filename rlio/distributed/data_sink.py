@@ -31,7 +31,7 @@ from rlio.writers.roll import Roll
 if TYPE_CHECKING:
     import ray.data
 
-__all__ = ["WriteReport", "WrittenPart", "check_shared", "write_dataset"]
+__all__ = ["WriteReport", "WrittenPart", "write_dataset"]
 
 _PART_DIGITS: Final = len("-000000")
 
@@ -130,7 +130,8 @@ def write_dataset(
     name = uuid.uuid4().hex[:12] if job is None else job
     part_id(name, 0)
     storage = Storage.open(root, storage_options=storage_options)
-    check_shared(storage)
+    if not storage.is_local and "memory" in protocols_of(storage.fs):
+        raise OptionError("memory:// is each process's own: use a folder or a store", uri=storage.uri)
     made_by = provenance or Provenance()
     known = None if like is None else like if isinstance(like, Dataset) else open_dataset(like)
     options = PartOptions(
@@ -151,16 +152,6 @@ def write_dataset(
     return WriteReport(storage.uri, name, parts, sink.left_out)
 
 
-def check_shared(storage: Storage) -> None:
-    """Refuse a root that other processes do not have.
-
-    Raises:
-        OptionError: It is in this process's memory.
-    """
-    if not storage.is_local and "memory" in protocols_of(storage.fs):
-        raise OptionError("memory:// is each process's own: use a folder or a store", uri=storage.uri)
-
-
 def _sealed_parts(storage: Storage, job: str) -> set[str]:
     """Parts that an earlier run of a job has sealed."""
     parts = {part_of(writer) or "" for writer in list_shards(storage).sealed}
@@ -173,7 +164,7 @@ def _layout_of(dataset: Dataset) -> Layout:
         column.name: column
         for schema in reversed(list(dataset.schemas.values()))
         for pid in reversed(list(schema.policies))
-        for column in Layout.of_schema(schema, pid).columns
+        for column in Layout.of_leaves(schema.policies[pid].columns).columns
     }
     return Layout(tuple(columns.values()))
 

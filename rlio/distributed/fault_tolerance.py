@@ -12,22 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from rlio.errors import OptionError, excerpt
 
 __all__ = ["FaultTolerance", "Loss"]
-
-_COUNTS = ("max_restarts", "max_restarts_in_a_row")
-_SECONDS = (
-    "restart_window_s",
-    "start_timeout_s",
-    "request_timeout_s",
-    "probe_timeout_s",
-    "close_timeout_s",
-)
-_PAUSES = ("restart_pause_s", "max_restart_pause_s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,18 +73,17 @@ class FaultTolerance:
     close_timeout_s: float = 120.0
 
     def __post_init__(self) -> None:
-        for name in _COUNTS:
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        for option in fields(self):
+            name, value = option.name, getattr(self, option.name)
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if option.type == "int" and not (is_number and isinstance(value, int) and value >= 0):
                 raise OptionError(f"{name}={excerpt(value)}: a whole number, at least 0")
-        for name in (*_SECONDS, *_PAUSES):
-            value, least = getattr(self, name), 0 if name in _PAUSES else 1e-9
-            if value is None and name in ("request_timeout_s", "restart_window_s"):
+            if not name.endswith("_s") or (value is None and option.type == "float | None"):
                 continue
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not number or not least <= value < float("inf"):
+            may_be_0 = name.endswith("_pause_s")
+            if not is_number or not (0 if may_be_0 else 1e-9) <= value < math.inf:
                 raise OptionError(
-                    f"{name}={excerpt(value)}: seconds, {'at least' if least == 0 else 'above'} 0"
+                    f"{name}={excerpt(value)}: seconds, {'at least' if may_be_0 else 'above'} 0"
                 )
         if self.lost_workers not in ("raise", "drop"):
             raise OptionError(f"lost_workers={excerpt(self.lost_workers)}: 'raise' or 'drop'")

@@ -19,13 +19,11 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-import numpy as np
-
-from rlio.connectors.mean_std import MeanStdFilter, RunningStat
+from rlio.connectors.mean_std import MeanStdFilter
 from rlio.errors import StateError, excerpt
 from rlio.interfaces import JsonState
+from rlio.rollout.filters import add_changes
 
 __all__ = ["JointFilters"]
 
@@ -46,26 +44,12 @@ class JointFilters:
         Raises:
             StateError: They have unlike filters; nothing is counted.
         """
-        for part in parts:
-            self._check(part, parts[0])
-        if parts and not self.filters:
+        joint = self.filters
+        if parts and not joint:
             # All that the first has seen is in its buffer: it began with none.
-            self.filters = {policy_id: [_empty(each) for each in own] for policy_id, own in parts[0].items()}
-        for part in parts:
-            for policy_id, filters in self.filters.items():
-                for mine, theirs in zip(filters, part[policy_id], strict=True):
-                    mine.apply_changes(theirs)
-
-    def _check(
-        self, part: Mapping[str, Sequence[MeanStdFilter]], first: Mapping[str, Sequence[MeanStdFilter]]
-    ) -> None:
-        known: Mapping[str, Sequence[MeanStdFilter]] = self.filters or first
-        counts = [{policy_id: len(own) for policy_id, own in each.items()} for each in (known, part)]
-        if counts[0] != counts[1]:
-            raise StateError(
-                f"workers have filters of {excerpt(counts[0])} and {excerpt(counts[1])}: those of one group "
-                "are made alike"
-            )
+            joint = {policy_id: [_empty(each) for each in own] for policy_id, own in parts[0].items()}
+        add_changes(joint, parts)
+        self.filters = joint
 
     def state_dict(self) -> JsonState:
         """The statistics as JSON."""
@@ -83,20 +67,14 @@ class JointFilters:
         Raises:
             StateError: It is of other filters.
         """
-        if not state:
-            self.filters = {}
-            return
-        if not isinstance(state, Mapping) or state.keys() != like.keys():
-            raise StateError(f"the state has filters of {excerpt(state)}, but workers of {sorted(like)}")
-        loaded = {policy_id: [each.copy() for each in filters] for policy_id, filters in like.items()}
+        counts = {policy_id: len(filters) for policy_id, filters in like.items()} if state else {}
+        if not isinstance(state, Mapping) or counts != {
+            policy_id: len(parts) if isinstance(parts, list) else None for policy_id, parts in state.items()
+        }:
+            raise StateError(f"the state has filters of {excerpt(state)}, but workers have {counts}")
+        loaded = {policy_id: [each.copy() for each in like[policy_id]] for policy_id in counts}
         for policy_id, filters in loaded.items():
-            parts: Any = state[policy_id]
-            if not isinstance(parts, list) or len(parts) != len(filters):
-                raise StateError(
-                    f"the state has {excerpt(parts)} as filters of {policy_id!r}, but workers have "
-                    f"{len(filters)}"
-                )
-            for each, part in zip(filters, parts, strict=True):
+            for each, part in zip(filters, state[policy_id], strict=True):
                 each.load_state_dict(part)
         self.filters = loaded
 
@@ -104,9 +82,5 @@ class JointFilters:
 def _empty(like: MeanStdFilter) -> MeanStdFilter:
     """A filter of the same space and options that has seen nothing."""
     made = like.copy()
-    none = {
-        part: [RunningStat(np.shape(stat["mean"])).state_dict() for stat in stats]
-        for part, stats in like.state_dict().items()
-    }
-    made.load_state_dict(none)
+    made.reset()
     return made

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from rlio.errors import StateError, excerpt
 from rlio.interfaces import JsonState
 from rlio.rollout.metrics import Counts, RolloutMetrics
 
@@ -68,12 +67,7 @@ class JointMetrics:
         Raises:
             StateError: A count is missing, or no whole number.
         """
-        if not all(isinstance(state.get(name), int) for name in Counts.__slots__):
-            raise StateError(
-                f"the metrics' state needs whole numbers as {', '.join(Counts.__slots__)}, but it is "
-                f"{excerpt(dict(state))}"
-            )
-        self._before = Counts(**{name: state[name] for name in Counts.__slots__})
+        self._before = Counts.from_state(state)
         self._parts, self._lifetimes = [], {}
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,19 +20,18 @@ from rlio.dataset import Dataset, open_dataset
 from rlio.distributed.ray_import import require_ray
 from rlio.errors import DataNotFound, OptionError
 from rlio.evaluation.estimates import OffPolicyEstimate
+from rlio.evaluation.estimation import Estimation
 from rlio.evaluation.evaluator import OffPolicyEvaluator
 from rlio.evaluation.evidence import Evidence
 from rlio.evaluation.target import LogProbabilities, Target
 from rlio.policies.policy import Policy
 from rlio.readers.dataset_reader import DatasetReader
+from rlio.replay.part_reader import Rows, split
 
 if TYPE_CHECKING:
     import ray.data
 
 __all__ = ["evaluate_offline"]
-
-# Several for each processor, so that one with slow rows holds up little.
-_TASKS_A_CPU = 4
 
 
 def evaluate_offline(
@@ -40,6 +39,7 @@ def evaluate_offline(
     policy: Policy | LogProbabilities | Target,
     *,
     gamma: float,
+    policy_id: str | None = None,
     tasks: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
     **options: Any,
@@ -58,9 +58,10 @@ def evaluate_offline(
             columns of one policy, read block by block.
         policy: The one to judge; it is sent to the tasks.
         gamma: What a reward a step later counts, 0 to 1.
-        tasks: In how many parts a data set is read; None: four for each processor of the cluster.
+        policy_id: Whose rows count, where those of several policies were recorded.
+        tasks: In how many parts a data set is read; None: as in `rlio.distributed.read_dataset`.
         storage_options: For fsspec.
-        options: The other keywords of `OffPolicyEvaluator`; see there, also for what is raised.
+        options: The other fields of `rlio.evaluation.Estimation`; see there, also for what is raised.
 
     Returns:
         Name of the estimator -> what it says.
@@ -71,13 +72,13 @@ def evaluate_offline(
         OptionError: ``tasks`` is below 1, or given for a Dataset of Ray Data.
     """
     require_ray()
-    evaluator = OffPolicyEvaluator(policy, gamma=gamma, **options)
+    evaluator = OffPolicyEvaluator(policy, Estimation(gamma=gamma, **options), policy_id=policy_id)
     if isinstance(data, str | os.PathLike):
         data = open_dataset(data, storage_options=storage_options)
     elif storage_options is not None:
         raise OptionError("storage_options are for a root: what is open has its own")
     if isinstance(data, Dataset):
-        found = _by_ranges(evaluator, data, tasks)
+        found = _by_parts(evaluator, data, tasks)
     elif tasks is None:
         found = _by_blocks(evaluator, data)
     else:
@@ -90,15 +91,7 @@ def evaluate_offline(
 # ---- data sets of ours ----
 
 
-class _Range(NamedTuple):
-    """Rows of a writer."""
-
-    writer: str
-    first: int
-    stop: int
-
-
-def _by_ranges(evaluator: OffPolicyEvaluator, dataset: Dataset, tasks: int | None) -> Iterator[Evidence]:
+def _by_parts(evaluator: OffPolicyEvaluator, dataset: Dataset, tasks: int | None) -> Iterator[Evidence]:
     """What each part of the data set says, in any order."""
     ray = require_ray()
     if tasks is not None and tasks < 1:
@@ -106,43 +99,21 @@ def _by_ranges(evaluator: OffPolicyEvaluator, dataset: Dataset, tasks: int | Non
     dataset.check_complete()
     if not len(dataset):
         raise DataNotFound(dataset.why_empty(), uri=dataset.uri)
-    if not ray.is_initialized():
-        ray.init()
-    if tasks is None:
-        tasks = _TASKS_A_CPU * max(int(ray.cluster_resources().get("CPU", 1)), 1)
-    judge = ray.remote(_judge_ranges)
+    judge = ray.remote(_judge_part)
     shared = ray.put(evaluator), ray.put(dataset)
-    waiting = [judge.remote(*shared, ranges) for ranges in _shares(dataset, tasks)]
+    waiting = [judge.remote(*shared, part) for part in split(dataset, tasks=tasks)]
     while waiting:
         done, waiting = ray.wait(waiting)
         yield from ray.get(done)
 
 
-def _shares(dataset: Dataset, tasks: int) -> list[list[_Range]]:
-    """The rows in up to ``tasks`` parts of about as many rows, cut between shards."""
-    size = -(-len(dataset) // tasks)
-    shares: list[list[_Range]] = []
-    taken = 0
-    for segment in dataset.segments:
-        number = taken // size
-        while len(shares) <= number:
-            shares.append([])
-        share, writer = shares[number], segment.ref.writer
-        if share and share[-1].writer == writer and share[-1].stop == segment.first:
-            share[-1] = share[-1]._replace(stop=segment.end)
-        else:
-            share.append(_Range(writer, segment.first, segment.end))
-        taken += segment.rows
-    return [share for share in shares if share]
-
-
-def _judge_ranges(evaluator: OffPolicyEvaluator, dataset: Dataset, ranges: list[_Range]) -> Evidence:
-    """In a task: what the rows of ``ranges`` say."""
+def _judge_part(evaluator: OffPolicyEvaluator, dataset: Dataset, part: list[Rows]) -> Evidence:
+    """In a task: what the rows of ``part`` say."""
     evaluator = evaluator.renewed()
-    for writer, first, stop in ranges:
+    for rows in part:
         # Rows that are episodes by themselves are numbered from the first of the range on.
-        source = (writer, first) if evaluator.bandit else writer
-        with DatasetReader(dataset.part({writer: [first, stop]}), epochs=1) as reader:
+        source = (rows.writer, rows.first) if evaluator.estimation.bandit else rows.writer
+        with DatasetReader(dataset.part({rows.writer: [rows.first, rows.stop]}), epochs=1) as reader:
             for batch in reader:
                 evaluator.add(batch, source=source, in_order=False)
     return evaluator.evidence
@@ -159,7 +130,7 @@ def _by_blocks(evaluator: OffPolicyEvaluator, dataset: Any) -> Iterator[Evidence
     judged.context.execution_options.preserve_order = True
     for number, row in enumerate(judged.iter_rows()):
         evidence: Evidence = row["evidence"]
-        if evaluator.bandit:
+        if evaluator.estimation.bandit:
             evidence.rename_source(number)
         yield evidence
 

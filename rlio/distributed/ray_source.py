@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from ray.data import Datasource, ReadTask
@@ -12,16 +11,6 @@ from rlio.replay.part_reader import PartReader, Plan, Rows
 from rlio.storage.filesystem import Storage
 
 __all__ = ["DatasetSource"]
-
-
-@dataclass(frozen=True)
-class _Read:
-    """What a read task runs."""
-
-    reader: PartReader
-
-    def __call__(self) -> Any:
-        return self.reader.tables()
 
 
 class DatasetSource(Datasource):
@@ -51,7 +40,7 @@ class DatasetSource(Datasource):
 
     def estimate_inmemory_data_size(self) -> int | None:
         """Bytes of all rows in memory, where that is known."""
-        return sum(map(len, self._rows())) * self._plan.row_bytes
+        return sum(len(rows) for part in self._parts for rows in part) * self._plan.row_bytes
 
     def get_read_tasks(
         self,
@@ -75,13 +64,10 @@ class DatasetSource(Datasource):
             )
             tasks.append(
                 ReadTask(
-                    _Read(PartReader(self._storage, plan, part)),
+                    PartReader(self._storage, plan, part).tables,
                     metadata,
                     schema=plan.shows(plan.layout.empty()).schema,
                     per_task_row_limit=per_task_row_limit,
                 )
             )
         return tasks
-
-    def _rows(self) -> list[Rows]:
-        return [rows for part in self._parts for rows in part]

@@ -12,7 +12,7 @@ Example:
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, TypedDict
 
@@ -185,40 +185,36 @@ def _refuse_objects(env: Any, policy: Any) -> None:
 
 
 def _portable_output(value: Any) -> Any:
-    if isinstance(value, OutputWriter):
-        raise OptionError(
-            f"output={excerpt(value)} is open in this process, but each worker needs its own: pass a path, "
-            "or a function of IOContext"
-        )
-    if isinstance(value, str):
-        if value == "logdir":
-            return value
-        if creator := registered_output(value):
-            return creator
-    return _absolute(value) if isinstance(value, (str, os.PathLike)) else value
+    _refuse_open("output", value, OutputWriter)
+    return _portable_place(value, "logdir", registered_output)
 
 
 def _portable_input(value: Any) -> Any:
-    if isinstance(value, InputReader):
-        raise OptionError(
-            f"input={excerpt(value)} is open in this process, but each worker needs its own: pass a path, or "
-            "a function of IOContext"
-        )
-    if isinstance(value, str):
-        if value == "sampler":
-            return value
-        return registered_input(value) or _absolute(value)
-    if isinstance(value, os.PathLike):
-        return _absolute(value)
+    _refuse_open("input", value, InputReader)
     if isinstance(value, Mapping):
         return [(_portable_input(source), weight) for source, weight in value.items()]
-    if isinstance(value, Sequence):
+    if isinstance(value, Sequence) and not isinstance(value, str):
         return [
             (_portable_input(item[0]), item[1]) if isinstance(item, tuple) and len(item) == 2
             else _portable_input(item)
             for item in value
         ]  # fmt: skip
-    return value
+    return _portable_place(value, "sampler", registered_input)
+
+
+def _refuse_open(name: str, value: Any, kind: type) -> None:
+    if isinstance(value, kind):
+        raise OptionError(
+            f"{name}={excerpt(value)} is open in this process, but each worker needs its own: pass a path, "
+            "or a function of IOContext"
+        )
+
+
+def _portable_place(value: Any, keyword: str, registered: Callable[[str], Any]) -> Any:
+    """A path that is absolute, or what a name stands for; ``keyword`` and other values as they are."""
+    if isinstance(value, str):
+        return value if value == keyword else registered(value) or _absolute(value)
+    return _absolute(value) if isinstance(value, os.PathLike) else value
 
 
 def _absolute(value: str | os.PathLike[str]) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlio.distributed.fault_tolerance import Loss
 from rlio.distributed.ray_import import require_ray
 from rlio.errors import RlioError
 from rlio.writers.recovery import WriterLog, recover_log
@@ -33,20 +34,16 @@ class LostLog:
     """The logs of a worker that was lost.
 
     Attributes:
-        worker_index: Whose.
+        loss: Whose, and on which machine.
         logs: At least one.
-        host: Name of the machine.
-        node_id: Ray's id of it.
         rows: That the writer had taken when its last batch came.
         stored: Of these, those that are in the data set as far as is known.
         tried: Ray's id of the node that the last attempt ran on.
         reason: Why that failed.
     """
 
-    worker_index: int
+    loss: Loss
     logs: tuple[WriterLog, ...]
-    host: str
-    node_id: str
     rows: int
     stored: int
     tried: str | None = None
@@ -100,9 +97,9 @@ class LogRecovery:
     def _node_of(self, lost: LostLog) -> str | None:
         """The worker's own node if it is up; else another one of its machine, where Ray was restarted."""
         up = [node for node in self._ray.nodes() if node["Alive"]]
-        if any(node["NodeID"] == lost.node_id for node in up):
-            return lost.node_id
-        return next((node["NodeID"] for node in up if node["NodeManagerHostname"] == lost.host), None)
+        if any(node["NodeID"] == lost.loss.node_id for node in up):
+            return lost.loss.node_id
+        return next((node["NodeID"] for node in up if node["NodeManagerHostname"] == lost.loss.host), None)
 
     def ended(self, timeout_s: float = 0.0) -> dict[int, int]:
         """Take what has ended: number of a loss -> rows of its writer that are still not in the data set.
@@ -129,7 +126,7 @@ class LogRecovery:
         lost = self._left[number]
         cause = getattr(error, "cause", None) or error
         lost.reason = f"{type(cause).__name__}: {' '.join(str(cause).split())}"
-        logger.debug("the log of worker %d is not recovered", lost.worker_index, exc_info=error)
+        logger.debug("the log of worker %d is not recovered", lost.loss.worker_index, exc_info=error)
         if self._node_of(lost) not in (None, lost.tried):  # The node went down only now.
             self._start(number)
 
@@ -168,7 +165,7 @@ class LogRecovery:
         found = {}
         for number, lost in list(self._left.items()):
             lost.reason = "Ray was shut down"
-            if lost.host != platform.node():
+            if lost.loss.host != platform.node():
                 continue
             try:
                 stored = recover_logs(lost.logs)
@@ -184,10 +181,10 @@ def _warn(lost: LostLog) -> None:
         logger.warning(
             "the log of lost worker %d is not recovered: %s; of its rows that were returned, at most %d are "
             "not in the data set; the log is %s on machine %s: run `rlio recover %s` there",
-            lost.worker_index,
+            lost.loss.worker_index,
             lost.reason,
             lost.rows - lost.stored,
             log.folder,
-            lost.host,
+            lost.loss.host,
             log.storage.uri,
         )

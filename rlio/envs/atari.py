@@ -108,7 +108,7 @@ def wrap_atari(env: _Env, options: AtariOptions | None = None) -> _Env:
     Raises:
         MissingExtra: OpenCV is not installed.
     """
-    from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
+    from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, TransformReward
 
     options = options if options is not None else AtariOptions()
     try:
@@ -127,7 +127,7 @@ def wrap_atari(env: _Env, options: AtariOptions | None = None) -> _Env:
     if options.fire_reset and "FIRE" in _actions(made):
         made = _FireReset(made)
     if options.clip_rewards:
-        made = _ClipRewards(made)
+        made = TransformReward(made, lambda reward: float(np.sign(float(reward))))
     return made if options.frame_stack == 1 else FrameStackObservation(made, options.frame_stack)
 
 
@@ -204,11 +204,3 @@ class _FireReset(_Wrapper):
         self.env.reset(seed=seed, options=options)
         obs, _, terminated, truncated, info = self.env.step(_actions(self).index("FIRE"))
         return self.env.reset(options=options) if terminated or truncated else (obs, info)
-
-
-class _ClipRewards(_Wrapper):
-    """Signs of the rewards."""
-
-    def step(self, action: Any) -> Any:
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        return obs, float(np.sign(float(reward))), terminated, truncated, info

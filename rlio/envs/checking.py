@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import gymnasium as gym
     from gymnasium.vector import VectorEnv
 
-__all__ = ["EnvCheck", "VectorCheck", "check_methods", "check_observation", "check_spaces", "takes_seed"]
+__all__ = ["EnvCheck", "VectorCheck", "check_methods", "check_observation", "check_spaces"]
 
 _HINT = "check_env=False goes on without looking"
 
@@ -55,21 +55,15 @@ class EnvCheck:
     def reset(self, result: Any) -> None:
         """Look at what ``reset()`` gave."""
         where = f"{self._where}, reset()"
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise _wrong(where, f"gave {_shape_of(result)}: expected (observation, info)")
-        obs, info = result
+        obs, info = _tuple_of(result, "(observation, info)", where)
         check_observation(self._leaves, obs, where)
         _check_info(info, where)
 
     def step(self, result: Any) -> None:
         """Look at what ``step()`` gave."""
         where = f"{self._where}, step()"
-        if not isinstance(result, tuple) or len(result) != 5:
-            raise _wrong(
-                where,
-                f"gave {_shape_of(result)}: expected (observation, reward, terminated, truncated, info)",
-            )
-        obs, reward, terminated, truncated, info = result
+        expected = "(observation, reward, terminated, truncated, info)"
+        obs, reward, terminated, truncated, info = _tuple_of(result, expected, where)
         check_observation(self._leaves, obs, where)
         if not isinstance(reward, (int, float, np.number)) and np.shape(reward) != ():
             raise _wrong(where, f"the reward is {excerpt(reward)}: expected a number")
@@ -98,20 +92,15 @@ class VectorCheck:
     def reset(self, result: Any) -> None:
         """Look at what ``reset()`` gave."""
         where = f"{self._where}, reset()"
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise _wrong(where, f"gave {_shape_of(result)}: expected (observations, infos)")
-        self._check_rows(result[0], where)
-        _check_info(result[1], where)
+        obs, infos = _tuple_of(result, "(observations, infos)", where)
+        self._check_rows(obs, where)
+        _check_info(infos, where)
 
     def step(self, result: Any) -> None:
         """Look at what ``step()`` gave."""
         where = f"{self._where}, step()"
-        if not isinstance(result, tuple) or len(result) != 5:
-            raise _wrong(
-                where,
-                f"gave {_shape_of(result)}: expected observations, rewards, terminations, truncations, infos",
-            )
-        obs, rewards, terminateds, truncateds, infos = result
+        expected = "(observations, rewards, terminations, truncations, infos)"
+        obs, rewards, terminateds, truncateds, infos = _tuple_of(result, expected, where)
         self._check_rows(obs, where)
         for name, value in (("rewards", rewards), ("terminations", terminateds), ("truncations", truncateds)):
             if np.shape(value) != (self._num_envs,):
@@ -130,6 +119,13 @@ class VectorCheck:
                 )
             for env, row in enumerate(rows):
                 _check_leaf(leaf, row, f"{where}: the observation{_place(leaf)} of environment {env}")
+
+
+def _tuple_of(result: Any, expected: str, where: str) -> tuple[Any, ...]:
+    """``result``, a tuple of as many parts as ``expected`` names."""
+    if not isinstance(result, tuple) or len(result) != expected.count(",") + 1:
+        raise _wrong(where, f"gave {_shape_of(result)}: expected {expected}")
+    return result
 
 
 def check_observation(leaves: Sequence[Leaf], obs: Any, where: str) -> None:
@@ -219,32 +215,16 @@ def check_spaces(env: gym.Env[Any, Any], where: str) -> None:
 
 
 def check_methods(env: gym.Env[Any, Any], where: str) -> None:
-    """Check that ``env`` can be stepped with one action, and reset without arguments.
+    """Check that ``env`` can be stepped with one action, and reset with a seed.
 
     Raises:
         EnvError: It cannot.
     """
-    for name, arguments in (("step", (None,)), ("reset", ())):
+    for name, arguments, keywords in (("step", (None,), {}), ("reset", (), {"seed": None})):
         method = getattr(env.unwrapped, name)
         try:
-            inspect.signature(method).bind(*arguments)
+            inspect.signature(method).bind(*arguments, **keywords)
         except TypeError as error:
             raise _wrong(where, f"{name}{inspect.signature(method)} cannot be called: {error}") from error
         except ValueError:
             continue  # Written in C, without a signature.
-
-
-def takes_seed(env: gym.Env[Any, Any]) -> bool:
-    """Whether ``env`` and all wrappers around it can be reset with ``seed=``."""
-    layer: Any = env
-    while layer is not None:
-        try:
-            parameters = inspect.signature(layer.reset).parameters
-        except (TypeError, ValueError):
-            return True  # Written in C, without a signature: gymnasium's interface has it.
-        if "seed" not in parameters and not any(
-            p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()
-        ):
-            return False
-        layer = getattr(layer, "env", None) if layer is not env.unwrapped else None
-    return True

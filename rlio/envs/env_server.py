@@ -3,8 +3,9 @@
 Example:
     >>> import gymnasium as gym
     >>> server = EnvServer(0, lambda index, recreated: gym.make("CartPole-v1"))
-    >>> server.answer("make", (False,))
-    (True, None)
+    >>> traits, error = server.answer("make", (False,))
+    >>> traits.fn.action_space
+    Discrete(2)
     >>> (obs, info), error = server.answer("reset", (7, False))
     >>> obs.shape, info, error
     ((4,), None, None)
@@ -21,7 +22,9 @@ from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlio.envs.checking import EnvCheck, takes_seed
+from gymnasium.vector.utils import CloudpickleWrapper
+
+from rlio.envs.checking import EnvCheck
 from rlio.envs.observation_buffer import ObservationBuffer
 from rlio.errors import SchemaError, excerpt
 
@@ -37,7 +40,7 @@ Answer = tuple[Any, Exception | None]
 
 
 class Transition(NamedTuple):
-    """What a step in another process gave; the observation after it comes beside it, or in shared memory.
+    """What a step in another process gave; the observation after it comes beside it.
 
     Attributes:
         reward: Of the step.
@@ -90,7 +93,6 @@ class EnvServer:
 
     Attributes:
         env: The environment; None before it is made.
-        takes_seed: Whether it can be reset with a seed.
     """
 
     def __init__(
@@ -108,7 +110,6 @@ class EnvServer:
         self._shared = buffer
         self.env: Any = None
         self._checking: EnvCheck | None = None
-        self.takes_seed = True
 
     def answer(self, command: str, arguments: tuple[Any, ...]) -> Answer:
         """Call the method that is named, and give what it returned, or the error that it raised."""
@@ -128,8 +129,8 @@ class EnvServer:
         if env is not None:
             env.close()
 
-    def make(self, recreated: bool) -> bool:
-        """Make it, in place of the one that is there; gives whether it takes seeds.
+    def make(self, recreated: bool) -> CloudpickleWrapper:
+        """Make it, in place of the one that is there; gives its `EnvTraits`, for any pickle.
 
         Raises:
             SchemaError: It has other spaces than the first one.
@@ -149,12 +150,12 @@ class EnvServer:
         if spaces != self._spaces:
             env.close()
             raise other_spaces(self._index, spaces, self._spaces)
-        self.takes_seed = takes_seed(env)
         if self._check:
             self._checking = EnvCheck(env, f"environment {self._index}")
             self._check = False
         self.env = env
-        return self.takes_seed
+        traits: Any = EnvTraits.of(env)  # Any: gymnasium's wrapper is annotated for functions.
+        return CloudpickleWrapper(traits)
 
     def reset(self, seed: int | None, keeps_info: bool) -> tuple[Any, dict[str, Any] | None]:
         """Reset it.
@@ -162,7 +163,7 @@ class EnvServer:
         Returns:
             Its observation, None if that lies in ``buffer``; and the info if that is wanted, else None.
         """
-        result = self.env.reset() if seed is None or not self.takes_seed else self.env.reset(seed=seed)
+        result = self.env.reset(seed=seed)
         if self._checking is not None:
             self._checking.reset(result)
         obs, info = result
@@ -208,10 +209,6 @@ class EnvServer:
     def set_attr(self, name: str, value: Any) -> None:
         """Set an attribute of it."""
         self.env.set_wrapper_attr(name, value)
-
-    def traits(self) -> EnvTraits:
-        """What it is."""
-        return EnvTraits.of(self.env)
 
     @property
     def _buffer(self) -> ObservationBuffer:

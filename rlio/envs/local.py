@@ -13,6 +13,7 @@ Example:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -60,8 +61,8 @@ class LocalStepper(SubEnvStepper):
             EnvServer(i, partial(_given_or_made, env, make), buffer=self._buffer, check=check)
             for i, env in enumerate(self._envs)
         ]
-        self._seedless = {i for i, server in enumerate(self._servers) if not server.make(False)}
-        self._tell_seedless()
+        for server in self._servers:
+            server.make(False)
         #: Environments whose first step was not checked yet.
         self._unchecked = set(range(self.num_envs)) if check else set()
 
@@ -132,7 +133,7 @@ class LocalStepper(SubEnvStepper):
         down = self._restarts.down
         waiting = set(down)
         if len(down) == self.num_envs:
-            self._sleep(self._restarts.seconds_until_due())
+            time.sleep(self._restarts.seconds_until_due())
         for env in sorted(waiting):
             self._outcome.is_none(env)
             if self._restarts.is_due(env):
@@ -164,7 +165,7 @@ class LocalStepper(SubEnvStepper):
             except Exception as error:
                 self._failed(env, error, where=" in reset")
         while self._restarts.down:
-            self._sleep(self._restarts.seconds_until_due())
+            time.sleep(self._restarts.seconds_until_due())
             for env in sorted(self._restarts.down):
                 if self._restarts.is_due(env):
                     self._make_anew(env)

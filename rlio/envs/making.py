@@ -10,8 +10,8 @@ Example:
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -104,9 +104,8 @@ def set_environs(environs: Mapping[str, str]) -> None:
 def make_stepper(env: EnvLike, setup: EnvSetup | None = None) -> Stepper:
     """Make environments, and what steps them.
 
-    Single environments are reset here, each episode with a seed of its own, and can be made anew one by one.
-    A vector environment resets itself, is seeded once and fails as a whole; but with ``restarts``,
-    gymnasium's SyncVectorEnv and AsyncVectorEnv are taken apart, as they tell how to make what is in them.
+    Single environments are reset here, each episode with a seed of its own, and can be replaced one by one.
+    A vector environment resets itself and is seeded once; its errors are raised as they are.
 
     Args:
         env: A gymnasium id or spec; a function that makes an environment, or, but not for ``"async"``, a
@@ -132,7 +131,7 @@ def make_stepper(env: EnvLike, setup: EnvSetup | None = None) -> Stepper:
             "there already: pass its id, or a function that makes it"
         )
     if isinstance(env, VectorEnv):
-        return _stepper_of(_of_size(env, setup.num_envs), setup, None)
+        return _stepper_of(env, setup)
     if isinstance(env, Env):
         if setup.vectorize_mode != "sync":
             raise OptionError(
@@ -156,13 +155,13 @@ def make_stepper(env: EnvLike, setup: EnvSetup | None = None) -> Stepper:
         made = _made(name, make)
         if not isinstance(made, VectorEnv):
             raise OptionError(f"env={name} gave {excerpt(made)}: 'native' needs a vector environment")
-        return _stepper_of(_of_size(made, setup.num_envs), setup, make)
+        return _stepper_of(made, setup)
     one = _Maker(env, setup)
     if setup.vectorize_mode in ("async", "actors"):
         return _made(name, partial(_apart, one, setup))
     first = _made(name, partial(one, 0))
     if isinstance(first, VectorEnv):
-        return _stepper_of(_of_size(first, setup.num_envs), setup, partial(one, 0, True))
+        return _stepper_of(first, setup)
     if isinstance(first, ExternalEnv):
         raise ExternalEnvMade(first, name)
     if not isinstance(first, Env):
@@ -255,54 +254,25 @@ def _mode(setup: EnvSetup) -> str:
     return "remote_worker_envs=True" if actors else f"vectorize_mode={setup.vectorize_mode!r}"
 
 
-def _refuse_waiting(envs: VectorEnv[Any, Any, Any], setup: EnvSetup) -> None:
-    """Nobody but a vector environment itself can say how long it waits in a step."""
+def _stepper_of(envs: VectorEnv[Any, Any, Any], setup: EnvSetup) -> Stepper:
+    """What steps a vector environment that a user gave, or whose function did."""
+    # Its environments are its own: nothing else can replace, move or time one of them.
     for name, value in (
+        ("restart_failed_sub_environments", setup.restarts is not None),
+        ("remote_worker_envs", setup.vectorize_mode == "actors"),
         ("env_step_timeout", setup.step_timeout),
         ("remote_env_batch_wait_ms", setup.batch_wait_ms),
     ):
-        if value is not None:
+        if value is not None and value is not False:
             raise OptionError(
-                f"{name}={value}, but {excerpt(envs)} waits for all its environments: pass a function that "
-                "makes one of them, or an AsyncVectorEnv with restart_failed_sub_environments=True"
+                f"{name}={value}, but {excerpt(envs)} steps all its environments by itself: pass a function "
+                "that makes one of them"
             )
-
-
-def _stepper_of(
-    envs: VectorEnv[Any, Any, Any], setup: EnvSetup, make: Callable[[], VectorEnv[Any, Any, Any]] | None
-) -> Stepper:
-    """What steps a vector environment that a user gave, or whose function did."""
-    from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
-
-    if setup.vectorize_mode == "actors" and type(envs) not in (SyncVectorEnv, AsyncVectorEnv):
+    if setup.num_envs not in (1, envs.num_envs):
         raise OptionError(
-            f"remote_worker_envs=True, but {excerpt(envs)} cannot be taken apart into actors: pass a "
-            "function that makes one of its environments"
+            f"num_envs={setup.num_envs} but the vector environment has {envs.num_envs}: leave num_envs at 1"
         )
-    if setup.restarts is None and setup.vectorize_mode != "actors":
-        _refuse_waiting(envs, setup)
-        return VectorStepper(envs, check=setup.check)
-    # Not their subclasses, which may do something else in a step.
-    if type(envs) is SyncVectorEnv and setup.vectorize_mode != "actors":
-        makers = envs.env_fns
-        return _local(envs, setup, lambda index: makers[index]())
-    if type(envs) is SyncVectorEnv or type(envs) is AsyncVectorEnv:
-        functions = envs.env_fns
-        envs.close()
-        each = replace(setup, num_envs=len(functions), context=EnvContext(), validate=None)
-        return _apart(_Maker(_OneOf(functions), each), each)
-    _refuse_waiting(envs, setup)
-    return VectorStepper(envs, make=make, restarts=setup.restarts, check=setup.check)
-
-
-class _OneOf:
-    """Makes the environment of a context's index."""
-
-    def __init__(self, makers: Sequence[Callable[[], Any]]) -> None:
-        self._makers = makers
-
-    def __call__(self, context: EnvContext) -> Any:
-        return self._makers[context.vector_index]()
+    return VectorStepper(envs, check=setup.check)
 
 
 def _unknown(env: object) -> OptionError:
@@ -347,11 +317,3 @@ def _sync(makers: list[Any]) -> VectorEnv[Any, Any, Any]:
     from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
     return SyncVectorEnv(makers, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
-
-
-def _of_size(envs: VectorEnv[Any, Any, Any], num_envs: int) -> VectorEnv[Any, Any, Any]:
-    if num_envs not in (1, envs.num_envs):
-        raise OptionError(
-            f"num_envs={num_envs} but the vector environment has {envs.num_envs}: leave num_envs at 1"
-        )
-    return envs

@@ -54,7 +54,6 @@ class MultiAgentServer(EnvServer):
         make: Makes it, given its index and whether it takes the place of one that failed.
         horizon: As for `MultiAgentStepper`.
         check: As for `MultiAgentStepper`.
-        buffer: None: observations come with the answers.
     """
 
     def __init__(
@@ -64,7 +63,6 @@ class MultiAgentServer(EnvServer):
         *,
         horizon: int | None = None,
         check: bool = False,
-        buffer: None = None,
     ) -> None:
         super().__init__(index, make)
         self._horizon, self._checks = horizon, check
@@ -168,7 +166,7 @@ class MultiAgentProcess:
         # Any: gymnasium's wrapper is annotated for functions without arguments.
         function: Any = make
         options = {"horizon": horizon, "check": check}
-        work = (index, CloudpickleWrapper(function), None, 1, options, MultiAgentServer)
+        work = (index, CloudpickleWrapper(function), options, MultiAgentServer)
         self._process: EnvProcess | None = EnvProcess(index, work, multiprocessing.get_context())
         try:
             self._process.send("make_agents", recreated)

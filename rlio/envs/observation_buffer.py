@@ -10,7 +10,6 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,19 +31,14 @@ class ObservationBuffer:
     Args:
         space: Of one environment.
         num_envs: Rows.
-        arrays: Where they lie: one array for each leaf of the space, (N, ...); None: in arrays of its own.
 
     Attributes:
         value: All of them, nested as ``space``: the arrays themselves, always the same ones.
     """
 
-    def __init__(
-        self, space: gym.Space[Any], *, num_envs: int, arrays: Sequence[NDArray[Any]] | None = None
-    ) -> None:
+    def __init__(self, space: gym.Space[Any], *, num_envs: int) -> None:
         self._leaves: list[Leaf] = leaves_of(space)
-        if arrays is None:
-            arrays = [np.zeros((num_envs, *leaf.shape), leaf.dtype) for leaf in self._leaves]
-        self._arrays = list(arrays)
+        self._arrays = [np.zeros((num_envs, *leaf.shape), leaf.dtype) for leaf in self._leaves]
         self._only = self._arrays[0] if self._leaves[0].path == () else None
         # Of `_only`: looked at for each observation, and an array makes them anew each time.
         self._dtype, self._shape = self._arrays[0].dtype, self._arrays[0].shape[1:]
@@ -79,11 +73,6 @@ class ObservationBuffer:
         """The leaves of one environment's ``obs``, copied: environments may use their arrays again."""
         found = [leaf_of(obs, leaf.path) if leaf.path else obs for leaf in self._leaves]
         return [value.copy() if isinstance(value, np.ndarray) else value for value in found]
-
-    def take(self, env: int, other: ObservationBuffer) -> None:
-        """Copy row ``env`` of ``other``, which has the same space."""
-        for mine, its in zip(self._arrays, other._arrays, strict=True):
-            mine[env] = its[env]
 
 
 def _misfit(leaf: Leaf, found: NDArray[Any]) -> SchemaError:

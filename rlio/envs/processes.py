@@ -1,4 +1,4 @@
-"""`EnvProcesses`: environments that live in processes of their own, with observations in shared memory.
+"""`EnvProcesses`: environments that live in processes of their own.
 
 A process answers one request after the other. One that died or was killed is started anew.
 """
@@ -9,17 +9,14 @@ import gc
 import multiprocessing
 import selectors
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from gymnasium.vector.utils import CloudpickleWrapper, clear_mpi_env_vars
 
-from rlio.envs.env_server import EnvServer, EnvTraits, portable
-from rlio.envs.leaves import Leaf, leaves_of
-from rlio.envs.observation_buffer import ObservationBuffer
+from rlio.envs.env_server import EnvServer, portable
 from rlio.envs.served_envs import LAST_WORDS, ProcessDied, ServedEnvs, ServerHandle
 
 if TYPE_CHECKING:
@@ -31,54 +28,29 @@ __all__ = ["EnvProcess", "EnvProcesses"]
 class EnvProcesses(ServedEnvs):
     """N environments in a process each. `rlio.envs.waiting.ProcessStepper` steps them.
 
-    Observations lie in shared memory, unless they hold objects, which come through the pipes.
-
     Args:
-        make: Makes one, given its index and whether it takes the place of one that failed. One more is made
-            in this process, looked at and closed.
+        make: Makes one, given its index and whether it takes the place of one that failed.
         num_envs: How many.
         check: Check the first reset and the first step of each.
-        start_method: How processes are started; None: `multiprocessing`'s default.
 
     Raises:
+        SchemaError: They have unlike spaces.
         Exception: What making one raised.
     """
 
     def __init__(
-        self,
-        make: Callable[[int, bool], gym.Env[Any, Any]],
-        *,
-        num_envs: int,
-        check: bool = False,
-        start_method: str | None = None,
+        self, make: Callable[[int, bool], gym.Env[Any, Any]], *, num_envs: int, check: bool = False
     ) -> None:
         super().__init__(num_envs)
-        # Before what may fail: gymnasium closes environments that are collected, also half made ones.
         self._selector = selectors.DefaultSelector()
-        probe = make(0, False)
-        try:
-            traits = EnvTraits.of(probe)
-        finally:
-            probe.close()
-        self._describe(traits)
-        self._spaces = traits.spaces
-        self._make, self._check = make, check
-        self._context = multiprocessing.get_context(start_method)
-        self._blocks = _shared_blocks(self._spaces[0], num_envs, self._context)
-        if self._blocks is not None:
-            self.observations = _buffer_in(self._spaces[0], num_envs, self._blocks)
-        try:
-            self._make_all()
-        except BaseException:
-            self.close()
-            raise
+        # Any: gymnasium's wrapper is annotated for functions without arguments.
+        function: Any = make
+        self._make, self._check = CloudpickleWrapper(function), check
+        self._context = multiprocessing.get_context()
+        self._make_all()
 
     def _start(self, env: int) -> ServerHandle:
-        # Any: gymnasium's wrapper is annotated for functions without arguments.
-        function: Any = self._make
-        make: Any = CloudpickleWrapper(function)
-        options = {"spaces": self._spaces, "check": self._check}
-        work = (env, make, self._blocks, self.num_envs, options)
+        work = (env, self._make, {"spaces": self._spaces, "check": self._check})
         process = EnvProcess(env, work, self._context)
         self._selector.register(process.pipe, selectors.EVENT_READ, env)
         return process
@@ -94,27 +66,6 @@ class EnvProcesses(ServedEnvs):
     def close_extras(self, **kwargs: Any) -> None:
         super().close_extras(**kwargs)
         self._selector.close()
-
-
-def _shared_blocks(space: gym.Space[Any], num_envs: int, context: Any) -> list[Any] | None:
-    """Memory for the observations of ``num_envs`` environments, a block a leaf; None: they hold objects."""
-    specs = leaves_of(space)
-    if any(leaf.is_object for leaf in specs):
-        return None  # Objects cannot lie in shared memory.
-    return [context.RawArray("b", max(1, num_envs * _bytes(leaf))) for leaf in specs]
-
-
-def _bytes(leaf: Leaf) -> int:
-    return int(leaf.dtype.itemsize * np.prod(leaf.shape, dtype=np.int64))
-
-
-def _buffer_in(space: gym.Space[Any], num_envs: int, blocks: Sequence[Any]) -> ObservationBuffer:
-    """The buffer that lies in ``blocks``."""
-    arrays = []
-    for leaf, block in zip(leaves_of(space), blocks, strict=True):
-        count = num_envs * int(np.prod(leaf.shape, dtype=np.int64))
-        arrays.append(np.frombuffer(block, leaf.dtype, count).reshape(num_envs, *leaf.shape))
-    return ObservationBuffer(space, num_envs=num_envs, arrays=arrays)
 
 
 class EnvProcess(ServerHandle):
@@ -181,9 +132,13 @@ class EnvProcess(ServerHandle):
 
 
 def _serve(
-    pipe: Connection, other_end: Connection, index: int, make: Any, blocks: list[Any] | None,
-    num_envs: int, options: dict[str, Any], kind: Callable[..., EnvServer] = EnvServer,
-) -> None:  # fmt: skip
+    pipe: Connection,
+    other_end: Connection,
+    index: int,
+    make: Any,
+    options: dict[str, Any],
+    kind: Callable[..., EnvServer] = EnvServer,
+) -> None:
     """Make environment ``index`` in this process and step it on request, until told to end or left alone.
 
     Args:
@@ -191,8 +146,6 @@ def _serve(
         other_end: The parent's end of it.
         index: Which environment.
         make: Holds, for cloudpickle, what makes it; see `EnvServer`.
-        blocks: Where its observations go; None: through the pipe.
-        num_envs: Environments that share ``blocks``.
         options: Of the server.
         kind: Makes the server.
     """
@@ -200,8 +153,7 @@ def _serve(
     # An interrupt is the parent's business, which closes the pipe; and what it holds is not ours to free.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.freeze()
-    shared = None if blocks is None else _buffer_in(options["spaces"][0], num_envs, blocks)
-    server = kind(index, make.fn, buffer=shared, **options)
+    server = kind(index, make.fn, **options)
     with suppress(EOFError, ConnectionError):  # The parent has closed the pipe, or died.
         while True:
             command, arguments = pipe.recv()

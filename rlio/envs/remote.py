@@ -1,7 +1,7 @@
 """`EnvActors`: environments that are Ray actors, on this machine or on others (``pip install 'rlio[ray]'``).
 
-An actor answers one request after the other, as a process of `rlio.envs.processes` does; observations come
-with the answers. One that died or was killed is started anew, where Ray finds room.
+An actor answers one request after the other, as a process of `rlio.envs.processes` does. One that died or
+was killed is started again, where Ray finds room.
 
 Example::
 
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from rlio.envs.env_server import EnvServer, other_spaces
+from rlio.envs.env_server import EnvServer
 from rlio.envs.served_envs import LAST_WORDS, ServedEnvs, ServerHandle
 from rlio.errors import MissingExtra, excerpt
 
@@ -41,9 +41,8 @@ _ACTOR_OPTIONS: dict[str, Any] = {
 class EnvActors(ServedEnvs):
     """N environments in an actor each. `rlio.envs.waiting.ProcessStepper` steps them.
 
-    None is made in this process: what they are, the first one says. Arrays in infos and final observations
-    are Ray's, and read-only. Ray is used as it is: call ``ray.init()`` before, or Ray starts itself on this
-    machine.
+    Arrays in infos and final observations are Ray's, and read-only. Ray is used as it is: call ``ray.init()``
+    before, or Ray starts itself on this machine.
 
     Args:
         make: Makes one, given its index and whether it takes the place of one that failed; Ray pickles it.
@@ -63,20 +62,7 @@ class EnvActors(ServedEnvs):
         self._ray = _connected_ray()
         # Stored once, however many actors take it.
         self._make, self._check = self._ray.put(make), check
-        self._spaces: tuple[Any, Any] | None = None
-        try:
-            self._make_all()
-            for env in range(num_envs):
-                self.ask(env, "traits")
-            each = [self.answer(env) for env in range(num_envs)]
-            for env, traits in enumerate(each):
-                if traits.spaces != each[0].spaces:
-                    raise other_spaces(env, traits.spaces, each[0].spaces)
-            self._describe(each[0])
-        except BaseException:
-            self.close()
-            raise
-        self._spaces = each[0].spaces
+        self._make_all()
 
     def _start(self, env: int) -> ServerHandle:
         return _EnvActor(env, self._make, self._ray, spaces=self._spaces, check=self._check)

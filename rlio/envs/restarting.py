@@ -1,14 +1,13 @@
 """`RestartPolicy` and `Restarts`: which failed environments are made anew, when, and when it is enough.
 
 Example:
-    >>> now = 0.0
-    >>> restarts = Restarts(RestartPolicy(max_restarts=3), num_envs=2, clock=lambda: now)
+    >>> restarts = Restarts(RestartPolicy(max_restarts=3), num_envs=2)
     >>> restarts.failed(1, ValueError("no connection"))
     >>> restarts.is_due(1)
     True
     >>> restarts.failed(1, ValueError("still none"))
-    >>> restarts.is_due(1), restarts.seconds_until_due()
-    (False, 0.1)
+    >>> 0.0 < restarts.seconds_until_due() <= 0.1
+    True
     >>> restarts.made_anew(1)
     >>> restarts.down
     set()
@@ -18,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rlio.envs.served_envs import ProcessDied
@@ -30,47 +29,37 @@ logger = logging.getLogger("rlio")
 
 # An environment that ended none of so many episodes never will; without a bound, sampling would never end.
 _EPISODES_LOST = 1000
+# Seconds before the second restart in a row, and before any. Longer ones would save nothing: a try costs
+# milliseconds.
+_PAUSE_S, _MAX_PAUSE_S = 0.1, 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class RestartPolicy:
     """How environments that failed are made anew.
 
-    The first restart comes at once, the next after `pause_s` seconds, then each after twice the time of the
-    one before, up to `max_pause_s`.
+    The first restart comes at once, the next after 0.1 seconds, then each after twice the time of the one
+    before, up to 10 seconds.
 
     Attributes:
         max_restarts: Restarts of one environment in a row, that is, without a step that worked in between.
             One more failure raises an `EnvError`, and so does the thousandth episode in a row that fails.
-        pause_s: Seconds before the second restart in a row.
-        max_pause_s: Seconds before any.
 
     Raises:
-        OptionError: A number is out of range.
+        OptionError: The number is out of range.
     """
 
     max_restarts: int = 100
-    pause_s: float = 0.1
-    # Longer ones would save nothing: a try costs milliseconds.
-    max_pause_s: float = 10.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.max_restarts, int) or isinstance(self.max_restarts, bool):
-            raise OptionError(f"max_restarts={excerpt(self.max_restarts)}: a whole number, at least 1")
-        if self.max_restarts < 1:
-            raise OptionError(
-                f"max_restarts={self.max_restarts}: at least 1; without restarts, leave out the policy"
-            )
-        for name in ("pause_s", "max_pause_s"):
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-                raise OptionError(f"{name}={excerpt(value)}: seconds, at least 0")
+        given = self.max_restarts
+        if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+            raise OptionError(f"max_restarts={excerpt(given)}: a whole number, at least 1")
 
-    def pause(self, failures: int) -> float:
-        """Seconds from failure number ``failures`` in a row, from 1, to the restart."""
-        if failures <= 1:
-            return 0.0
-        return min(self.pause_s * 2.0 ** min(failures - 2, 60), self.max_pause_s)
+
+def _pause(failures: int) -> float:
+    """Seconds from failure number ``failures`` in a row, from 1, to the restart."""
+    return 0.0 if failures <= 1 else min(_PAUSE_S * 2.0 ** min(failures - 2, 60), _MAX_PAUSE_S)
 
 
 class Restarts:
@@ -79,20 +68,16 @@ class Restarts:
     Args:
         policy: When to restart; None: never, each failure is raised.
         num_envs: Environments.
-        clock: Seconds; for tests.
 
     Attributes:
         down: Environments that failed and were not made anew yet.
         count: Failures so far, of all environments.
     """
 
-    def __init__(
-        self, policy: RestartPolicy | None, *, num_envs: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, policy: RestartPolicy | None, *, num_envs: int) -> None:
         self.policy = policy
         self.down: set[int] = set()
         self.count = 0
-        self._clock = clock
         self._due = [0.0] * num_envs
         self._in_a_row = [0] * num_envs
         self._lost = [0] * num_envs
@@ -136,9 +121,9 @@ class Restarts:
         elif self._lost[env] >= _EPISODES_LOST:
             hint = f"none of its last {_EPISODES_LOST} episodes came to an end"
         else:
-            pause = policy.pause(failures)
+            pause = _pause(failures)
             logger.warning("%s; made anew in %.1f s (failure %s in a row)", what, pause, failures)
-            self._due[env] = self._clock() + pause
+            self._due[env] = time.monotonic() + pause
             self.down.add(env)
             self.failing.add(env)
             return
@@ -146,12 +131,12 @@ class Restarts:
 
     def is_due(self, env: int) -> bool:
         """Whether ``env``, which is down, is to be made anew now."""
-        return self._clock() >= self._due[env]
+        return time.monotonic() >= self._due[env]
 
     def seconds_until_due(self, envs: Iterable[int] | None = None) -> float:
         """Until the first of ``envs``, or of all that are down, is to be made anew; at least 0."""
         due = [self._due[env] for env in (self.down if envs is None else envs)]
-        return max(0.0, min(due, default=0.0) - self._clock())
+        return max(0.0, min(due, default=0.0) - time.monotonic())
 
     def made_anew(self, env: int) -> None:
         """``env`` was made anew and has its first observation."""

@@ -12,8 +12,7 @@ from typing import Any
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from rlio.envs.env_server import EnvTraits
-from rlio.envs.observation_buffer import ObservationBuffer
+from rlio.envs.env_server import EnvTraits, other_spaces
 from rlio.errors import EnvError
 from rlio.forks import Owner
 
@@ -73,24 +72,21 @@ class ServerHandle(ABC):
 
 
 class ServedEnvs(VectorEnv[Any, Any, Any]):
-    """N environments in a process each. Subclasses make them, and call `_describe` and `_make_all`.
+    """N environments in a process each, none of them in this one. Subclasses call `_make_all`.
 
     Args:
         num_envs: How many.
 
     Attributes:
-        observations: What each environment showed last, in shared memory; None: observations come with the
-            answers.
-        seedless: Environments that can be reset without a seed only.
         patience: Seconds to wait for steps that are under way, where something else is asked; None: as long
             as they take.
     """
 
     def __init__(self, num_envs: int) -> None:
         self.num_envs = num_envs
-        self.observations: ObservationBuffer | None = None
-        self.seedless: set[int] = set()
         self.patience: float | None = None
+        #: Of observations and actions, once the environments are made.
+        self._spaces: tuple[Any, Any] | None = None
         self._owner = Owner()
         self._servers: list[ServerHandle | None] = [None] * num_envs
         #: Requests that were not answered, and answers that nobody took.
@@ -99,6 +95,7 @@ class ServedEnvs(VectorEnv[Any, Any, Any]):
 
     def _describe(self, traits: EnvTraits) -> None:
         """Set gymnasium's attributes: those of the first environment."""
+        self._spaces = traits.spaces
         self.metadata = {**traits.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
         self.render_mode = traits.render_mode
         self.spec = traits.spec
@@ -110,12 +107,22 @@ class ServedEnvs(VectorEnv[Any, Any, Any]):
         """Start all servers, and let them make their environments side by side.
 
         Raises:
+            SchemaError: They have unlike spaces.
             Exception: What making one raised.
         """
-        for env in range(self.num_envs):
-            self.spawn(env)
-            self.ask(env, "make", False)
-        self.seedless = {env for env in range(self.num_envs) if not self.answer(env)}
+        try:
+            for env in range(self.num_envs):
+                self.spawn(env)
+                self.ask(env, "make", False)
+            # Wrapped for pickle: a spec may name a function that only cloudpickle takes along.
+            each: list[EnvTraits] = [self.answer(env).fn for env in range(self.num_envs)]
+            for env, traits in enumerate(each):
+                if traits.spaces != each[0].spaces:
+                    raise other_spaces(env, traits.spaces, each[0].spaces)
+            self._describe(each[0])
+        except BaseException:
+            self.close()
+            raise
 
     # ---- servers ----
 

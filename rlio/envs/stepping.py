@@ -18,10 +18,8 @@ Example:
 
 from __future__ import annotations
 
-import logging
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,7 +28,6 @@ from numpy.typing import NDArray
 
 from rlio.envs.checking import VectorCheck
 from rlio.envs.leaves import leaf_of, leaves_of
-from rlio.envs.restarting import RestartPolicy, Restarts
 from rlio.envs.seeding import EpisodeSeeds
 from rlio.errors import EnvError, OptionError, SchemaError, excerpt
 
@@ -39,8 +36,6 @@ if TYPE_CHECKING:
     from gymnasium.vector import VectorEnv
 
 __all__ = ["Stepper", "VectorStep", "VectorStepper"]
-
-logger = logging.getLogger("rlio")
 
 # In the infos of a reset that SAME_STEP does by itself: what belongs to the episode before.
 _OF_THE_LAST = ("final_obs", "final_info")
@@ -163,32 +158,17 @@ class Stepper(ABC):
 
 
 class VectorStepper(Stepper):
-    """Steps a vector environment of gymnasium's, in any autoreset mode.
-
-    Where it fails, the whole of it does: all of its episodes are lost, and it is made anew as one.
+    """Steps a vector environment of gymnasium's, in any autoreset mode. Its errors are raised as `EnvError`.
 
     Args:
         envs: A gymnasium vector environment whose metadata say its autoreset mode.
-        make: Makes it anew, after it failed.
-        restarts: When to do so; None: failures are raised.
         check: Check the first reset and the first step.
-        clock: Seconds; for tests, like ``sleep``.
-        sleep: Waits.
 
     Raises:
-        OptionError: The metadata do not say it; or there are ``restarts``, but no ``make``.
+        OptionError: The metadata do not say it.
     """
 
-    def __init__(
-        self,
-        envs: VectorEnv[Any, Any, Any],
-        *,
-        make: Callable[[], VectorEnv[Any, Any, Any]] | None = None,
-        restarts: RestartPolicy | None = None,
-        check: bool = False,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
+    def __init__(self, envs: VectorEnv[Any, Any, Any], *, check: bool = False) -> None:
         from gymnasium.vector import AutoresetMode
 
         super().__init__(envs)
@@ -200,23 +180,13 @@ class VectorStepper(Stepper):
                 f"{type(envs).__name__}.metadata['autoreset_mode'] is {excerpt(mode)}: it must be one of "
                 "gymnasium.vector.AutoresetMode, or resets could not be told from transitions"
             ) from error
-        if restarts is not None and make is None:
-            raise OptionError(
-                "restart_failed_sub_environments=True, but env is an object, which cannot be made anew: "
-                "pass a function that makes it"
-            )
         self._leaves = [leaf.path for leaf in leaves_of(envs.single_observation_space)]
         self._ended = np.zeros(self.num_envs, bool)
         self._next_step = self._mode is AutoresetMode.NEXT_STEP
         self._same_step = self._mode is AutoresetMode.SAME_STEP
-        self._make = make
         self._check = VectorCheck(envs) if check else None
-        # All of it fails together: the restarts of one.
-        self._restarts = Restarts(restarts, num_envs=1, clock=clock)
-        self._sleep = sleep
         self._seeds: EpisodeSeeds | None = None
         self._current = super().env_seeds
-        self._error: Exception | None = None
 
     @property
     def has_reset_steps(self) -> bool:
@@ -232,24 +202,11 @@ class VectorStepper(Stepper):
         self._ended = np.zeros(self.num_envs, bool)
 
     @property
-    def failures(self) -> int:
-        return self._restarts.count
-
-    @property
     def env_seeds(self) -> NDArray[np.int64]:
         return self._current.copy()
 
     def reset(self, *, seed: int | None = None, seeds: EpisodeSeeds | None = None) -> Any:
         self._seeds = seeds if seeds is not None else None if seed is not None else self._seeds
-        while True:
-            try:
-                return self._reset(seed)
-            # Whatever it is: an environment is other people's code.
-            except Exception as error:
-                self._error = error
-                self._failed(error, " in reset")
-
-    def _reset(self, seed: int | None) -> Any:
         self._ended = np.zeros(self.num_envs, bool)
         given: Any = seed
         # (Vector environments with one generator for all take one number only.)
@@ -260,12 +217,24 @@ class VectorStepper(Stepper):
             self._current = np.array(given, np.int64)
         else:
             self._current = np.full(self.num_envs, -1 if given is None else given, np.int64)
-        result = self.envs.reset(seed=given)
+        result = self._called("reset", seed=given)
         if self._check is not None:
             self._check.reset(result)
         obs, infos = result
         self._keep_infos(infos, range(self.num_envs))
         return obs
+
+    def _called(self, method: str, *arguments: Any, **keywords: Any) -> Any:
+        """What a method of the vector environment returns."""
+        try:
+            return getattr(self.envs, method)(*arguments, **keywords)
+        # Whatever it is: an environment is other people's code.
+        except Exception as error:
+            raise EnvError(
+                f"{type(self.envs).__name__}.{method}() failed: {type(error).__name__}: "
+                f"{excerpt(str(error), 500)}; pass a function that makes one environment to replace only "
+                "those that fail (restart_failed_sub_environments=True)"
+            ) from error
 
     def _keep_infos(self, infos: dict[str, Any], envs: Iterable[int]) -> None:
         """Keep what came with the resets of ``envs``, if it is wanted."""
@@ -274,76 +243,35 @@ class VectorStepper(Stepper):
                 info = _info_of(infos, env)
                 self.reset_infos[env] = {key: info[key] for key in info if key not in _OF_THE_LAST}
 
-    def _failed(self, error: Exception, where: str) -> None:
-        """Make the environments anew after ``error``, or raise."""
-        if isinstance(error, (EnvError, SchemaError)):
-            raise error  # Ours: it does what it should not, which no restart changes.
-        self._restarts.failed(0, error, where=where)
-        assert self._make is not None
-        while True:
-            self._sleep(self._restarts.seconds_until_due())
-            try:
-                self.envs.close()
-            except Exception as again:
-                logger.warning("environments that failed cannot be closed: %s", again)
-            try:
-                self.envs = self._make()
-            except Exception as again:
-                self._restarts.failed(0, again, where=" when it was made anew")
-            else:
-                self._restarts.made_anew(0)
-                return
-
     def step(self, actions: Any) -> VectorStep:
         """Step all environments.
 
         Raises:
             SchemaError: An episode ended without the final observation that SAME_STEP promises.
-            EnvError: They failed, and are not to be made anew, or failed too often.
+            EnvError: They failed.
         """
-        try:
-            result = self.envs.step(actions)
-            if self._check is not None:
-                self._check.step(result)
-                self._check = None
-            step = self.read(result)
-            if step.finals and self.is_reset_by_caller:
-                step = step._replace(obs=self._reset_some(step.starts))
-            elif self.keeps_reset_infos:
-                self._keep_infos(step.infos, np.flatnonzero(step.starts).tolist())
-        # Whatever it is: an environment is other people's code.
-        except Exception as error:
-            return self._begin_anew(error)
-        if self._error is not None:
-            step, self._error = step._replace(errors={0: self._error}), None
-        if self._restarts.failing:
-            self._restarts.stepped(0, ended=bool((step.terminateds | step.truncateds).any()))
+        result = self._called("step", actions)
+        if self._check is not None:
+            self._check.step(result)
+            self._check = None
+        step = self.read(result)
+        if step.finals and self.is_reset_by_caller:
+            step = step._replace(obs=self._reset_some(step.starts))
+        elif self.keeps_reset_infos:
+            self._keep_infos(step.infos, np.flatnonzero(step.starts).tolist())
         if self._seeds is not None and not self.is_reset_by_caller:
             self._current[step.starts] = -1
         return step
 
-    def _begin_anew(self, error: Exception) -> VectorStep:
-        """All episodes are lost: the first observations of the next ones."""
-        self._failed(error, " in step")
-        obs = self.reset()
-        yes, no = np.ones(self.num_envs, bool), np.zeros(self.num_envs, bool)
-        failed = {0: self._error or error}
-        self._error = None
-        return VectorStep(obs, np.zeros(self.num_envs), no, no, no, yes, [], {}, yes, failed)
-
     def _reset_some(self, ended: NDArray[np.bool_]) -> Any:
         """Reset those that ``ended``, where nobody else does."""
         self._current[ended] = -1
-        if self._seeds is None or not _seeds_each(self.envs):
-            return self._reset_those(ended)
-        seeds = [self._seeds.next(env) if ended[env] else None for env in range(self.num_envs)]
-        self._current[ended] = [seed for seed in seeds if seed is not None]
-        return self._reset_those(ended, seeds)
-
-    # Any: gymnasium's signature has no lists.
-    def _reset_those(self, which: NDArray[np.bool_], seed: Any = None) -> Any:
-        obs, infos = self.envs.reset(seed=seed, options={"reset_mask": which})
-        self._keep_infos(infos, np.flatnonzero(which).tolist())
+        seeds: list[int | None] | None = None
+        if self._seeds is not None and _seeds_each(self.envs):
+            seeds = [self._seeds.next(env) if ended[env] else None for env in range(self.num_envs)]
+            self._current[ended] = [seed for seed in seeds if seed is not None]
+        obs, infos = self._called("reset", seed=seeds, options={"reset_mask": ended})
+        self._keep_infos(infos, np.flatnonzero(ended).tolist())
         return obs
 
     def read(self, result: tuple[Any, Any, Any, Any, dict[str, Any]]) -> VectorStep:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -23,8 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["SubEnvStepper", "action_iterator"]
 
-logger = logging.getLogger("rlio")
-
 
 class SubEnvStepper(Stepper):
     """Steps the environments of ``envs`` one by one: each ends and begins its episodes by itself.
@@ -32,8 +28,6 @@ class SubEnvStepper(Stepper):
     Args:
         envs: Holds the environments.
         restarts: When failed ones are made anew; None: failures are raised.
-        clock: Seconds; for tests, like ``sleep``.
-        sleep: Waits.
     """
 
     def __init__(
@@ -41,20 +35,15 @@ class SubEnvStepper(Stepper):
         envs: VectorEnv[Any, Any, Any],
         *,
         restarts: RestartPolicy | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         super().__init__(envs)
-        self._restarts = Restarts(restarts, num_envs=self.num_envs, clock=clock)
+        self._restarts = Restarts(restarts, num_envs=self.num_envs)
         self._buffer = ObservationBuffer(self.observation_space, num_envs=self.num_envs)
         self._outcome = Outcome(self.num_envs)
         #: Failures since the last step that no step has told of: those in `reset`.
         self._untold: dict[int, Exception] = {}
         self._seeds: EpisodeSeeds | None = None
         self._steps = np.zeros(self.num_envs, np.int64)
-        #: Environments that can be reset without a seed only.
-        self._seedless: set[int] = set()
-        self._clock, self._sleep = clock, sleep
         #: Called with the index of each environment that was made anew.
         self.on_made_anew: Callable[[int], None] | None = None
 
@@ -67,9 +56,7 @@ class SubEnvStepper(Stepper):
     def env_seeds(self) -> NDArray[np.int64]:
         if self._seeds is None:
             return super().env_seeds
-        found = np.array([-1 if seed is None else seed for seed in self._seeds.current], np.int64)
-        found[list(self._seedless)] = -1
-        return found
+        return np.array([-1 if seed is None else seed for seed in self._seeds.current], np.int64)
 
     def reset(self, *, seed: int | None = None, seeds: EpisodeSeeds | None = None) -> Any:
         """Start a new episode in every environment and return the first observations.
@@ -97,13 +84,6 @@ class SubEnvStepper(Stepper):
     def env_infos(self, step: VectorStep) -> list[dict[str, Any]]:
         infos: list[dict[str, Any]] = step.infos
         return infos
-
-    def _tell_seedless(self) -> None:
-        if self._seedless:
-            logger.warning(
-                "environments %s: reset() takes no seed, so that their episodes cannot be repeated",
-                sorted(self._seedless),
-            )
 
     # ---- failures ----
 

@@ -15,6 +15,7 @@ Example:
 
 from __future__ import annotations
 
+import time
 from enum import Enum
 from typing import Any
 
@@ -82,8 +83,6 @@ class ProcessStepper(SubEnvStepper):
         self._unmade: set[int] = set()
         self._news = 0
         self._iterate = action_iterator(self.action_space, envs.action_space)
-        self._seedless = set(envs.seedless)
-        self._tell_seedless()
 
     # ---- stepping ----
 
@@ -114,7 +113,7 @@ class ProcessStepper(SubEnvStepper):
                 if _Is.STEPPING not in self._state:
                     return
                 if self._batch_wait is not None:
-                    now = self._clock()
+                    now = time.monotonic()
                     until = now + self._batch_wait if until is None else until
                     if now >= until:
                         return
@@ -137,7 +136,7 @@ class ProcessStepper(SubEnvStepper):
                 limit = self._limits.get(state)
                 if limit is not None:
                     ends.append(since + limit)
-        seconds = [end - self._clock() for end in ends]
+        seconds = [end - time.monotonic() for end in ends]
         if self._restarts.down:
             down = [env for env in self._restarts.down if self._state[env] is _Is.DOWN]
             if down:
@@ -145,7 +144,7 @@ class ProcessStepper(SubEnvStepper):
         return max(0.0, min(seconds)) if seconds else None
 
     def _ask(self, env: int, state: _Is, command: str, *arguments: Any) -> None:
-        self._state[env], self._since[env] = state, self._clock()
+        self._state[env], self._since[env] = state, time.monotonic()
         try:
             self._processes.ask(env, command, *arguments)
         except ProcessDied as error:
@@ -177,7 +176,7 @@ class ProcessStepper(SubEnvStepper):
             self._restarts.stepped(env, ended=ended)
         if made.final is None:
             self._steps[env] += 1
-            self._show(env, obs)
+            self._buffer.write(env, obs)
             return
         outcome.terminateds[env], outcome.truncateds[env] = made.terminated, made.truncated
         outcome.finals.append((env, made.final))
@@ -190,7 +189,7 @@ class ProcessStepper(SubEnvStepper):
             self._failed(env, made.error, where=" in reset")
 
     def _started(self, env: int, obs: Any, info: dict[str, Any] | None) -> None:
-        self._show(env, obs)
+        self._buffer.write(env, obs)
         if info is not None:
             self.reset_infos[env] = info
         self._outcome.starts[env] = True
@@ -199,13 +198,6 @@ class ProcessStepper(SubEnvStepper):
             self._unmade.discard(env)
             self._restarts.made_anew(env)
             self._tell_made_anew(env)
-
-    def _show(self, env: int, obs: Any) -> None:
-        shared = self._processes.observations
-        if shared is None:
-            self._buffer.write(env, obs)
-        else:
-            self._buffer.take(env, shared)
 
     # ---- failures ----
 
@@ -228,7 +220,7 @@ class ProcessStepper(SubEnvStepper):
         self._note(env, error, where=where, episode=not starting)
 
     def _fail_overdue(self) -> None:
-        now = self._clock()
+        now = time.monotonic()
         for env, state in enumerate(self._state):
             limit = self._limits.get(state)
             if limit is not None and now >= self._since[env] + limit:

@@ -6,7 +6,8 @@ the values of actions, and `feature_importance` says which parts of observations
 """
 
 from rlio.evaluation.estimates import Measured, OffPolicyEstimate, Overlap
-from rlio.evaluation.evaluator import ESTIMATORS, OffPolicyEvaluator, evaluate_offline
+from rlio.evaluation.estimation import ESTIMATORS, Estimation
+from rlio.evaluation.evaluator import OffPolicyEvaluator, evaluate_offline
 from rlio.evaluation.feature_importance import feature_importance
 from rlio.evaluation.fitted_q import FittedQ
 from rlio.evaluation.intervals import IntervalOptions
@@ -14,6 +15,7 @@ from rlio.evaluation.target import Target
 
 __all__ = [
     "ESTIMATORS",
+    "Estimation",
     "FittedQ",
     "IntervalOptions",
     "Measured",

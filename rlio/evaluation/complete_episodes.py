@@ -35,9 +35,6 @@ from rlio.nested import map_structure
 __all__ = ["EpisodeAssembler", "EpisodePart", "Episodes", "join_episodes", "join_ids"]
 
 _Key: TypeAlias = tuple[Any, Any]
-# Rows that alternate between episodes, as those of vectorised environments do, are sorted first where parts
-# are more than this and shorter than that on average: each part costs microseconds, each row does not.
-_MANY_PARTS, _SHORT_ROWS = 256, 8
 
 
 @dataclass(frozen=True)
@@ -164,10 +161,9 @@ class EpisodeAssembler:
         is_whole = np.repeat(whole, stops - starts)
         found = [self.add(_selected(rows, np.flatnonzero(is_whole)))]
         rest = _selected(rows, np.flatnonzero(~is_whole))
+        # Rows of vectorised environments alternate between episodes: sorted, there are fewer parts.
+        rest = _selected(rest, np.lexsort((rest.t, _codes(rest))))
         starts, stops = _parts(rest)
-        if len(starts) > _MANY_PARTS and len(rest) < _SHORT_ROWS * len(starts):
-            rest = _selected(rest, np.lexsort((rest.t, _codes(rest))))
-            starts, stops = _parts(rest)
         for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
             found += self.put(_part(rest, start, stop))
         return join_episodes(found)

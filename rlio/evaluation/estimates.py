@@ -42,7 +42,7 @@ class Measured:
     Attributes:
         value: The estimate.
         standard_error: Of it, to first order; NaN for one episode.
-        interval: Bootstrap interval at the result's `confidence`; see `Resampling.intervals`.
+        interval: Bootstrap interval at the result's `confidence`; see `Resampling.interval`.
         concentration: Interval that holds at least so often whatever the distribution is; None where no
             bounds of the weighted return were given, or the estimator has none.
         error_sample_size: How many episodes the standard error rests on: (sum of i^2)^2 / sum of i^4, where i

@@ -59,15 +59,17 @@ ESTIMATORS: Final = (*_BY_EPISODE, *_BY_STEP)
 
 @dataclass(frozen=True, kw_only=True)
 class Estimation:
-    """What is estimated, and how; the fields are the keywords of `OffPolicyEvaluator`, which says more.
+    """What is estimated, and how.
 
     Attributes:
         gamma: Discount a step, from 0 to 1.
-        estimators: Names out of `ESTIMATORS`.
-        bandit: Whether each row is an episode of one step.
-        incomplete: What to do with episodes that are not whole.
-        q_model: What fits the values of actions; None: `FittedQ()`.
-        folds: Parts of the episodes, each judged by a model that was fitted to the others.
+        estimators: Names, of `ESTIMATORS`.
+        bandit: Each row is an episode of one step: neither ``eps_id`` nor ``t`` is looked at.
+        incomplete: What to do with episodes that lack steps or an end: ``"raise"``, or ``"drop"``, which
+            leaves them out and counts them. Longer episodes are cut more often: what is left may be biased.
+        q_model: What fits the values of actions, for ``dm``, ``dr`` and ``wdr``; None: `FittedQ()`.
+        folds: Each of so many parts of the episodes is judged by a model that was fitted to the others, so
+            that no reward counts twice; 1: one model, fitted to all.
         intervals: How intervals are made; None: the defaults.
 
     Raises:

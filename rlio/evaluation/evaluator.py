@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from typing import Any, Literal, TypeAlias
+from collections.abc import Hashable, Iterable, Iterator
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -30,10 +30,8 @@ from rlio.columns import Columns
 from rlio.dataset import Dataset
 from rlio.errors import DataNotFound, OptionError
 from rlio.evaluation.estimates import OffPolicyEstimate
-from rlio.evaluation.estimation import ESTIMATORS, Estimation
+from rlio.evaluation.estimation import Estimation
 from rlio.evaluation.evidence import LOG_RATIOS
-from rlio.evaluation.fitted_q import QModel
-from rlio.evaluation.intervals import IntervalOptions
 from rlio.evaluation.logged_rows import (
     LoggedRows,
     StepNumbers,
@@ -49,7 +47,7 @@ from rlio.policies.policy import Policy
 from rlio.readers.dataset_reader import DatasetReader
 from rlio.resolve import read
 
-__all__ = ["ESTIMATORS", "Logged", "OffPolicyEvaluator", "evaluate_offline", "keeps_order"]
+__all__ = ["Logged", "OffPolicyEvaluator", "evaluate_offline", "keeps_order"]
 
 #: What rows may come from: a root, path or glob, whatever else `rlio.read` opens, a reader, or batches.
 Logged: TypeAlias = "str | os.PathLike[str] | Dataset | InputReader | Batch | Iterable[Batch]"
@@ -65,69 +63,32 @@ class OffPolicyEvaluator:
     Args:
         policy: The one to judge: a bound `Policy`, a function (obs, actions) -> logs of probabilities, or a
             `Target`, which says how to act epsilon-greedily and more.
-        gamma: Discount a step, from 0 to 1.
-        estimators: Names, of `ESTIMATORS`.
-        bandit: Each row is an episode of one step: neither ``eps_id`` nor ``t`` is looked at.
-        incomplete: What to do with episodes that lack steps or an end: ``"raise"``, or ``"drop"``, which
-            leaves them out and counts them. Longer episodes are cut more often: what is left may be biased.
+        estimation: What is estimated, and how.
         policy_id: Whose rows count, where batches have those of several policies.
-        q_model: What fits the values of actions, for ``dm``, ``dr`` and ``wdr``; None: `FittedQ()`.
-        folds: Each of so many parts of the episodes is judged by a model that was fitted to the others, so
-            that no reward counts twice; 1: one model, fitted to all.
-        intervals: How intervals are made.
 
     Raises:
-        OptionError: A value is out of range, or the policy cannot be judged.
+        OptionError: The policy cannot be judged.
     """
 
     def __init__(
         self,
         policy: Policy | LogProbabilities | Target,
+        estimation: Estimation,
         *,
-        gamma: float,
-        estimators: Sequence[str] = ("is", "pdis", "wis", "wpdis"),
-        bandit: bool = False,
-        incomplete: Literal["raise", "drop"] = "raise",
         policy_id: str | None = None,
-        q_model: QModel | None = None,
-        folds: int = 2,
-        intervals: IntervalOptions | None = None,
     ) -> None:
-        self._estimation = Estimation(
-            gamma=gamma,
-            estimators=estimators,
-            bandit=bandit,
-            incomplete=incomplete,
-            q_model=q_model,
-            folds=folds,
-            intervals=intervals,
-        )
+        self.estimation = estimation
         self.target = as_target(policy)
         self._policy_id = policy_id
         self._rows: dict[Hashable, int] = {}
         self._steps: dict[Hashable, StepNumbers] = {}
         #: What the rows said so far: it can be sent elsewhere, and added to that of other evaluators.
-        self.evidence = self._estimation.evidence()
-
-    @property
-    def gamma(self) -> float:
-        """Discount a step."""
-        return self._estimation.gamma
-
-    @property
-    def estimators(self) -> tuple[str, ...]:
-        """Names of the estimators."""
-        return tuple(self._estimation.estimators)
-
-    @property
-    def bandit(self) -> bool:
-        """Whether each row is an episode of one step."""
-        return self._estimation.bandit
+        self.evidence = self.estimation.evidence()
 
     def renewed(self) -> OffPolicyEvaluator:
         """One like this that has seen nothing yet; the policy is the same object."""
         found = copy.copy(self)
-        found.evidence, found._rows, found._steps = self._estimation.evidence(), {}, {}
+        found.evidence, found._rows, found._steps = self.estimation.evidence(), {}, {}
         return found
 
     def add(self, batch: Batch, *, source: Hashable = None, in_order: bool = True) -> None:
@@ -153,7 +114,7 @@ class OffPolicyEvaluator:
         first = self._rows.get(source, 0)
         self._rows[source] = first + len(rows)
         columns = self._columns(rows)
-        if self._estimation.bandit:
+        if self.estimation.bandit:
             judged = LoggedRows.single_steps(columns, range(first, first + len(rows)))
         else:
             steps = self._steps.setdefault(source, StepNumbers()) if in_order else None
@@ -164,13 +125,13 @@ class OffPolicyEvaluator:
         """What is kept of rows until their episode is whole."""
         kept: dict[str, Column] = {Columns.REWARDS: read_rewards(rows)}
         obs, actions = read_nested(rows, Columns.OBS), read_nested(rows, Columns.ACTIONS)
-        if self._estimation.weighs:
+        if self.estimation.weighs:
             densities = self.target.has_densities(actions)
             logp = read_log_probabilities(rows, densities=densities)
             kept[LOG_RATIOS] = self.target.log_probabilities(obs, actions) - logp
         else:
             kept[LOG_RATIOS] = np.zeros(len(rows))
-        if self._estimation.fits:
+        if self.estimation.fits:
             kept |= {Columns.OBS: obs, Columns.ACTIONS: actions}
             for name in (Columns.NEXT_OBS, Columns.NEXT_OBS_VALID, Columns.TERMINATEDS):
                 if name in rows:
@@ -186,11 +147,16 @@ class OffPolicyEvaluator:
             SchemaError: An episode lacks steps or its end, and ``incomplete="raise"``; or none is whole.
             OptionError: All weights are 0, or a model cannot be fitted.
         """
-        return self._estimation.of(self.evidence, self.target)
+        return self.estimation.of(self.evidence, self.target)
 
 
 def evaluate_offline(
-    data: Logged, policy: Policy | LogProbabilities | Target, *, gamma: float, **options: Any
+    data: Logged,
+    policy: Policy | LogProbabilities | Target,
+    *,
+    gamma: float,
+    policy_id: str | None = None,
+    **options: Any,
 ) -> dict[str, OffPolicyEstimate]:
     """What a policy would earn, by rows that another one recorded.
 
@@ -199,12 +165,13 @@ def evaluate_offline(
             comes to an end, which is closed by nobody but its owner; or a batch, or batches.
         policy: The one to judge.
         gamma: What a reward a step later counts, 0 to 1.
-        options: The other keywords of `OffPolicyEvaluator`; see there, also for what is raised.
+        policy_id: Whose rows count, where batches have those of several policies.
+        options: The other fields of `Estimation`; see there and `OffPolicyEvaluator.add` for what is raised.
 
     Returns:
         Name of the estimator -> what it says.
     """
-    evaluator = OffPolicyEvaluator(policy, gamma=gamma, **options)
+    evaluator = OffPolicyEvaluator(policy, Estimation(gamma=gamma, **options), policy_id=policy_id)
     in_order = not isinstance(data, InputReader) or keeps_order(data)
     for source, batch in _sourced(data):
         evaluator.add(batch, source=source, in_order=in_order)

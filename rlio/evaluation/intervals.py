@@ -101,13 +101,7 @@ class Resampling:
         return np.asarray(np.bincount(np.arange(self.episodes) % _GROUPS, values, _GROUPS), np.float64)
 
     def interval(self, parts: Sequence[Contributions], *, confidence: float) -> tuple[float, float]:
-        """`intervals` of one estimate."""
-        return self.intervals([parts], confidence=confidence)[0]
-
-    def intervals(
-        self, estimates: Sequence[Sequence[Contributions]], *, confidence: float
-    ) -> list[tuple[float, float]]:
-        """The symmetric studentised (bootstrap-t) interval of each estimate.
+        """The symmetric studentised (bootstrap-t) interval of an estimate.
 
         It is the estimate -+ q standard errors, q being the quantile, over all draws, of how far a draw's
         estimate is from the estimate, in standard errors of the draw. So it is as wide as the weights'
@@ -115,28 +109,23 @@ class Resampling:
         so many draws lack any variance that there is no such quantile, it is the interval of percentiles.
 
         Args:
-            estimates: Each is one of contributions, or two, which are those of the n episodes, on one scale:
-                of two, what is estimated is the first minus the second.
+            parts: Contributions of the n episodes, one or two, on one scale: of two, what is estimated is the
+                first minus the second.
             confidence: How often an interval is to hold the true value.
 
         Returns:
-            (low, high) of each, times e^-log_scale; infinitely wide where there are fewer than two episodes.
+            (low, high), times e^-log_scale; infinitely wide where there are fewer than two episodes.
 
         Source: Hall, "On symmetric bootstrap confidence intervals" (1988); percentiles: Efron, Tibshirani,
         "An introduction to the bootstrap" (1993), chapter 13.
         """
         if self.episodes < 2:
-            return [(-math.inf, math.inf)] * len(estimates)
-        prepared = [_Centred.of([self._shares(part) for part in parts]) for parts in estimates]
-        cuts = np.cumsum([centred.columns.shape[1] for centred in prepared])[:-1]
-        # One product for all of them: the counts are by far the largest array.
-        sums = np.split(self._counts @ np.concatenate([c.columns for c in prepared], axis=1), cuts, axis=1)
-        found = []
-        for parts, centred, drawn in zip(estimates, prepared, sums, strict=True):
-            value = _value(parts)
-            low, high = centred.deviations(drawn, confidence)
-            found.append((value + low, value + high))
-        return found
+            return -math.inf, math.inf
+        centred = _Centred.of([self._shares(part) for part in parts])
+        low, high = centred.deviations(self._counts @ centred.columns, confidence)
+        values = [float(part.numerators.sum() / part.denominators.sum()) for part in parts]
+        value = values[0] - sum(values[1:])
+        return value + low, value + high
 
     def _shares(self, part: Contributions) -> tuple[Floats, Floats]:
         """Of each unit that is drawn: what it changes of the estimate, and its part of the denominator."""
@@ -144,12 +133,6 @@ class Resampling:
             self._grouped(part.influences / len(part.numerators)),
             self._grouped(part.denominators / part.denominators.sum()),
         )
-
-
-def _value(parts: Sequence[Contributions]) -> float:
-    """The estimate, on the scale of its parts."""
-    values = [float(part.numerators.sum() / part.denominators.sum()) for part in parts]
-    return values[0] - sum(values[1:])
 
 
 @dataclass(frozen=True)

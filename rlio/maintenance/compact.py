@@ -20,7 +20,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Any, Final, Literal
 
@@ -35,9 +34,9 @@ from rlio.maintenance.compaction import (
     Publisher,
     Sources,
     is_by_row,
+    merged,
     size_of,
 )
-from rlio.maintenance.merging import ParquetMerger
 from rlio.maintenance.progress import Progress, silent
 from rlio.schemas.parquet import Compression
 from rlio.storage.filesystem import Storage
@@ -137,33 +136,6 @@ def _checked(options: Options) -> Options:
     return options
 
 
-@dataclass(frozen=True)
-class _Run:
-    """Segments of one writer that become one shard.
-
-    Attributes:
-        segments: They follow one another.
-        identity: What they share.
-        begin: Row of the first one's shard that the new shard begins with: at or before what is live.
-    """
-
-    segments: list[Segment]
-    identity: Identity
-    begin: int
-
-    @property
-    def writer(self) -> str:
-        return self.segments[0].ref.writer
-
-    @property
-    def first(self) -> int:
-        return self.segments[0].ref.name.first + self.begin
-
-    @property
-    def size(self) -> int:
-        return sum(segment.ref.name.size for segment in self.segments)
-
-
 class _InPlace:
     """Compaction within a root."""
 
@@ -208,9 +180,9 @@ class _InPlace:
                     _candidates(list_shards(self._storage).cover(writer).segments, self._options)
                 )
             try:
-                for run in self._runs(candidates):
-                    self._compact_run(run)
-                    advance(run.size)
+                for identity, live, run in self._runs(candidates):
+                    self._compact_run(run, live, identity.provenance)
+                    advance(size_of(run))
                 return
             except DataNotFound as error:
                 # Somebody else compacted or trimmed, and old shards are gone: see anew what is left to do.
@@ -218,28 +190,33 @@ class _InPlace:
                 if attempt + 1 == _ATTEMPTS:
                     raise
 
-    def _runs(self, candidates: list[list[Segment]]) -> Iterator[_Run]:
-        """Runs of shards that have everything in common."""
+    def _runs(self, candidates: list[list[Segment]]) -> Iterator[tuple[Identity, int, list[Segment]]]:
+        """Runs of shards that have everything in common, each with its first live row."""
         for segments in candidates:
             identities = self._identified(segments)
             for identity, same in groupby(segments, identities.get):
                 if identity is not None:
-                    for begin, part in self._whole_parts(list(same)):
+                    for live, part in self._whole_parts(list(same)):
                         if len(part) >= self._options.min_shards:
-                            yield _Run(part, identity, begin)
+                            yield identity, live, part
 
     def _whole_parts(self, segments: list[Segment]) -> Iterator[tuple[int, list[Segment]]]:
-        """Cut a run before shards that cannot be cut where they begin to be live: (first row, part)."""
-        begin, part = 0, list[Segment]()
+        """Cut a run before shards that cannot be cut at their first live row: (first live row, part).
+
+        Such a shard is taken from an earlier row on, at which it can be cut.
+        """
+        live, part = 0, list[Segment]()
         for segment in segments:
             cut = self._cut_of(segment) if segment.skip else 0
             if part and cut != segment.skip:
-                yield begin, part
+                yield live, part
                 part = []
-            begin = begin if part else cut
+            if not part:
+                live = segment.first
+                segment = Segment(segment.ref, cut, segment.rows + segment.skip - cut)
             part.append(segment)
         if part:
-            yield begin, part
+            yield live, part
 
     def _cut_of(self, segment: Segment) -> int:
         """The last row, up to the first live one, at which a shard can be cut without decoding it."""
@@ -264,66 +241,33 @@ class _InPlace:
                 self._skip(error)
         return found
 
-    def _compact_run(self, run: _Run) -> None:
-        written: list[tuple[str, int]] = []
-        if not self._options.dry_run:
-            try:
-                written = self._merge(run)
-            except CorruptData as error:
-                if self._options.on_error == "raise":
-                    raise
-                self._skip(error)
-                return
-        self._done.append(
-            Compacted(
-                writer=run.writer,
-                first=run.first,
-                rows=run.segments[-1].end - run.first,
-                sources=tuple(self._storage.uri_of(segment.ref.path) for segment in run.segments),
-                shards=tuple(self._storage.uri_of(path) for path, _ in written),
-                bytes_before=run.size,
-                bytes_after=sum(size for _, size in written),
-            )
-        )
+    def _compact_run(self, run: list[Segment], live: int, provenance: str) -> None:
+        writer = run[0].ref.writer
+        publisher = Publisher(self._storage, writer, run[0].first)
+        publisher.before = lambda: self._check_trim(writer, live)
+        try:
+            self._done.append(merged(self._sources, run, publisher, self._options, provenance=provenance))
+        except CorruptData as error:
+            if self._options.on_error == "raise":
+                raise
+            self._skip(error)
 
     def _skip(self, error: CorruptData) -> None:
         if str(error) not in self._skipped:
             self._skipped.append(str(error))
             logger.warning("left as it is: %s", error)
 
-    def _merge(self, run: _Run) -> list[tuple[str, int]]:
-        """Encode and publish a run; (path, bytes) of the new shards."""
-        publisher = Publisher(self._storage, run.writer, run.first)
-        publisher.before = lambda: self._prepare(run)
-        first = run.segments[0]
-        merger = ParquetMerger(
-            self._sources.schema(first),
-            provenance=run.identity.provenance,
-            compression=self._options.compression,
-            max_bytes=self._options.max_bytes,
-            publish=publisher.publish,
-        )
-        for segment, file in self._sources.loaded(run.segments):
-            merger.add(file, skip=run.begin if segment is first else segment.skip)
-        merger.finish()
-        publisher.check_end(run.segments[-1].end)
-        return publisher.written
-
-    def _prepare(self, run: _Run) -> None:
-        """What comes before a shard is stored."""
-        self._check_trim(run)
-
-    def _check_trim(self, run: _Run) -> None:
+    def _check_trim(self, writer: str, live: int) -> None:
         """Give up a run of which a part was trimmed meanwhile.
 
         Its rows would stay hidden all the same. But sequences and joint steps are not cut within a shard,
         and a trim leaves whole shards of those only for as long as no larger one lies across.
         """
-        names = (entry.path.rsplit("/", 1)[1] for entry in self._storage.list(writer_dir(run.writer)))
+        names = (entry.path.rsplit("/", 1)[1] for entry in self._storage.list(writer_dir(writer)))
         trimmed = max((row for name in names if (row := parse_trim(name)) is not None), default=0)
-        if trimmed > run.segments[0].first:
+        if trimmed > live:
             raise DataNotFound(
-                f"rows below {trimmed} of writer {run.writer!r} were trimmed while they were compacted",
+                f"rows below {trimmed} of writer {writer!r} were trimmed while they were compacted",
                 uri=self._storage.uri,
             )
 

@@ -13,20 +13,18 @@ from collections.abc import Iterator, Mapping
 from rlio.dataset import dataset_on
 from rlio.errors import OptionError
 from rlio.maintenance.compaction import (
-    Compacted,
     CompactReport,
     Identity,
     Options,
     Publisher,
     Sources,
+    merged,
     size_of,
 )
-from rlio.maintenance.merging import ParquetMerger, with_writer_column
 from rlio.schemas.schema import canonical_json
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import Segment, list_shards
 from rlio.storage.markers import seal
-from rlio.storage.names import schema_path
 from rlio.storage.publish import put_header
 
 __all__ = ["Copy"]
@@ -53,7 +51,10 @@ class Copy:
         publisher = Publisher(self._target, writer, 0)
         with self._options.progress("compact", size_of(segments)) as advance:
             for chunk in _chunks(segments, identities, self._options.max_bytes):
-                done.append(self._copy(chunk, identities, publisher))
+                provenance = _joint_provenance(chunk, identities)
+                done.append(
+                    merged(self._sources, chunk, publisher, self._options, provenance=provenance, signed=True)
+                )
                 advance(size_of(chunk))
         if publisher.next_row and not self._options.dry_run:
             seal(self._target, writer, publisher.next_row)
@@ -79,38 +80,6 @@ class Copy:
             )
         if not self._options.dry_run:
             put_header(self._target)
-
-    def _copy(
-        self, chunk: list[Segment], identities: Mapping[Segment, Identity], publisher: Publisher
-    ) -> Compacted:
-        first, before = publisher.next_row, len(publisher.written)
-        rows = sum(segment.rows for segment in chunk)
-        if self._options.dry_run:
-            publisher.next_row += rows
-        else:
-            schema = with_writer_column(self._sources.schema(chunk[0]))
-            self._target.put(schema_path(schema.hash), schema.text.encode())
-            merger = ParquetMerger(
-                schema,
-                provenance=_joint_provenance(chunk, identities),
-                compression=self._options.compression,
-                max_bytes=self._options.max_bytes,
-                publish=publisher.publish,
-            )
-            for segment, file in self._sources.loaded(chunk):
-                merger.add(file, skip=segment.skip, writer=segment.ref.writer)
-            merger.finish()
-            publisher.check_end(first + rows)
-        written = publisher.written[before:]
-        return Compacted(
-            writer=publisher.writer,
-            first=first,
-            rows=rows,
-            sources=tuple(self._source.uri_of(segment.ref.path) for segment in chunk),
-            shards=tuple(self._target.uri_of(path) for path, _ in written),
-            bytes_before=size_of(chunk),
-            bytes_after=sum(size for _, size in written),
-        )
 
 
 def _digest(segments: list[Segment]) -> str:

@@ -8,15 +8,17 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
 from rlio.errors import CorruptData, OptionError
-from rlio.maintenance.merging import open_whole
+from rlio.maintenance.merging import ParquetMerger, open_whole, with_writer_column
 from rlio.maintenance.progress import Progress
-from rlio.schemas.parquet import Compression, EncodedShard
+from rlio.schemas.parquet import Compression
 from rlio.schemas.schema import Schema, canonical_json
 from rlio.schemas.shard_file import ShardFile
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import Segment
+from rlio.storage.names import schema_path
 from rlio.storage.parallel import each
-from rlio.storage.publish import publish_shard
+from rlio.storage.publish import put_shard
+from rlio.storage.publisher import NewShard
 from rlio.storage.shards import ParquetShard
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "Publisher",
     "Sources",
     "is_by_row",
+    "merged",
     "size_of",
 ]
 
@@ -175,18 +178,11 @@ class Publisher:
     #: Called before each shard is stored.
     before: Callable[[], None] = lambda: None
 
-    def publish(self, shard: EncodedShard) -> None:
+    def publish(self, shard: NewShard) -> None:
         """Store an encoded shard."""
         self.before()
-        ref = publish_shard(
-            self.storage,
-            self.writer,
-            shard.data,
-            first=self.next_row,
-            rows=shard.rows,
-            suffix="parquet",
-            footer_crc32=shard.footer_crc32,
-            crc32=shard.crc32,
+        ref = put_shard(
+            self.storage, self.writer, shard.name(self.next_row), memoryview(shard.data).cast("B")
         )
         self.next_row += shard.rows
         self.written.append((ref.path, ref.name.size))
@@ -200,6 +196,57 @@ class Publisher:
                 "what was read does not hold what its names say; run `rlio verify`",
                 uri=self.storage.uri,
             )
+
+
+def merged(
+    sources: Sources,
+    segments: list[Segment],
+    publisher: Publisher,
+    options: Options,
+    *,
+    provenance: str,
+    signed: bool = False,
+) -> Compacted:
+    """Encode and store the rows of segments of one schema.
+
+    Args:
+        sources: Their root.
+        segments: What is merged.
+        publisher: Stores the new shards.
+        options: Of `compact`.
+        provenance: JSON text for their footers.
+        signed: Whether a column says whose each row was.
+    """
+    first, before = publisher.next_row, len(publisher.written)
+    rows = sum(segment.rows for segment in segments)
+    if options.dry_run:
+        publisher.next_row += rows
+    else:
+        schema = sources.schema(segments[0])
+        if signed:
+            schema = with_writer_column(schema)
+            publisher.storage.put(schema_path(schema.hash), schema.text.encode())
+        merger = ParquetMerger(
+            schema,
+            provenance=provenance,
+            compression=options.compression,
+            max_bytes=options.max_bytes,
+            publish=publisher.publish,
+        )
+        for segment, file in sources.loaded(segments):
+            merger.add(file, skip=segment.skip, writer=segment.ref.writer if signed else None)
+        merger.finish()
+        publisher.check_end(first + rows)
+    written = publisher.written[before:]
+    return Compacted(
+        writer=publisher.writer,
+        first=first,
+        rows=rows,
+        sources=tuple(sources.storage.uri_of(segment.ref.path) for segment in segments),
+        shards=tuple(publisher.storage.uri_of(path) for path, _ in written),
+        bytes_before=size_of(segments),
+        bytes_after=sum(size for _, size in written),
+    )
 
 
 def is_by_row(schema: Schema) -> bool:

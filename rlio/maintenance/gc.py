@@ -1,8 +1,8 @@
 """`gc`: removes what no reader needs any more, and nothing that is the only copy of a row.
 
 What goes: shards whose rows larger shards have, shards below a trim marker, torn objects of whose rows there
-is another copy, attempts at a part of a job that are not taken, unfinished files, indexes of early versions,
-and log folders that are empty. Only names of our own grammar are ever removed, one by one, under ``data/``,
+is another copy, attempts at a part of a job that are not taken, unfinished files, and indexes of early
+versions. Only names of our own grammar are ever removed, one by one, under ``data/``,
 ``_tmp/`` and ``_index/``.
 
 An attempt goes once nothing was stored in it, nor another one sealed, for the grace: all of it, but of a
@@ -46,7 +46,6 @@ from rlio.storage.names import (
     DATA_DIR,
     INDEX_DIR,
     TMP_DIR,
-    WAL_DIR,
     ShardName,
     is_writer_id,
     parse_trim,
@@ -61,12 +60,10 @@ __all__ = ["Collected", "GcReport", "Kept", "gc"]
 
 logger = logging.getLogger("rlio")
 
-Kind: TypeAlias = Literal["covered", "trimmed", "torn", "attempt", "unfinished", "index", "log folder"]
+Kind: TypeAlias = Literal["covered", "trimmed", "torn", "attempt", "unfinished", "index"]
 
 #: A day: longer than any listing is used that is not looked at again.
 _GRACE: Final = 24 * 3600.0
-# A writer makes its log's folder first, and what belongs into it a moment later.
-_LEAST_FOLDER_AGE: Final = 60.0
 _UNFINISHED: Final = re.compile(rf"{TMP_DIR}/[0-9a-f]{{32}}\.tmp")
 _INDEX: Final = re.compile(rf"{INDEX_DIR}/(?:[0-9]{{8}}|change)-[0-9a-f-]+\.json\.zst")
 
@@ -78,8 +75,8 @@ class Collected:
     Attributes:
         uri: The object.
         kind: "covered" (a larger shard has its rows), "trimmed", "torn", "attempt" (of an attempt at a part
-            of a job that is not taken), "unfinished", "index" (of sealed writers, which early versions
-            kept) or "log folder".
+            of a job that is not taken), "unfinished" or "index" (of sealed writers, which early
+            versions kept).
         bytes: Its size; 0 where it is not known.
     """
 
@@ -211,7 +208,6 @@ class _Collection:
             for _ in each(self.storage, self._remove, paths):
                 advance(1)
         self.removed += [Collected(self.storage.uri_of(one.path), one.kind, one.bytes) for one in doomed]
-        self._collect_log_folders()
         return GcReport(
             uri=self.storage.uri,
             grace=self.ages.grace,
@@ -346,17 +342,6 @@ class _Collection:
         self.storage.remove(path)
         logger.info("removed %s", self.storage.uri_of(path))
 
-    def _collect_log_folders(self) -> None:
-        """Folders beside a local root whose log is done with: only what holds nothing is removed."""
-        for path in self.storage.empty_folders(WAL_DIR):
-            age = self.ages.of(path, always=True) if is_writer_id(path.rpartition("/")[2]) else None
-            if age is None:
-                continue
-            if age < max(self.ages.grace, _LEAST_FOLDER_AGE):
-                self.waiting += 1
-            elif self.dry_run or self.storage.remove_empty_folder(path):
-                self.removed.append(Collected(self.storage.uri_of(path), "log folder", 0))
-
 
 def _objects_of(writer: str, passed: PassedOver) -> list[tuple[str, int]]:
     """Path and bytes of what may go of an attempt: its shards, torn ones too, and the marker of its claim."""
@@ -391,12 +376,12 @@ class _Ages:
             for _ in each(self._storage, self._time, sorted(set(paths))):
                 pass
 
-    def of(self, path: str, *others: str, always: bool = False) -> float | None:
+    def of(self, path: str, *others: str) -> float | None:
         """Seconds since the newest of the objects was stored; None where the store does not tell.
 
-        Without a grace nobody asks, unless ``always``: any age will do.
+        Without a grace, no age is asked for.
         """
-        if self.grace == 0 and not always:
+        if self.grace == 0:
             return 0.0
         times = [self._time(one) for one in (path, *others)]
         now = self._clock()

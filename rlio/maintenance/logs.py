@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 from rlio.errors import CorruptData
 from rlio.maintenance.findings import Findings
-from rlio.maintenance.row_ranges import without
 from rlio.maintenance.set_aside import tell_set_aside
 from rlio.storage.filesystem import Storage
 from rlio.storage.names import MAX_ROW, ShardName
+from rlio.storage.row_ranges import without
 from rlio.storage.spool import Spool, find_logs, spool_of
 from rlio.storage.stray_logs import stray_logs
 from rlio.storage.wal import read_segment

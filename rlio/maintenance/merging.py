@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -23,22 +22,22 @@ from rlio.errors import CorruptData
 from rlio.multi_agent import step_numbers
 from rlio.schemas.batches import to_batch
 from rlio.schemas.column import ColumnSpec
-from rlio.schemas.parquet import Compression, EncodedShard, ShardEncoder
-from rlio.schemas.row_groups import GroupBuffer, Piece, RowGroup
+from rlio.schemas.parquet import Compression
+from rlio.schemas.row_groups import Piece
 from rlio.schemas.schema import Leaf, PolicySchema, Schema
 from rlio.schemas.shard_file import DecodedGroup, ShardFile
 from rlio.schemas.streams import WRITER
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import ShardRef, load_shard
+from rlio.storage.publisher import NewShard
+from rlio.writers.roll import Roll
+from rlio.writers.shard_maker import RowGroups, ShardMaker
 
 __all__ = [
     "ParquetMerger",
     "open_whole",
     "with_writer_column",
 ]
-
-# Room for the row group that fills a shard and for the footer. Memory that is not written to costs nothing.
-_SPARE_BYTES = 96 << 20
 
 
 def open_whole(storage: Storage, ref: ShardRef) -> ShardFile:
@@ -91,7 +90,7 @@ class ParquetMerger:
         provenance: JSON text for their footers.
         compression: Of their pages.
         max_bytes: A shard that has as many is ended.
-        publish: Stores an encoded shard; its memory is used again afterwards.
+        publish: Stores an encoded shard.
     """
 
     def __init__(
@@ -101,16 +100,16 @@ class ParquetMerger:
         provenance: str,
         compression: Compression,
         max_bytes: int,
-        publish: Callable[[EncodedShard], None],
+        publish: Callable[[NewShard], None],
     ) -> None:
         self._schema = schema
-        self._provenance = provenance
-        self._compression = compression
-        self._max_bytes = max_bytes
-        self._publish = publish
-        self._buffer = GroupBuffer(schema)
-        self._encoder: ShardEncoder | None = None
-        self._memory: NDArray[np.uint8] | None = None
+        self._maker = ShardMaker(
+            publish,
+            roll=Roll(max_bytes=max_bytes, max_seconds=None),
+            compression=compression,
+            provenance=provenance,
+        )
+        self._groups = RowGroups(schema, self._maker.add)
         self._joint = _JointSteps()
         self._writer: str | None = None
         self._begins_writer = False
@@ -143,8 +142,8 @@ class ParquetMerger:
 
     def finish(self) -> None:
         """Encode and publish what is left."""
-        self._encode()
-        self._end_shard()
+        self._groups.finish()
+        self._maker.finish()
 
     def _add_group(self, group: DecodedGroup, skip: int, writer: str | None) -> None:
         batch = to_batch(group)
@@ -168,65 +167,25 @@ class ParquetMerger:
             text = text_of.get(start, "{}" if self._begins_writer else None)
             self._begins_writer = False
             while start < stop:
-                end = rows.fitting(start, stop, self._buffer.room)
-                if end == start and self._buffer.rows:
-                    self._encode()
+                end = rows.fitting(start, stop, self._groups.room)
+                if end == start and self._groups.rows:
+                    self._groups.finish()
                     continue
                 if end == start:  # One sequence that is longer than a row group.
                     end = rows.fitting(start, stop, None)
                 piece = Piece(DEFAULT_POLICY_ID, rows.cut(start, end), end - start, text, end - start)
-                self._buffer.append(piece)
+                self._groups.append([piece])
                 start, text = end, None
-                if self._buffer.is_full:
-                    self._encode()
 
     def _add_joint(self, pieces: list[Piece], batch: MultiAgentBatch) -> None:
         """A whole row group of several agents."""
         rows = sum(piece.rows for piece in pieces)
-        if self._buffer.rows and (rows > self._buffer.room or not self._joint.extends(batch)):
-            self._encode()
-        if not self._buffer.rows:
+        if self._groups.rows and (rows > self._groups.room or not self._joint.extends(batch)):
+            self._groups.finish()
+        if not self._groups.rows:
             self._joint = _JointSteps()
         self._joint.add(batch)
-        for piece in pieces:
-            self._buffer.append(piece)
-        if self._buffer.is_full:
-            self._encode()
-
-    def _encode(self) -> None:
-        """Encode the open row group."""
-        if not self._buffer.rows:
-            return
-        group = self._buffer.take()
-        if self._encoder is not None and not self._encoder.has_room(group):
-            self._end_shard()
-        if self._encoder is None:
-            self._encoder = self._new_encoder(group)
-        self._encoder.add(group)
-        if self._encoder.encoded_bytes >= self._max_bytes:
-            self._end_shard()
-
-    def _new_encoder(self, group: RowGroup) -> ShardEncoder:
-        """An encoder whose memory has room for the group; the same memory shard after shard, where it has."""
-        size = self._max_bytes + _SPARE_BYTES
-        while True:
-            if self._memory is None or len(self._memory) < size:
-                self._memory = np.empty(size, np.uint8)
-            encoder = ShardEncoder(
-                self._schema,
-                compression=self._compression,
-                provenance=self._provenance,
-                memory=self._memory,
-                submit=_at_once,
-            )
-            if encoder.has_room(group):
-                return encoder
-            size = 2 * len(self._memory)
-
-    def _end_shard(self) -> None:
-        encoder, self._encoder = self._encoder, None
-        if encoder is not None:
-            self._publish(encoder.finish())
+        self._groups.append(pieces)
 
 
 class _Rows:
@@ -355,10 +314,3 @@ def _ids_of(part: SampleBatch) -> SampleBatch:
     """The columns by which joint steps are told apart; a stand-in where there are none."""
     names = [name for name in (Columns.EPS_ID, Columns.T) if name in part]
     return SampleBatch({name: part[name] for name in names} or {"row": np.zeros(len(part), bool)})
-
-
-def _at_once(job: Callable[[], int]) -> Future[int]:
-    """Run a job here: its result has arrived."""
-    future: Future[int] = Future()
-    future.set_result(job())
-    return future

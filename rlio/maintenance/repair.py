@@ -31,11 +31,11 @@ from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.maintenance.findings import Level, VerifyReport
 from rlio.maintenance.progress import Progress, silent
 from rlio.maintenance.root_check import QUARANTINE_DIR
-from rlio.maintenance.row_ranges import joined, without
 from rlio.maintenance.verify import DamagedShard, Inspection, inspect
 from rlio.storage.filesystem import Storage
 from rlio.storage.names import HEADER, schema_path, writer_dir
 from rlio.storage.publish import HEADER_BYTES
+from rlio.storage.row_ranges import joined, without
 
 __all__ = ["Action", "RepairReport", "repair"]
 

@@ -6,14 +6,14 @@ import hashlib
 import os
 import re
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from rlio.dataset import require_header
 from rlio.errors import CorruptData, DataNotFound, SchemaConflict, UnsafeData, excerpt
 from rlio.maintenance.findings import Findings
 from rlio.schemas.schema import Schema
-from rlio.storage.failures import explained
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import Listing
 from rlio.storage.names import DATA_DIR, HEADER, INDEX_DIR, SCHEMA_DIR, TMP_DIR, WAL_DIR
@@ -153,7 +153,7 @@ def check_strays(storage: Storage, listing: Listing, findings: Findings) -> list
     ):
         if counted[folder]:
             findings.add(code, f"{len(counted[folder])} {what}", uri=storage.uri_of(folder))
-    for path, kind in _odd_files(storage):
+    for path, kind in _odd_files(storage.root) if storage.is_local else ():
         findings.add(
             "link",
             f"a {kind}: it is not followed, since it could lead out of the root; put the file itself there",
@@ -162,29 +162,15 @@ def check_strays(storage: Storage, listing: Listing, findings: Findings) -> list
     return counted[QUARANTINE_DIR]
 
 
-def _odd_files(storage: Storage) -> list[tuple[str, str]]:
-    """Links and special files: (path, what it is). Object stores have none."""
-    found: list[tuple[str, str]] = []
-    if storage.is_local:
-        for folder, folders, files in os.walk(storage.root, followlinks=False):
-            for name in sorted(folders + files):
-                path = os.path.join(folder, name)
-                try:
-                    mode = os.lstat(path).st_mode
-                except FileNotFoundError:
-                    continue  # Renamed or removed since it was listed.
-                if stat.S_ISDIR(mode) or stat.S_ISREG(mode):
-                    continue
+def _odd_files(root: str) -> Iterator[tuple[str, str]]:
+    """Links and special files of a local root: (path, what it is)."""
+    for folder, folders, files in os.walk(root, followlinks=False):
+        for name in sorted(folders + files):
+            path = os.path.join(folder, name)
+            try:
+                mode = os.lstat(path).st_mode
+            except FileNotFoundError:
+                continue  # Renamed or removed since it was listed.
+            if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
                 kind = "symbolic link" if stat.S_ISLNK(mode) else "special file"
-                found.append((os.path.relpath(path, storage.root), kind))
-        return found
-    from fsspec.asyn import AsyncFileSystem
-
-    fs = storage.fs
-    if not isinstance(fs, AsyncFileSystem):
-        with explained(storage.uri):
-            listed: dict[str, dict[str, Any]] = fs.find(storage.root, detail=True)
-        for name, info in listed.items():
-            if info.get("type") not in ("file", "directory"):
-                found.append((name.removeprefix(storage.root).lstrip("/"), f"{info.get('type')}"))
-    return found
+                yield os.path.relpath(path, root), kind

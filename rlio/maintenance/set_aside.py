@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from rlio.maintenance.findings import Findings
-from rlio.maintenance.row_ranges import without
 from rlio.storage.names import ShardName
+from rlio.storage.row_ranges import without
 from rlio.storage.spool import first_row
 from rlio.storage.wal import whole_rows
 

@@ -41,7 +41,6 @@ from rlio.maintenance.root_check import (
     check_strays,
     read_schema_files,
 )
-from rlio.maintenance.row_ranges import common, joined, without
 from rlio.maintenance.scanned import Rows
 from rlio.maintenance.shard_scan import ShardScan, UnknownSchema
 from rlio.maintenance.time_check import TimeCheck
@@ -50,6 +49,7 @@ from rlio.schemas.schema import Schema
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import Listing, Rejected, Segment, ShardRef, list_settled
 from rlio.storage.names import ShardName, part_of, schema_path, writer_dir
+from rlio.storage.row_ranges import common, joined, without
 
 __all__ = ["DamagedShard", "Inspection", "inspect", "verify"]
 

@@ -3,10 +3,11 @@
 The arrays are views of the parameters' own memory, so that they learn with the module.
 
 Example:
-    >>> layers = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    >>> from gymnasium.spaces import Box
+    >>> from rlio.policies.networks import mlp
+    >>> module = mlp(Box(-1.0, 1.0, (4,)), outputs=2, hidden=[8], generator=torch.Generator())
     >>> rows = np.ones((3, 4), np.float32)
-    >>> found = through_arrays(layers, list(layers), rows)
-    >>> np.allclose(found, layers(torch.from_numpy(rows)).detach(), atol=1e-6)
+    >>> np.allclose(outputs_in_numpy(module, rows), module(torch.from_numpy(rows)).detach(), atol=1e-6)
     True
 """
 
@@ -22,7 +23,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-__all__ = ["through_arrays"]
+from rlio.policies.networks import ActorCriticNetwork, Flatten
+
+__all__ = ["outputs_in_numpy"]
 
 # Weights (inputs, outputs) and biases of a linear layer; None: tanh.
 _Layer: TypeAlias = "tuple[NDArray[np.float32], NDArray[np.float32] | None] | None"
@@ -50,31 +53,37 @@ class _Known:
 _known: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
 
 
-def through_arrays(
-    owner: nn.Module, layers: Sequence[nn.Module], rows: NDArray[np.float32]
-) -> NDArray[np.float32] | None:
-    """What ``layers`` make of ``rows``, but for rounding.
+def outputs_in_numpy(module: nn.Module, obs: Any) -> NDArray[np.float32] | None:
+    """What a network of `rlio.policies.networks` returns for a few observations, but for rounding.
 
     Args:
-        owner: The module whose layers they are, always the same ones.
-        layers: Each called on what the one before it returned.
-        rows: (N, inputs).
+        module: Any module.
+        obs: An array of (N, inputs), or what the module takes else.
 
     Returns:
-        (N, outputs), fresh; None where torch has to do it: layers other than linear ones and tanh, layers
-        with hooks, parameters on other devices or of types other than float32, and much work.
+        (N, outputs), fresh; None where torch has to do it: other modules and observations, layers other than
+        linear ones and tanh, hooks, parameters on other devices or of types other than float32, much work.
     """
-    addresses: list[int] = []
-    for layer in layers:
-        if layer._forward_hooks or layer._forward_pre_hooks:
-            return None
-        addresses += [part.data_ptr() for part in layer._parameters.values() if part is not None]
-    known = _known.get(owner)
-    if known is None or known.addresses != addresses:
-        known = _known[owner] = _Known(addresses, *_arrays(layers))
-    if known.layers is None or len(rows) * known.weights > _SMALL:
+    if type(module) is ActorCriticNetwork and not _is_hooked(module):
+        parts = [outputs_in_numpy(part, obs) for part in (module.actor, module.critic)]
+        found = [part for part in parts if part is not None]
+        return np.concatenate(found, axis=1) if len(found) == len(parts) else None
+    if type(module) is not nn.Sequential or any(map(_is_hooked, (module, *module))):
         return None
-    values = rows
+    flatten, *layers = module
+    if type(flatten) is not Flatten or not flatten.is_flat:
+        return None
+    if type(obs) is not np.ndarray or obs.dtype != np.float32 or obs.ndim != 2:
+        return None
+    addresses = [
+        part.data_ptr() for layer in layers for part in layer._parameters.values() if part is not None
+    ]
+    known = _known.get(module)
+    if known is None or known.addresses != addresses:
+        known = _known[module] = _Known(addresses, *_arrays(layers))
+    if known.layers is None or len(obs) * known.weights > _SMALL:
+        return None
+    values: NDArray[np.float32] = obs
     for arrays in known.layers:
         if arrays is None:
             values = np.tanh(values)
@@ -84,6 +93,10 @@ def through_arrays(
         if bias is not None:
             values += bias
     return values
+
+
+def _is_hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def _arrays(layers: Sequence[nn.Module]) -> tuple[int, list[_Layer] | None]:

@@ -9,6 +9,7 @@ Example:
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -69,7 +70,8 @@ def save_state(
     storage.put(_STATE, text)
     if storage.is_local:
         # Nobody writes there until the next state, unlike in a data set: the folder holds what was stored.
-        storage.remove_empty_folder(TMP_DIR)
+        with contextlib.suppress(OSError):  # Another process stores its state there.
+            os.rmdir(os.path.join(storage.root, TMP_DIR))
 
 
 def load_state(

@@ -17,15 +17,13 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
+from gymnasium.spaces import flatdim
 from torch import nn
 
 from rlio.envs.leaves import Leaf, leaf_of, leaves_of
 from rlio.errors import OptionError, excerpt
 from rlio.nested import map_structure
-from rlio.policies.array_layers import through_arrays
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -34,12 +32,10 @@ __all__ = [
     "ActorCriticNetwork",
     "Flatten",
     "GRUNetwork",
-    "Perceptron",
     "actor_critic",
     "gru",
     "linear",
     "mlp",
-    "outputs_in_numpy",
 ]
 
 
@@ -57,7 +53,7 @@ class Flatten(nn.Module):
     def __init__(self, space: gym.Space[Any]) -> None:
         super().__init__()
         self._leaves = [(leaf.path, _choices(leaf)) for leaf in leaves_of(space)]
-        self.size = _flat_size(space)
+        self.size = flatdim(space)
         self.is_flat = len(self._leaves) == 1 and self._leaves[0] == ((), None)
 
     def forward(self, obs: Any) -> torch.Tensor:
@@ -88,15 +84,6 @@ def _choices(leaf: Leaf) -> list[tuple[int, int]] | None:
     )
 
 
-def _flat_size(space: gym.Space[Any]) -> int:
-    """Numbers that `Flatten` makes of an observation."""
-    size = 0
-    for leaf in leaves_of(space):
-        choices = _choices(leaf)
-        size += math.prod(leaf.shape) if choices is None else sum(number for _, number in choices)
-    return size
-
-
 def _flat(values: torch.Tensor, choices: list[tuple[int, int]] | None) -> torch.Tensor:
     if choices is None:
         return values.reshape(values.shape[0], -1).float()
@@ -121,63 +108,13 @@ def linear(inputs: int, outputs: int, *, generator: torch.Generator, gain: float
     return layer
 
 
-class Perceptron(nn.Sequential):
-    """An `nn.Sequential` that costs less to act with: small layers take as long as torch takes to call them.
-
-    Without gradients, linear layers and tanh are called as functions: 39 us of 60 for 16 rows and two layers
-    of 64. Layers with hooks, and others, are called as modules always.
-    """
-
-    def forward(self, obs: Any) -> torch.Tensor:
-        """``obs``: as the first layer takes it. Returns (N, outputs)."""
-        if torch.is_grad_enabled():
-            return super().forward(obs)  # type: ignore[no-any-return,no-untyped-call] # not typed by torch
-        values = obs
-        for layer in self:
-            if layer._forward_hooks or layer._forward_pre_hooks:
-                values = layer(values)
-            elif type(layer) is nn.Linear:
-                values = nn.functional.linear(values, layer.weight, layer.bias)
-            elif type(layer) is nn.Tanh or type(layer) is Flatten:
-                values = layer.forward(values)
-            else:
-                values = layer(values)
-        return values  # type: ignore[no-any-return] # modules are not typed
-
-
-def outputs_in_numpy(module: nn.Module, obs: Any) -> NDArray[np.float32] | None:
-    """What the networks of this module return for a few observations, in NumPy; see `through_arrays`.
-
-    Args:
-        module: Any module.
-        obs: An array of (N, size), or what the module takes else.
-
-    Returns:
-        (N, outputs), fresh; None where the module has to be called.
-    """
-    if module._forward_hooks or module._forward_pre_hooks:
-        return None
-    if type(module) is ActorCriticNetwork:
-        parts = [outputs_in_numpy(part, obs) for part in (module.actor, module.critic)]
-        found = [part for part in parts if part is not None]
-        return np.concatenate(found, axis=1) if len(found) == len(parts) else None
-    if type(module) is not Perceptron or type(obs) is not np.ndarray:
-        return None
-    flatten, *layers = module
-    if type(flatten) is not Flatten or flatten._forward_hooks or flatten._forward_pre_hooks:
-        return None
-    if not flatten.is_flat or obs.dtype != np.float32 or obs.ndim != 2:
-        return None
-    return through_arrays(module, layers, obs)
-
-
 def mlp(
     observation_space: gym.Space[Any],
     *,
     outputs: int,
     hidden: Sequence[int],
     generator: torch.Generator,
-) -> Perceptron:
+) -> nn.Sequential:
     """A perceptron with tanh between its layers, from observations to ``outputs`` numbers.
 
     Args:
@@ -187,13 +124,13 @@ def mlp(
         generator: Decides the weights, and the device.
     """
     layers: list[nn.Module] = [Flatten(observation_space)]
-    size = _flat_size(observation_space)
+    size = flatdim(observation_space)
     for width in hidden:
         layers += [linear(size, width, generator=generator, gain=math.sqrt(3)), nn.Tanh()]
         size = width
     # Small outputs at first: no action is preferred before anything was learned.
     layers.append(linear(size, outputs, generator=generator, gain=0.1))
-    return Perceptron(*layers)
+    return nn.Sequential(*layers)
 
 
 class ActorCriticNetwork(nn.Module):

@@ -76,17 +76,16 @@ class PolicySpec:
             action_space=action_space if self.action_space is None else self.action_space,
         )
 
-    def make(self, *, default_class: MakePolicy | None = None, seed: int | None = None) -> Policy:
+    def make(self, *, seed: int | None = None) -> Policy:
         """Make a policy, and bind it to the spaces if both are known.
 
         Args:
-            default_class: Where there is no ``policy_class``.
             seed: As in `Policy.bind`.
 
         Raises:
             OptionError: There is no class, it gives no policy, or the policy cannot act in the spaces.
         """
-        given = default_class if self.policy_class is None else self.policy_class
+        given = self.policy_class
         if given is None:
             raise OptionError("this PolicySpec has no policy_class: give one, such as rlio.TorchPolicy")
         make = _maker_of(given) if isinstance(given, str) else given

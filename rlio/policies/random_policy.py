@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlio.arrays import row_count
 from rlio.batch import SampleBatch
 from rlio.columns import Columns
 from rlio.errors import OptionError, excerpt
@@ -45,7 +46,8 @@ class RandomPolicy(Policy):
         seeds: np.random.SeedSequence,
     ) -> None:
         self._rng = np.random.default_rng(seeds)
-        _draw(action_space, 1, np.random.default_rng(0))  # refuses what it cannot act in
+        # Refuses what it cannot act in.
+        _logp(action_space, _draw(action_space, 1, np.random.default_rng(0)))
 
     def compute_actions(
         self,
@@ -56,9 +58,9 @@ class RandomPolicy(Policy):
         inputs: SampleBatch | None = None,
         timestep: int = 0,
     ) -> PolicyOutput:
-        rows = _rows(obs)
-        actions, logp = _draw(self.action_space, rows, self._rng)
-        logp = logp.astype(np.float32)
+        rows = row_count(obs) or 0
+        actions = _draw(self.action_space, rows, self._rng)
+        logp = _logp(self.action_space, actions).astype(np.float32)
         return actions, state, {Columns.ACTION_LOGP: logp, Columns.ACTION_PROB: np.exp(logp)}
 
     def compute_log_likelihoods(
@@ -75,63 +77,44 @@ class RandomPolicy(Policy):
         self._rng.bit_generator.state = state_part(state, "rng", dict)
 
 
-def _rows(obs: Any) -> int:
-    while isinstance(obs, (dict, tuple)):
-        obs = next(iter(obs.values())) if isinstance(obs, dict) else obs[0]
-    return len(obs)
-
-
-def _draw(space: gym.Space[Any], n: int, rng: np.random.Generator) -> tuple[Any, NDArray[np.float64]]:
-    """``n`` actions of ``space`` and the log of their probability (density), both of ``n`` rows."""
+def _draw(space: gym.Space[Any], n: int, rng: np.random.Generator) -> Any:
+    """``n`` actions of ``space``."""
     from gymnasium import spaces
 
     match space:
         case spaces.Discrete():
-            actions = rng.integers(space.start, space.start + space.n, n, dtype=space.dtype)
-            return actions, np.full(n, -np.log(float(space.n)))
+            return rng.integers(space.start, space.start + space.n, n, dtype=space.dtype)
         case spaces.MultiDiscrete():
-            whole = rng.integers(space.start, space.start + space.nvec, (n, *space.shape), dtype=space.dtype)
-            return whole, np.full(n, -np.log(space.nvec.astype(np.float64)).sum())
+            return rng.integers(space.start, space.start + space.nvec, (n, *space.shape), dtype=space.dtype)
         case spaces.MultiBinary():
-            bits = rng.integers(0, 2, (n, *space.shape), dtype=space.dtype)
-            return bits, np.full(n, -np.log(2.0) * np.prod(space.shape))
+            return rng.integers(0, 2, (n, *space.shape), dtype=space.dtype)
         case spaces.Box():
             return _draw_box(space, n, rng)
         case spaces.Dict():
-            drawn = {key: _draw(child, n, rng) for key, child in space.spaces.items()}
-            logp = sum((part for _, part in drawn.values()), np.zeros(n))
-            return {key: values for key, (values, _) in drawn.items()}, logp
+            return {key: _draw(child, n, rng) for key, child in space.spaces.items()}
         case spaces.Tuple():
-            parts = [_draw(child, n, rng) for child in space.spaces]
-            return tuple(values for values, _ in parts), sum((part for _, part in parts), np.zeros(n))
+            return tuple(_draw(child, n, rng) for child in space.spaces)
     raise OptionError(
         f"RandomPolicy cannot act in {excerpt(str(space))}: it knows Box, Discrete, MultiDiscrete, "
         "MultiBinary, and Dict and Tuple of them"
     )
 
 
-def _draw_box(space: Any, n: int, rng: np.random.Generator) -> tuple[Any, NDArray[np.float64]]:
-    axes = tuple(range(1, 1 + len(space.shape)))
+def _draw_box(space: Any, n: int, rng: np.random.Generator) -> Any:
     shape = (n, *space.shape)
     low, high = space.low.astype(np.float64), space.high.astype(np.float64)
     lower, upper = space.bounded_below, space.bounded_above  # where there is such a bound
     both = lower & upper
     if both.all() and space.dtype.kind in "iu":
-        whole = rng.integers(space.low, space.high, shape, dtype=space.dtype, endpoint=True)
-        return whole, np.full(n, -np.log(high - low + 1.0).sum())
-    width = np.where(both, high - low, 1.0)
-    values = np.where(both, low, 0.0) + rng.random(shape) * width
-    logp = np.broadcast_to(-np.log(np.where(width > 0, width, 1.0)), shape)
+        return rng.integers(space.low, space.high, shape, dtype=space.dtype, endpoint=True)
+    values = np.where(both, low, 0.0) + rng.random(shape) * np.where(both, high - low, 1.0)
     if not both.all():
         tail, normal = rng.exponential(size=shape), rng.standard_normal(shape)
         values = np.where(lower & ~upper, np.where(lower, low, 0.0) + tail, values)
         values = np.where(upper & ~lower, np.where(upper, high, 0.0) - tail, values)
         values = np.where(~lower & ~upper, normal, values)
-        logp = np.where(both, logp, np.where(lower | upper, -tail, -0.5 * (normal**2 + np.log(2 * np.pi))))
-    if space.dtype.kind in "iu":
-        values = np.floor(values)
     # Rounding to the space's dtype may step over a bound.
-    return np.clip(values.astype(space.dtype), space.low, space.high), logp.sum(axis=axes)
+    return np.clip(values.astype(space.dtype), space.low, space.high)
 
 
 def _logp(space: gym.Space[Any], actions: Any) -> NDArray[np.float64]:

@@ -289,7 +289,7 @@ class TorchPolicy(Policy):
 
     def _few_actions(self, obs: Any) -> tuple[Any, dict[str, NDArray[Any]]] | None:
         """Actions and extra outputs for a few observations, without calling the module; None: call it."""
-        from rlio.policies.networks import outputs_in_numpy
+        from rlio.policies.array_layers import outputs_in_numpy
 
         if type(self).forward is not TorchPolicy.forward:
             return None
@@ -356,11 +356,16 @@ class TorchPolicy(Policy):
             OptionError: They do not have the shape that the action space needs.
             SchemaError: ``obs`` does not have the shape of the observation space.
         """
+        import torch
+
+        from rlio.policies.array_layers import outputs_in_numpy
+
         module = self._acting_module()
         self._fit_obs.check(obs)
-        outputs = module(self._tensors(obs))
+        found = None if torch.is_grad_enabled() else outputs_in_numpy(module, obs)
+        outputs = module(self._tensors(obs)) if found is None else torch.from_numpy(found)
         self._check_outputs(outputs)
-        return outputs  # type: ignore[no-any-return] # modules are not typed
+        return outputs
 
     def split_outputs(self, outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The distribution's inputs in a module's outputs, and the values, (N,), if there are some."""
@@ -395,10 +400,13 @@ class TorchPolicy(Policy):
         if self._device == "cpu" and type(obs) is np.ndarray and obs.dtype == np.float32:
             return torch.from_numpy(writable(obs))  # The usual case, at each step.
 
-        def tensor(leaf: Any) -> torch.Tensor:
-            made = leaf if isinstance(leaf, torch.Tensor) else torch.as_tensor(writable(leaf))
-            made = made.to(self._device)
-            return made.float() if made.is_floating_point() else made
+        def tensor(leaf: Any) -> Any:
+            if isinstance(leaf, np.ndarray):
+                if leaf.dtype == object:
+                    return leaf
+                leaf = torch.as_tensor(writable(leaf))
+            leaf = leaf.to(self._device)
+            return leaf.float() if leaf.is_floating_point() else leaf
 
         return map_structure(tensor, obs)
 
@@ -580,23 +588,11 @@ class TorchPolicy(Policy):
         return len(batch), self._columns_as_tensors(batch)
 
     def _columns_as_tensors(self, batch: SampleBatch) -> dict[str, Any]:
-        import torch
-
         wanted = batch.decompress_if_needed().unpad()
         for name, fit in self._fits.items():
             if name in wanted:
                 fit.check(wanted[name], numbers=True)
-        tensors = {name: wanted[name] for name in wanted.keys() - {Columns.INFOS}}
-
-        def tensor(leaf: Any) -> Any:
-            if isinstance(leaf, np.ndarray):
-                if leaf.dtype == object:
-                    return leaf
-                leaf = torch.as_tensor(writable(leaf))
-            leaf = leaf.to(self._device)
-            return leaf.float() if leaf.is_floating_point() else leaf
-
-        return {name: map_structure(tensor, column) for name, column in tensors.items()}
+        return {name: self._tensors(wanted[name]) for name in wanted.keys() - {Columns.INFOS}}
 
     def _needed_columns(self) -> Sequence[str]:
         return (Columns.OBS, Columns.ACTIONS)

@@ -41,7 +41,7 @@ from rlio.multi_agent import step_numbers
 from rlio.nested import Path, leaves
 from rlio.replay.weaving import in_c_order
 from rlio.schemas.json_values import dump_value
-from rlio.schemas.schema import Schema, leaf_name
+from rlio.schemas.schema import Leaf, leaf_name
 
 __all__ = ["POLICY_ID", "WRITER", "Layout", "TableColumn", "nested_lists", "to_table"]
 
@@ -114,8 +114,8 @@ class Layout:
     tensors: Callable[[NDArray[Any]], pa.Array] = nested_lists
 
     @classmethod
-    def of_schema(cls, schema: Schema, policy: str, *, joint: bool = False) -> Layout:
-        """The leaves of a policy."""
+    def of_leaves(cls, columns: Mapping[str, list[Leaf]]) -> Layout:
+        """The leaves of the columns of a policy."""
         return cls(
             tuple(
                 TableColumn(
@@ -126,9 +126,9 @@ class Layout:
                     shape=leaf.spec.shape,
                     is_json=leaf.spec.kind == "json",
                 )
-                for leaf in schema.policies[policy].leaves
-            ),
-            joint,
+                for own in columns.values()
+                for leaf in own
+            )
         )
 
     @classmethod

@@ -15,7 +15,7 @@ from rlio.forks import BackgroundThread
 from rlio.interfaces import Batch, ReadOptions
 from rlio.replay.rows import AddedRows, StoreRows
 from rlio.replay.segment_reader import SegmentReader, counting_of, group_options, own_size
-from rlio.schemas.column import ColumnSpec
+from rlio.schemas.filling import joint_columns
 from rlio.schemas.folded import unfold
 from rlio.schemas.schema import Leaf, PolicySchema, Schema
 from rlio.storage.listing import Segment
@@ -81,19 +81,15 @@ def schema_of(source: Source) -> Schema | None:
     if not schemas:
         return None
     chosen = common_columns(source.dataset, missing=source.missing, wanted=None)
-    merged: dict[str, dict[str, list[Leaf]]] = {}
-    for schema in schemas:
-        for pid, policy in schema.policies.items():
-            known = merged.setdefault(pid, {})
-            for column, leaves in policy.columns.items():
-                if chosen is None or column in chosen or column == Columns.NEXT_OBS_VALID:
-                    known.setdefault(column, list(map(_in_stores, leaves)))
+    wanted = None if chosen is None else {*chosen, Columns.NEXT_OBS_VALID}
     policies = {
-        pid: PolicySchema(tuple(leaf for leaves in columns.values() for leaf in leaves))
-        for pid, columns in sorted(merged.items())
+        pid: PolicySchema(
+            tuple(
+                _in_stores(leaf) for leaves in joint_columns(schemas, pid, wanted).values() for leaf in leaves
+            )
+        )
+        for pid in sorted({pid for schema in schemas for pid in schema.policies})
     }
-    if source.missing == "fill":  # Where observations are filled, a column says so.
-        policies = {pid: _with_validity(pid, policy, schemas) for pid, policy in policies.items()}
     return Schema(policies, any(schema.multi_agent for schema in schemas))
 
 
@@ -105,17 +101,6 @@ def _in_stores(leaf: Leaf) -> Leaf:
     if leaf.column != Columns.NEXT_OBS:
         return leaf
     return replace(leaf, physical=leaf.physical.removeprefix("_"))
-
-
-def _with_validity(pid: str, policy: PolicySchema, schemas: Sequence[Schema]) -> PolicySchema:
-    """The schema with ``new_obs_valid``, if some of a policy's rows lack their ``new_obs``."""
-    writers = [schema.policies[pid].columns for schema in schemas if pid in schema.policies]
-    lacking = any(Columns.NEXT_OBS not in columns for columns in writers)
-    if not lacking or Columns.NEXT_OBS not in policy.columns or Columns.NEXT_OBS_VALID in policy.columns:
-        return policy
-    spec = ColumnSpec("|b1", (), "scalar")
-    leaf = Leaf(Columns.NEXT_OBS_VALID, (), Columns.NEXT_OBS_VALID, spec)
-    return PolicySchema((*policy.leaves, leaf))
 
 
 def batches_of(source: Source, reader: SegmentReader, segments: Sequence[Segment]) -> Iterator[Decoded]:

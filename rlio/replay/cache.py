@@ -25,14 +25,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import logging
 import os
 import stat
 import threading
 import time
 import uuid
-import zlib
 from collections.abc import Mapping
 from typing import Any, Final, Self
 
@@ -59,6 +57,7 @@ from rlio.replay.cache_files import (
 from rlio.replay.cache_room import make_room, remove_abandoned
 from rlio.replay.manifests import MAX_BYTES, Manifest
 from rlio.replay.memory import FileArrays, file_name
+from rlio.schemas.schema import canonical_json
 from rlio.storage.local import sync_descriptor
 from rlio.storage.spool import sync_folder
 
@@ -71,8 +70,6 @@ DEFAULT_BYTES: Final = 64 << 30
 # The use of a store is noted at most as often.
 _STAMP_SECONDS: Final = 60.0
 _BLOCK: Final = 4096
-#: Bytes that are checked at a time.
-_PIECE: Final = 8 << 20
 _FOLDER_FLAGS: Final = (
     os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 )
@@ -89,9 +86,6 @@ class CacheFolder:
             ones. A process that has such a store open keeps its rows, and the disk space is free once the
             process closes it. Builders at the same time do not count each other's next bytes. None:
             ``RLIO_CACHE_BYTES``, or 64 GiB. A twentieth of the disk stays free.
-        check: Whether files are read and compared with their CRC-32 whenever a store is opened, at 1 to 3 GB
-            a second. A store whose files were overwritten, or that was built without this, is built again.
-            None: ``RLIO_CACHE_CHECK`` ("1" or "0"), or False: only lengths are compared.
 
     Raises:
         OptionError: An argument, or what stands for it in the environment, is illegal; or the folder holds
@@ -105,14 +99,12 @@ class CacheFolder:
         path: str | os.PathLike[str] | None = None,
         *,
         max_bytes: int | None = None,
-        check: bool | None = None,
     ) -> None:
         given = os.environ.get("RLIO_CACHE") if path is None else os.fspath(path)
         self.path = os.path.abspath(os.path.expanduser(given or user_folder()))
         self.max_bytes = _bytes_from_environment() if max_bytes is None else max_bytes
         if type(self.max_bytes) is not int or self.max_bytes < 1:
             raise OptionError(f"max_bytes={excerpt(self.max_bytes)}: bytes of all stores, at least 1")
-        self.check = _check_from_environment() if check is None else check
         prepare(self.path)
 
     @property
@@ -148,13 +140,6 @@ def _bytes_from_environment() -> int:
         raise OptionError(f"RLIO_CACHE_BYTES={excerpt(given)}: expected a number of bytes") from None
 
 
-def _check_from_environment() -> bool:
-    given = os.environ.get("RLIO_CACHE_CHECK", "")
-    if given not in ("", "0", "1"):
-        raise OptionError(f"RLIO_CACHE_CHECK={excerpt(given)}: expected 0 or 1")
-    return given == "1"
-
-
 class Entry:
     """The place of one store in a cache folder; see `CacheFolder.entry`."""
 
@@ -178,22 +163,21 @@ class Entry:
         with explained(self.path):
             return Reading(self)
 
-    def building(self, *, timeout: float | None = None, stop: threading.Event | None = None) -> Build:
+    def building(self, *, stop: threading.Event | None = None) -> Build:
         """Become the one who builds, or extends, the store; waits while another process or thread does that.
 
         Args:
-            timeout: Seconds to wait, at most. None: no limit.
             stop: Set to give up waiting.
 
         Raises:
-            CacheError: The other process was not done in time; or the cache folder cannot be used.
+            CacheError: The cache folder cannot be used.
             ClosedError: ``stop`` was set.
         """
         with explained(self.path):
             prepare(self.folder.path)  # It may have been removed since.
-            return Build(self, self._lock(timeout, stop))
+            return Build(self, self._lock(stop))
 
-    def _lock(self, timeout: float | None, stop: threading.Event | None) -> FileLock:
+    def _lock(self, stop: threading.Event | None) -> FileLock:
         lock = builder_lock(self.folder.path, self.key)
         try:
             lock.acquire(blocking=False)
@@ -201,17 +185,9 @@ class Entry:
         except Timeout:
             logger.info("waiting for another builder of %s", self.path)
         try:
-            lock.acquire(
-                timeout=-1 if timeout is None else timeout, cancel_check=None if stop is None else stop.is_set
-            )
+            lock.acquire(cancel_check=None if stop is None else stop.is_set)
         except Timeout as error:
-            if stop is not None and stop.is_set():
-                raise ClosedError("the store was closed while another process built it") from error
-            raise CacheError(
-                f"waited {timeout:.0f} s for another builder, which holds {lock.lock_file}: look at that "
-                "process, or wait for longer",
-                uri=self.path,
-            ) from error
+            raise ClosedError("the store was closed while another process built it") from error
         return lock
 
     def __repr__(self) -> str:
@@ -258,14 +234,12 @@ class Reading:
         """
         entry = self._entry
         manifest = Manifest.load(_read(MANIFEST, fd))
-        if _canonical(manifest.describe) != _canonical(entry.describe):
+        if canonical_json(manifest.describe) != canonical_json(entry.describe):
             raise CorruptData(
                 f"it is a store of {excerpt(manifest.describe)}, expected {excerpt(entry.describe)}: one key "
                 "for both"
             )
         arrays = FileArrays(entry.path, sizes=manifest.arrays, dir_fd=fd)
-        if entry.folder.check:
-            _check_content(manifest, fd)
         _stamp(fd)
         self.manifest, self._arrays = manifest, arrays
 
@@ -330,7 +304,6 @@ class Build:
         self._arrays: FileArrays | None = None
         self._folder = ""
         self._dir = -1
-        self._room = 0
         try:
             remove_abandoned(entry.folder.path, entry.key)
             with Reading(entry) as found:
@@ -378,7 +351,6 @@ class Build:
         folder = self._entry.folder
         with explained(folder.path):
             make_room(folder.path, self._entry.key, bytes, folder.max_bytes)
-        self._room = bytes
 
     def start_over(self) -> None:
         """Build anew what is there and cannot be extended.
@@ -412,12 +384,7 @@ class Build:
         arrays = self.arrays
         for name, used in (rows or {}).items():
             arrays.trim(name, used)
-        manifest = Manifest(
-            describe=self._entry.describe,
-            arrays=arrays.sizes,
-            state=dict(state),
-            crc32=self._crc32s(arrays.sizes) if self._entry.folder.check else None,
-        )
+        manifest = Manifest(describe=self._entry.describe, arrays=arrays.sizes, state=dict(state))
         data = manifest.dump()
         self._take(len(data) + _BLOCK)
         arrays.flush()
@@ -472,11 +439,8 @@ class Build:
         self._folder = self._entry.path
 
     def _take(self, bytes: int) -> None:
-        """Take bytes of the room that was found, or find more."""
-        rounded = -(-bytes // _BLOCK) * _BLOCK
-        if rounded > self._room:
-            self.ensure_room(rounded)
-        self._room -= rounded
+        """Make room for bytes of a file, which takes whole blocks."""
+        self.ensure_room(-(-bytes // _BLOCK) * _BLOCK)
 
     def _write_manifest(self, data: bytes) -> None:
         temporary = f"manifest-{uuid.uuid4().hex[:8]}.tmp"
@@ -484,10 +448,6 @@ class Build:
         sync_descriptor(self._dir)  # The names of new arrays: a manifest that survives has all that it names.
         os.rename(temporary, MANIFEST, src_dir_fd=self._dir, dst_dir_fd=self._dir)
         sync_descriptor(self._dir)
-
-    def _crc32s(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        with explained(self._entry.path):
-            return {name: _crc32(name, size, self._dir) for name, size in sizes.items()}
 
     def _close_folder(self) -> None:
         arrays, self._arrays = self._arrays, None
@@ -515,29 +475,3 @@ def _read(name: str, dir_fd: int) -> bytes:
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
             raise CorruptData(f"{name} is no regular file of at most {MAX_BYTES} bytes")
         return file.read()
-
-
-def _check_content(manifest: Manifest, dir_fd: int) -> None:
-    """Refuse arrays whose bytes are not those that were built.
-
-    Raises:
-        CorruptData: One is, or nobody knows: the store was built without ``check``.
-    """
-    if manifest.crc32 is None:
-        raise CorruptData("it was built without check=True, so that its bytes cannot be checked")
-    for name, size in manifest.arrays.items():
-        if _crc32(name, size, dir_fd) != manifest.crc32.get(name):
-            raise CorruptData(f"the array {excerpt(name)} has other bytes than were built")
-
-
-def _crc32(name: str, size: int, dir_fd: int) -> int:
-    """CRC-32 of the first ``size`` bytes of an array's file."""
-    with open(os.open(file_name(name), _FILE_FLAGS, dir_fd=dir_fd), "rb", buffering=0) as file:
-        crc32, left = 0, size
-        while left and (part := file.read(min(left, _PIECE))):
-            crc32, left = zlib.crc32(part, crc32), left - len(part)
-    return crc32
-
-
-def _canonical(fields: Mapping[str, Any]) -> str:
-    return json.dumps(json.loads(json.dumps(fields)), sort_keys=True)

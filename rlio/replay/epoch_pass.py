@@ -56,10 +56,6 @@ class EpochPass(ABC):
         self.epoch = 0
         self.offset = 0
         self._usual = usual
-        # Epoch and offset where the ledger began.
-        self._began = (0, 0)
-        # Whether drop_last dropped the end of the last epoch.
-        self._cut_short = False
 
     # ---- hooks ----
 
@@ -82,10 +78,6 @@ class EpochPass(ABC):
         """Why there is nothing to read."""
 
     @abstractmethod
-    def _drop(self, left: int) -> None:
-        """Count the rows of the last ``left`` units, which ``drop_last`` drops. Called once."""
-
-    @abstractmethod
     def _identity(self) -> JsonState:
         """What else must be the same for a position to mean the same units: a dict ``options`` and others."""
 
@@ -97,7 +89,7 @@ class EpochPass(ABC):
         return own_batch_size(self.options, self._usual, there=lambda: self.total)
 
     def skip(self, n: int, size: int | None = None) -> None:
-        """Go where ``n`` calls of `take` would lead; the ledger does not count what they would give.
+        """Go where ``n`` calls of `take` would lead.
 
         Args:
             n: Batches.
@@ -117,7 +109,7 @@ class EpochPass(ABC):
         if self.options.epochs is not None:
             whole = min(n, max(self._remaining(self.options.epochs), 0) // covered)
         self._step(whole * covered)
-        if whole < n and self.options.drop_last:  # The reader that asks for the last batch counts its rows.
+        if whole < n and self.options.drop_last:
             raise self._end()
         for _ in range(n - whole):  # The last batch, which may be short, or the end.
             self._deal(size)
@@ -146,9 +138,6 @@ class EpochPass(ABC):
             return units
         left = self._remaining(self.options.epochs)
         if left <= 0 or (self.options.drop_last and left < units):
-            if left > 0 and not self._cut_short:
-                self._cut_short = True
-                self._drop(left)
             raise self._end()
         return min(units, left)
 
@@ -173,11 +162,6 @@ class EpochPass(ABC):
     def _end(self) -> EndOfData:
         return EndOfData(f"all {self.options.epochs} epochs of {self.total} {self.unit} have been read")
 
-    @property
-    def _ended(self) -> int:
-        """Epochs that have ended since the ledger began, a last one that drop_last cut short included."""
-        return ((self.options.epochs or 0) if self._cut_short else self.epoch) - self._began[0]
-
     # ---- state ----
 
     def position(self) -> JsonState:
@@ -185,16 +169,14 @@ class EpochPass(ABC):
         return {"epoch": self.epoch, "position": self.offset, "seed": self.seed, **self._fingerprint}
 
     def seek(self, position: JsonState) -> None:
-        """Continue from a position; the ledger begins at 0.
+        """Continue from a position.
 
         Raises:
             StateError: The position is of other data, or of other options.
         """
         check_position(position, self._fingerprint, self.options, uri=self.uri)
-        self._began = check_offset(position, self.options, total=self.total)
-        self.epoch, self.offset = self._began
+        self.epoch, self.offset = check_offset(position, self.options, total=self.total)
         self.seed = position["seed"]  # Where both were drawn from the OS, the saved one counts.
-        self._cut_short = False
 
     @cached_property
     def _fingerprint(self) -> dict[str, Any]:

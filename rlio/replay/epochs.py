@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 from rlio.batch import SampleBatch
 from rlio.errors import EndOfData
 from rlio.forks import cached_property
-from rlio.interfaces import Batch, JsonState, ReadLedger, ReadOptions, Unit
+from rlio.interfaces import Batch, JsonState, ReadOptions, Unit
 from rlio.replay.draws import Draw, RowUnits, Units
 from rlio.replay.epoch_pass import EpochPass
 from rlio.replay.order import Permutation
 from rlio.replay.positions import UnitRange
-from rlio.replay.segment_reader import Ahead
 
 __all__ = ["OWN_BATCH", "Passage", "StorePass", "most_at_once"]
 
@@ -44,7 +43,6 @@ class Passage:
         uri: For messages.
         why_empty: Says, of what is counted, why there is nothing to draw.
         batch_size: Units of a batch where the user asks for none in particular.
-        prefetch: Whether the next batches are gathered in a background thread.
         also: What else must be the same for a position to mean the same units.
     """
 
@@ -54,7 +52,6 @@ class Passage:
     uri: str
     why_empty: Callable[[Unit], str]
     batch_size: int = OWN_BATCH
-    prefetch: bool = False
     also: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -94,7 +91,7 @@ class StorePass(EpochPass):
     def __init__(self, passage: Passage, options: ReadOptions) -> None:
         super().__init__(options, uri=passage.uri, usual=passage.batch_size)
         self.passage = passage
-        #: The order of an epoch. One value, as the background thread may be an epoch ahead.
+        #: The order of an epoch.
         self._order: tuple[int, Permutation] | None = None
         #: Units at some positions that were calculated ahead: (epoch, first position, units).
         self._known: tuple[int, int, Ids] = (-1, 0, np.empty(0, np.int64))
@@ -102,8 +99,6 @@ class StorePass(EpochPass):
         self._cut = 0
         # Batches that were skipped since the last one was given: most likely as many will be again.
         self._skipped = 0
-        self._ahead: Ahead[_Block] = Ahead(self._load)
-        self._served = self._dropped = 0
         #: Once it is closed, how many units there were, if that was known.
         self._last_total: int | None = None
 
@@ -131,11 +126,6 @@ class StorePass(EpochPass):
         """Units of one epoch, of all ranks together."""
         return self.units.count if self._last_total is None else self._last_total
 
-    @property
-    def ledger(self) -> ReadLedger:
-        """What became of the units' rows."""
-        return ReadLedger(expected=self._served + self._dropped, served=self._served, dropped=self._dropped)
-
     # ---- batches ----
 
     def take(self, n: int | None) -> Batch:
@@ -152,7 +142,6 @@ class StorePass(EpochPass):
         if self._cut == block.key.batches:
             self._block = None
         self._step(size * self.options.shard[1])
-        self._served += size
         return found
 
     def _goes_on(self, key: _Key) -> bool:
@@ -169,17 +158,14 @@ class StorePass(EpochPass):
             key = self._next_key(self.epoch, self.offset, self._skipped + 1)
             self._skipped = 0
             if key is not None:
-                block = self._loaded(key)
+                block = self._load(key)
                 if key.batches > 1:
                     self._block, self._cut = block, 0
                     return self.take(None)
                 self._step(n * self.options.shard[1])
-                self._served += block.batch.agent_steps()
                 return block.batch
         numbers = [self._numbers(span) for span in self._deal(n)]
-        batch = self.units.batch(np.concatenate(numbers))
-        self._served += batch.agent_steps()
-        return batch
+        return self.units.batch(np.concatenate(numbers))
 
     # ---- as a source of rows that are gathered with others: see `rlio.replay.joint_gather` ----
 
@@ -200,7 +186,6 @@ class StorePass(EpochPass):
         """Step over the next ``n`` units, which were given."""
         self._block = None
         self._step(n)
-        self._served += n
 
     def skip(self, n: int, size: int | None = None) -> None:
         """See `EpochPass.skip`."""
@@ -213,17 +198,6 @@ class StorePass(EpochPass):
             return None
         full = (self.total - offset) // (self.batch_size * self.options.shard[1])
         return _Key(epoch, offset, min((full - 1) // stride + 1, self._most), stride) if full else None
-
-    def _loaded(self, key: _Key) -> _Block:
-        """The block of a key, from the background if it is there; announces the one after it."""
-        block = self._ahead.get(key)
-        if self.passage.prefetch:
-            following = key.offset + key.batches * key.stride * self.batch_size * self.options.shard[1]
-            crossed, at = divmod(following, self.total)
-            coming = self._next_key(key.epoch + crossed, at, key.stride)
-            if coming is not None:
-                self._ahead.announce(coming)
-        return block
 
     def _load(self, key: _Key) -> _Block:
         rank, world = self.options.shard
@@ -264,20 +238,13 @@ class StorePass(EpochPass):
     def _why_empty(self) -> str:
         return self.passage.why_empty(self.unit)
 
-    def _drop(self, left: int) -> None:
-        numbers = [self._numbers(span) for span in self._spans(left, self.options.shard)]
-        if numbers:
-            self._dropped += self.units.batch(np.concatenate(numbers)).agent_steps()
-
     # ---- state ----
 
     def seek(self, position: JsonState) -> None:
         """See `EpochPass.seek`."""
         super().seek(position)
-        self._ahead.forget()  # Of another seed, perhaps; and what it calculates is kept for later.
         self._order = None
         self._known = (-1, 0, np.empty(0, np.int64))
-        self._served = self._dropped = 0
         self._block = None
 
     def _identity(self) -> JsonState:
@@ -285,8 +252,7 @@ class StorePass(EpochPass):
         return {"snapshot": self.passage.digest, "options": options}
 
     def close(self) -> None:
-        """End the background thread, and let go of what was gathered."""
-        self._ahead.close()
+        """Let go of what was gathered."""
         self._block = None
         if "_opened" in self.__dict__:  # Gigabytes, which should not wait for the garbage collector.
             self._last_total = self.total

@@ -28,7 +28,7 @@ from rlio.batch import MultiAgentBatch
 from rlio.columns import DEFAULT_POLICY_ID
 from rlio.dataset import Dataset
 from rlio.errors import OptionError, excerpt
-from rlio.interfaces import Batch, ReadOptions
+from rlio.interfaces import ReadOptions
 from rlio.replay.filters import Ref, RowFilter
 from rlio.replay.segment_reader import (
     GroupOptions,
@@ -38,8 +38,9 @@ from rlio.replay.segment_reader import (
     group_options,
     with_step_columns,
 )
+from rlio.schemas.filling import joint_columns
 from rlio.schemas.parquet_statistics import Bounds
-from rlio.schemas.schema import Leaf, PolicySchema, Schema
+from rlio.schemas.schema import PolicySchema, Schema
 from rlio.storage.listing import Segment
 from rlio.storage.shards import OpenShard
 
@@ -57,7 +58,6 @@ class Matches(NamedTuple):
         rows: Positions that it takes: its rows, those that are lost included.
         positions: Of the rows that pass, ascending; shape (k,) int64.
         lost: Rows of it that are damaged, and might have passed.
-        groups_read, groups_passed_over: Row groups that were read, and those that bounds ruled out.
         spans: The live parts of its row groups, all of them.
     """
 
@@ -66,8 +66,6 @@ class Matches(NamedTuple):
     rows: int
     positions: Rows
     lost: int
-    groups_read: int
-    groups_passed_over: int
     spans: list[Span]
 
 
@@ -84,14 +82,6 @@ def is_ruled_out(
             if leaf.path == ref.path and leaf.physical in known:
                 bounds[ref] = known[leaf.physical]
     return not row_filter.may_match(bounds)
-
-
-def passing(batch: Batch | None, row_filter: RowFilter, policy: str) -> tuple[Rows, int]:
-    """The rows of a policy that pass, among those that a batch has of it; and how many these are."""
-    own = batch.get(policy) if isinstance(batch, MultiAgentBatch) else batch
-    if own is None or not own.count:
-        return np.empty(0, np.int64), 0
-    return np.flatnonzero(row_filter.mask(own, rows=own.count)), own.count
 
 
 def filter_options(
@@ -121,13 +111,8 @@ def check_filter(
         MissingColumn: There is no such column.
         OptionError: The filter does not fit the columns.
     """
-    leaves: dict[str, list[Leaf]] = {}
-    for schema in schemas:
-        if policy in schema.policies:
-            for name, found in schema.policies[policy].columns.items():
-                if columns is None or name in columns:
-                    leaves.setdefault(name, found)
-    row_filter.check(PolicySchema(tuple(leaf for found in leaves.values() for leaf in found)))
+    known = joint_columns(schemas, policy, columns)
+    row_filter.check(PolicySchema(tuple(leaf for leaves in known.values() for leaf in leaves)))
 
 
 def matches(
@@ -170,44 +155,33 @@ def matches(
     reader = SegmentReader(dataset, options, counting, given_up=set() if given_up is None else given_up)
     start = 0
     for segment in dataset.segments:
-        found = _segment_matches(_Search(reader, row_filter, policies[0]), segment, start)
-        start += found.rows
-        yield found
+        at, lost, spans = start, 0, reader.spans(segment)
+        parts: list[Rows] = []
+        for span in spans:
+            found = passing(reader, segment, span, row_filter, policies[0])
+            rows, count = (np.empty(0, np.int64), len(span.rows)) if found is None else found
+            lost += count if found is None else 0
+            parts.append(rows + at)
+            at += count
+        positions = np.concatenate([np.empty(0, np.int64), *parts])
+        yield Matches(segment, start, at - start, positions, lost, spans)
+        start = at
 
 
-class _Search(NamedTuple):
-    """What is looked for: see `matches`."""
+def passing(
+    reader: SegmentReader, segment: Segment, span: Span, row_filter: RowFilter, policy: str
+) -> tuple[Rows, int] | None:
+    """The rows of a policy in a span that pass, and how many rows of it are there; None: they are lost.
 
-    reader: SegmentReader
-    row_filter: RowFilter
-    policy: str
-
-
-def _segment_matches(search: _Search, segment: Segment, start: int) -> Matches:
-    """What passes of a segment whose first row has the position ``start``."""
-    at, lost, read, passed_over = start, 0, 0, 0
-    parts: list[Rows] = []
-    spans = search.reader.spans(segment)
-    for span in spans:
-        if _is_span_ruled_out(search, segment, span):
-            passed_over += 1
-            at += len(span.rows)
-            continue
-        batch = search.reader.read(segment, span)
-        if batch is None:
-            lost += len(span.rows)
-            at += len(span.rows)
-            continue
-        read += 1
-        rows, count = passing(batch, search.row_filter, search.policy)
-        parts.append(rows + at)
-        at += count
-    positions = np.concatenate(parts) if parts else np.empty(0, np.int64)
-    return Matches(segment, start, at - start, positions, lost, read, passed_over, spans)
-
-
-def _is_span_ruled_out(search: _Search, segment: Segment, span: Span) -> bool:
-    if span.group < 0:
-        return False
-    shard = search.reader.open(segment)
-    return shard is not None and is_ruled_out(shard, span.group, search.row_filter, policy=search.policy)
+    A row group that bounds rule out is not read.
+    """
+    shard = reader.open(segment)
+    if shard is None or span.group < 0:
+        return None
+    if is_ruled_out(shard, span.group, row_filter, policy=policy):
+        return np.empty(0, np.int64), len(span.rows)
+    batch = reader.read(segment, span)
+    own = batch.get(policy) if isinstance(batch, MultiAgentBatch) else batch
+    if own is None:
+        return None
+    return np.flatnonzero(row_filter.mask(own, rows=own.count)), own.count

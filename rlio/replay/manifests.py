@@ -37,13 +37,11 @@ class Manifest:
         describe: What the store is of, as its builder said: JSON.
         arrays: Name -> bytes of every array; what lies behind them belongs to nobody yet.
         state: What else the builder noted for its readers: JSON.
-        crc32: Name -> CRC-32 of those bytes; None where the builder did not make them.
     """
 
     describe: Mapping[str, Any]
     arrays: Mapping[str, int]
     state: Mapping[str, Any]
-    crc32: Mapping[str, int] | None = None
 
     def dump(self) -> bytes:
         """The text of it.
@@ -58,8 +56,6 @@ class Manifest:
             "arrays": dict(self.arrays),
             "state": dict(self.state),
         }
-        if self.crc32 is not None:
-            fields["crc32"] = dict(self.crc32)
         try:
             body = json.dumps(fields, allow_nan=False, separators=(",", ":")).encode()
         except (TypeError, ValueError, RecursionError) as error:
@@ -80,12 +76,7 @@ class Manifest:
             raise CorruptData(f"a manifest of {len(data)} bytes that does not fit its checksum")
         try:
             fields = json.loads(body)
-            made = cls(
-                describe=fields["describe"],
-                arrays=fields["arrays"],
-                state=fields["state"],
-                crc32=fields.get("crc32"),
-            )
+            made = cls(describe=fields["describe"], arrays=fields["arrays"], state=fields["state"])
             found = fields["layout"], fields["byteorder"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise CorruptData(f"a manifest that is none: {excerpt(body)}") from error

@@ -85,19 +85,6 @@ class Arrays(Protocol):
             OptionError: The array has fewer rows.
         """
 
-    def trim(self, name: str, rows: int) -> None:
-        """Give back what lies behind the first ``rows`` rows; nobody may touch it from now on."""
-
-    def flush(self) -> None:
-        """Make what was written durable.
-
-        Raises:
-            CacheError: It could not be: what is stored there is not to be relied upon.
-        """
-
-    def close(self) -> None:
-        """Let go of everything but the arrays that were given out. May be called again."""
-
 
 @dataclass(frozen=True)
 class _Rows:
@@ -131,47 +118,17 @@ class _Rows:
 class RamArrays:
     """Arrays in anonymous memory, which is taken from the machine as it is touched: see `Arrays`."""
 
-    def __init__(self) -> None:
-        #: Name -> its rows.
-        self._arrays: dict[str, int] = {}
-        self._closed = False
-
     def array(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> NDArray[Any]:
         """See `Arrays.array`; writable.
 
         Raises:
-            OptionError: As there; or there is no address space for as many rows.
+            OptionError: The dtype holds objects, or there is no address space for as much.
         """
-        if self._closed:
-            raise ClosedError("the arrays of this store were closed")
         row, rows = _Rows.of(name, shape, dtype)
-        if name in self._arrays:
-            raise OptionError(f"there is an array {excerpt(name)} already")
-        made = row.over(_anonymous(name, rows * row.bytes), rows)
-        self._arrays[name] = rows
-        return made
+        return row.over(_anonymous(name, rows * row.bytes), rows)
 
     def reserve(self, name: str, rows: int) -> None:
         """See `Arrays.reserve`; memory needs no reserving."""
-        _check_rows(name, rows, self._arrays[name])
-
-    def trim(self, name: str, rows: int) -> None:
-        """See `Arrays.trim`; rows that were never touched take no memory anyway."""
-        _check_rows(name, rows, self._arrays[name])
-
-    def flush(self) -> None:
-        """See `Arrays.flush`; memory is as durable as it gets."""
-
-    def close(self) -> None:
-        """See `Arrays.close`."""
-        self._closed = True
-        self._arrays.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 def copied(arrays: Arrays, name: str, rows: int, like: NDArray[Any]) -> NDArray[Any]:
@@ -333,7 +290,7 @@ class FileArrays:
         found.reserved = end
 
     def trim(self, name: str, rows: int) -> None:
-        """See `Arrays.trim`: touching what was cut off ends the process (SIGBUS)."""
+        """Give back what lies behind the first ``rows`` rows: touching it ends the process (SIGBUS)."""
         found = self._writable(name)
         _check_rows(name, rows, found.rows)
         with self._errors(name):
@@ -342,7 +299,11 @@ class FileArrays:
         found.reserved = min(found.reserved, found.bytes)
 
     def flush(self) -> None:
-        """See `Arrays.flush`."""
+        """Make what was written durable.
+
+        Raises:
+            CacheError: It could not be: what is stored there is not to be relied upon.
+        """
         for name in self._files:
             found = self._writable(name)
             if self._failed is not None:
@@ -364,7 +325,7 @@ class FileArrays:
                 os.close(found.fd)
 
     def close(self) -> None:
-        """See `Arrays.close`."""
+        """Let go of everything but the arrays that were given out. May be called again."""
         self.clear()
         fd, self._dir = self._dir, -1
         if fd >= 0:

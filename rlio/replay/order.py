@@ -329,11 +329,6 @@ class WindowOrder:
     def __len__(self) -> int:
         return self._total
 
-    @property
-    def num_windows(self) -> int:
-        """Number of windows; each holds at least one row."""
-        return len(self._rows)
-
     def groups_of(self, window: int) -> range:
         """Return the row groups of a window, whatever the epoch."""
         return range(int(self._first_group[window]), int(self._first_group[window + 1]))
@@ -357,34 +352,16 @@ class WindowOrder:
             rows=int(self._rows[index]),
         )
 
-    def rows_in(self, epoch: int, window: WindowRef | int) -> IntArray:
+    def rows_in(self, epoch: int, window: WindowRef) -> IntArray:
         """Return the rows of ``window`` in serving order: int64, counted from the window's first row."""
-        index = window.index if isinstance(window, WindowRef) else operator.index(window)
-        if not 0 <= index < self.num_windows:
-            raise OptionError(f"window {index}: there are windows 0 to {self.num_windows - 1}")
-        rows = int(self._rows[index])
-        return Permutation(rows, seed=self.seed, epoch=epoch, key=(1, index)).take(0, rows)
-
-    def take(self, epoch: int, start: int, stop: int) -> IntArray:
-        """Return the rows, numbered over all groups, at positions ``start`` to ``stop - 1`` of ``epoch``."""
-        if not 0 <= start <= stop <= self._total:
-            raise OptionError(f"take({start}, {stop}): positions run from 0 to {self._total}")
-        out = np.empty(stop - start, np.int64)
-        position = start
-        while position < stop:
-            window = self.window_at(epoch, position)
-            end = min(stop, window.stop_position)
-            rows = self.rows_in(epoch, window)
-            rows = rows[position - window.start_position : end - window.start_position]
-            np.add(rows, window.first_row, out=out[position - start : end - start])
-            position = end
-        return out
+        key = (1, window.index)
+        return Permutation(window.rows, seed=self.seed, epoch=epoch, key=key).take(0, window.rows)
 
     def _epoch(self, epoch: int) -> tuple[IntArray, IntArray]:
         """Windows in serving order, and the position at which each begins."""
         cached = self._cached
         if cached is None or cached[0] != epoch:
-            count = self.num_windows
+            count = len(self._rows)
             served = Permutation(count, seed=self.seed, epoch=epoch, key=(0,)).take(0, count)
             rows = self._rows[served]
             # One assignment of a whole tuple: threads that share an order never see half of it.

@@ -21,7 +21,7 @@ from rlio.dataset import Dataset, common_columns
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
 from rlio.interfaces import Batch, ReadOptions
 from rlio.replay.arrow_tables import WRITER, Layout, TableColumn, to_table
-from rlio.replay.filter_pushdown import check_filter, filter_options, is_ruled_out, passing
+from rlio.replay.filter_pushdown import check_filter, filter_options, passing
 from rlio.replay.filters import RowFilter
 from rlio.replay.segment_reader import (
     GoneShards,
@@ -33,6 +33,7 @@ from rlio.replay.segment_reader import (
     group_options,
     with_step_columns,
 )
+from rlio.schemas.filling import joint_columns
 from rlio.schemas.folded import unfold
 from rlio.schemas.schema import Schema
 from rlio.storage.filesystem import Storage
@@ -156,7 +157,9 @@ def plan_of(
         check_filter(row_filter, schemas, pids[0])
         searched = filter_options(dataset, row_filter, missing=missing, on_error=options.on_error)
     layout = _shared_layout(
-        {pid: _layout(schemas, pid, chosen) for pid in pids}, joint=joint and policy is None, uri=dataset.uri
+        {pid: Layout.of_leaves(joint_columns(schemas, pid, chosen.columns)) for pid in pids},
+        joint=joint and policy is None,
+        uri=dataset.uri,
     )
     if options.columns is not None and joint:  # Those that joint steps are told apart by are read, not given.
         given = {*options.columns, Columns.NEXT_OBS_VALID}
@@ -201,26 +204,6 @@ def _with_writers(layout: Layout, *, uri: str) -> Layout:
     if WRITER in layout.logical:
         raise OptionError("writers=True: the data has a column '_writer' already", uri=uri)
     return replace(layout, columns=(*layout.columns, TableColumn(WRITER, WRITER, (), "<U", ())))
-
-
-def _layout(schemas: list[Schema], pid: str, options: GroupOptions) -> Layout:
-    """The columns of a policy, as batches have them in which all schemas are filled up alike."""
-    columns: dict[str, tuple[TableColumn, ...]] = {}
-    for schema in schemas:
-        if pid in schema.policies:
-            of = Layout.of_schema(schema, pid)
-            for name in of.logical:
-                if options.columns is None or name in options.columns:
-                    columns.setdefault(name, tuple(c for c in of.columns if c.column == name))
-    lacks_next = any(
-        Columns.NEXT_OBS in columns and Columns.NEXT_OBS not in schema.policies[pid].columns
-        for schema in schemas
-        if pid in schema.policies
-    )
-    if lacks_next:  # Which of them are filled is said, as `rlio.schemas.filling.Filling` does.
-        valid = Columns.NEXT_OBS_VALID
-        columns.setdefault(valid, (TableColumn(valid, valid, (), "|b1", ()),))
-    return Layout(tuple(column for found in columns.values() for column in found))
 
 
 def _shared_layout(layouts: dict[str, Layout], *, joint: bool, uri: str) -> Layout:
@@ -390,13 +373,9 @@ class PartReader:
         row_filter = self.plan.row_filter
         if row_filter is None:
             return None
-        shard = search.open(segment)
-        if shard is None or span.group < 0:
-            return None  # Told, or counted, by whoever reads the rows.
-        pid = self.plan.policy or next(iter(shard.schema.policies), DEFAULT_POLICY_ID)
-        if is_ruled_out(shard, span.group, row_filter, policy=pid):
-            return np.empty(0, np.int64)
-        return passing(search.read(segment, span), row_filter, pid)[0]
+        pid = self.plan.policy or DEFAULT_POLICY_ID
+        found = passing(search, segment, span, row_filter, pid)
+        return np.empty(0, np.int64) if found is None else found[0]
 
 
 def _signed(batch: SampleBatch, writer: str) -> SampleBatch:

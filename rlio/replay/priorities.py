@@ -28,7 +28,6 @@ Source: Schaul et al., "Prioritized Experience Replay" (2016), sections 3.3 and 
 from __future__ import annotations
 
 import math
-import operator
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -69,24 +68,22 @@ class SumTree:
     Args:
         capacity: Slots, at least 1; all hold 0.
         smallest: Whether `smallest` can be asked for.
-
-    Raises:
-        OptionError: ``capacity`` is below 1.
     """
 
     def __init__(self, capacity: int, *, smallest: bool = False) -> None:
-        self._capacity = _size(capacity)
+        #: Number of slots.
+        self.capacity = capacity
         # The values, padded with zeros; the sums of every eight of them; the sums of those; up to the top.
-        self._levels: list[Values] = [np.zeros(size, np.float64) for size in _level_sizes(self._capacity)]
+        self._levels: list[Values] = [np.zeros(size, np.float64) for size in _level_sizes(capacity)]
         self._bounds = _LowerBounds(len(self._levels[0])) if smallest else None
         # Sums of the top level up to each node, from 0: valid unless stale.
         self._running: Values = np.zeros(len(self._levels[-1]) + 1, np.float64)
         self._stale = False
 
     @property
-    def capacity(self) -> int:
-        """Number of slots."""
-        return self._capacity
+    def values(self) -> Values:
+        """The value of each slot; a view."""
+        return self._levels[0][: self.capacity]
 
     @property
     def total(self) -> float:
@@ -95,82 +92,15 @@ class SumTree:
 
     @property
     def smallest(self) -> float:
-        """The smallest value above 0; inf where all are 0.
-
-        Raises:
-            OptionError: The tree was made without ``smallest=True``.
-        """
-        if self._bounds is None:
-            raise OptionError("smallest: this tree does not keep it; make it with SumTree(n, smallest=True)")
+        """The smallest value above 0; inf where all are 0."""
+        assert self._bounds is not None
         return self._bounds.smallest(self._levels[0])
 
-    def get(self, slots: npt.ArrayLike) -> Values:
-        """Return the values of ``slots``: float64, fresh.
-
-        Raises:
-            OptionError: ``slots`` are not integers in ``range(capacity)``, in one dimension.
-        """
-        return self._levels[0].take(self._checked(slots))
-
-    def set(self, slots: npt.ArrayLike, values: npt.ArrayLike) -> None:
-        """Give ``slots`` new values; of a slot that is named twice, the last one stays.
-
-        Args:
-            slots: Integers, shape (n,).
-            values: Shape (n,), or one for all; each 0 or from `LEAST` to `LARGEST`.
-
-        Raises:
-            OptionError: A slot or a value is not as above; nothing has changed then.
-        """
-        wanted = self._checked(slots)
-        given = _checked_values(values, OptionError)
-        if given.shape not in ((), wanted.shape):
-            raise OptionError(
-                f"values of shape {given.shape} for {len(wanted)} slots: one each, or one for all"
-            )
-        self._put(wanted, given, bounds=_positive(given))
-
     def fill(self, slots: range, value: float) -> None:
-        """Give neighbouring ``slots`` one value: quicker than `set`.
-
-        Raises:
-            OptionError: ``slots`` reach beyond the capacity or have a step, or the value is none of `set`.
-        """
-        start, stop = self._stretch(slots)
-        self._levels[0][start:stop] = _checked_values(float(value), OptionError)
-        self._changed(start, stop, bound=value or math.inf)
-
-    def clear(self, slots: range) -> None:
-        """Give neighbouring ``slots`` the value 0.
-
-        Raises:
-            OptionError: ``slots`` reach beyond the capacity or have a step.
-        """
-        self.fill(slots, 0.0)
-
-    def find(self, masses: npt.ArrayLike) -> Slots:
-        """Return the slot on which each mass falls: that whose interval of the running sum holds it.
-
-        Slot i takes the masses from the sum of all values before it, which falls on it, up to that sum and
-        its own value, which does not. Sums are rounded, so that a mass next to a border may fall on the
-        neighbour; it never falls on a slot of value 0.
-
-        Args:
-            masses: Shape (n,), each at least 0 and below `total`.
-
-        Returns:
-            Shape (n,) int64, in the order of ``masses``.
-
-        Raises:
-            OptionError: A mass is not in that range.
-        """
-        wanted = np.array(masses, np.float64)  # a copy: `_locate` changes it
-        if wanted.ndim != 1:
-            raise OptionError(f"masses of shape {wanted.shape}: give them in one dimension")
-        outside = ~((wanted >= 0.0) & (wanted < self.total))  # NaN is outside
-        if outside.any():
-            raise OptionError(f"find({wanted[outside][0]}): masses are at least 0 and below {self.total}")
-        return self._locate(wanted)[0]
+        """Give neighbouring ``slots`` one value."""
+        if slots:
+            self.values[slots.start : slots.stop] = value
+            self._changed(slots.start, slots.stop, bound=value or math.inf)
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return what `from_arrays` needs.
@@ -178,7 +108,7 @@ class SumTree:
         Returns:
             ``values``: shape (capacity,) float64, a read-only view that changes with the tree.
         """
-        values = self._levels[0][: self._capacity]
+        values = self.values
         values.flags.writeable = False
         return {"values": values}
 
@@ -193,11 +123,11 @@ class SumTree:
         if not len(values):
             raise StateError("values is empty: a tree has at least one slot")
         tree = cls(len(values), smallest=smallest)
-        tree._levels[0][: len(values)] = _checked_values(values, StateError)
+        tree.values[:] = _checked_values(values)
         tree._changed(0, len(values), bound=LEAST)
         return tree
 
-    def _locate(self, masses: Values) -> tuple[Slots, Values]:
+    def locate(self, masses: Values) -> tuple[Slots, Values]:
         """Slots and their values, of masses from 0 to the total, or a rounding error more, which change."""
         running = self._running_sums()
         np.minimum(masses, math.nextafter(running[-1], 0.0), out=masses)
@@ -232,8 +162,14 @@ class SumTree:
             self._stale = False
         return self._running
 
-    def _put(self, slots: Slots, values: Values, *, bounds: Values) -> None:
-        """`set` without its checks; for ``bounds`` see `_LowerBounds.put`."""
+    def put(self, slots: Slots, values: Values, *, bounds: Values) -> None:
+        """Give ``slots`` new values; of a slot that is named twice, the last one stays.
+
+        Args:
+            slots: Shape (n,).
+            values: Shape (n,).
+            bounds: See `_LowerBounds.put`.
+        """
         self._levels[0][slots] = values
         at = slots
         for child, parent in pairwise(self._levels):
@@ -256,27 +192,6 @@ class SumTree:
         if self._bounds is not None:
             self._bounds.put_stretch(start, stop, bound)
         self._stale = True
-
-    def _checked(self, slots: npt.ArrayLike) -> Slots:
-        wanted = np.asarray(slots)
-        if wanted.ndim != 1 or (wanted.dtype.kind not in "iu" and wanted.size):
-            raise OptionError(
-                f"slots of dtype {wanted.dtype} and shape {wanted.shape}: integers in one dimension"
-            )
-        numbers = wanted.astype(np.int64, copy=False)
-        # As unsigned numbers, negative ones are beyond any capacity.
-        if np.maximum.reduce(numbers.view(np.uint64), initial=0) >= self._capacity:
-            raise OptionError(
-                f"slots {numbers.min()} to {numbers.max()}: there are 0 to {self._capacity - 1}"
-            )
-        return numbers
-
-    def _stretch(self, slots: range) -> tuple[int, int]:
-        if not len(slots):
-            return 0, 0
-        if slots.step != 1 or slots.start < 0 or slots.stop > self._capacity:
-            raise OptionError(f"{slots}: neighbouring slots, from 0 to {self._capacity - 1}")
-        return slots.start, slots.stop
 
 
 def _sum_stretch(child: Values, parent: Values, start: int, stop: int) -> None:
@@ -368,8 +283,6 @@ class Prioritised:
         beta: How much of the bias the weights undo, 0 to 1; or a function from the number of rows drawn
             before to that, such as ``lambda drawn: min(1.0, 0.4 + 0.6 * drawn / 1e7)``.
         epsilon: Added to each error, above 0: a row without an error is drawn now and then.
-        initial: The error of rows that are new; "max": they get the highest priority that was given
-            so far, and 1 before any was.
         normalise: What the largest weight is 1 of: "buffer", all rows that can be drawn; "batch", the rows
             of the batch. The paper's algorithm divides by the largest weight of all, and so do RLlib, TorchRL
             and cpprb; with "batch" (Dopamine) a single row of tiny priority does not push all weights
@@ -379,7 +292,6 @@ class Prioritised:
     alpha: float = 0.6
     beta: float | Callable[[int], float] = 0.4
     epsilon: float = 1e-6
-    initial: float | Literal["max"] = "max"
     normalise: Literal["buffer", "batch"] = "buffer"
 
     def __post_init__(self) -> None:
@@ -391,14 +303,11 @@ class Prioritised:
             raise OptionError(f"epsilon={excerpt(self.epsilon)}: a finite number above 0")
         if self.normalise not in ("buffer", "batch"):
             raise OptionError(f"normalise={excerpt(self.normalise)}: 'buffer' or 'batch'")
-        if self.initial != "max" and not (_is_number(self.initial) and self.initial >= 0.0):
-            raise OptionError(f"initial={excerpt(self.initial)}: 'max', or a finite |error|, at least 0")
         least = _power(self.epsilon, self.alpha)
-        first = 1.0 if self.initial == "max" else _power(self.initial + self.epsilon, self.alpha)
-        if not (LEAST <= least <= LARGEST and LEAST <= first <= LARGEST and _largest_error(self) > 0.0):
+        if not (LEAST <= least <= LARGEST and _largest_error(self) > 0.0):
             raise OptionError(
-                f"alpha={self.alpha}, epsilon={self.epsilon}, initial={self.initial!r}: the power alpha of "
-                f"epsilon, or of initial, is beyond {LEAST:.0e} to {LARGEST:.0e}; choose a smaller alpha"
+                f"alpha={self.alpha}, epsilon={self.epsilon}: the power alpha of epsilon is beyond "
+                f"{LEAST:.0e} to {LARGEST:.0e}; choose a smaller alpha"
             )
 
 
@@ -417,9 +326,6 @@ class Priorities:
         tree: The priorities themselves.
         drawn: Rows drawn so far, on which ``beta`` may depend.
         maximum: The highest priority given by `update` so far, at least 1: that of new rows.
-
-    Raises:
-        OptionError: ``capacity`` is below 1.
     """
 
     def __init__(self, capacity: int, options: Prioritised | None = None) -> None:
@@ -456,7 +362,7 @@ class Priorities:
         masses = rng.random(n)
         masses += np.arange(n)
         masses *= total / n
-        slots, priorities = self.tree._locate(masses)
+        slots, priorities = self.tree.locate(masses)
         self.drawn += n
         return slots, self._weights(priorities, beta)
 
@@ -471,7 +377,7 @@ class Priorities:
             OptionError: A slot is out of range, or an error is not finite or its power is beyond `LARGEST`;
                 nothing has changed then.
         """
-        wanted = self.tree._checked(slots)
+        wanted = _checked_slots(slots, self.tree.capacity)
         values = np.abs(np.asarray(errors, np.float64))
         if values.shape != wanted.shape:
             raise OptionError(f"errors of shape {values.shape} for {len(wanted)} slots: give one for each")
@@ -481,31 +387,16 @@ class Priorities:
         values += self.options.epsilon
         np.power(values, self.options.alpha, out=values)
         self.maximum = max(self.maximum, float(np.maximum.reduce(values, initial=0.0)))
-        live = self.tree._levels[0].take(wanted) > 0.0
-        self.tree._put(wanted, values * live, bounds=values)
+        live = self.tree.values.take(wanted) > 0.0
+        self.tree.put(wanted, values * live, bounds=values)
 
-    def appended(self, slots: range | npt.ArrayLike) -> None:
-        """Give the slots of new rows their first priority, whatever was there; a range is quickest.
-
-        Raises:
-            OptionError: A slot is out of range.
-        """
-        initial = self.options.initial
-        first = (
-            self.maximum if initial == "max" else _power(initial + self.options.epsilon, self.options.alpha)
-        )
-        if isinstance(slots, range):
-            self.tree.fill(slots, first)
-        else:
-            self.tree.set(slots, first)
+    def appended(self, slots: range) -> None:
+        """Give the slots of new rows the highest priority so far, whatever was there."""
+        self.tree.fill(slots, self.maximum)
 
     def forget(self, slots: range) -> None:
-        """Empty the neighbouring ``slots``, whose rows are gone: nothing draws them.
-
-        Raises:
-            OptionError: ``slots`` reach beyond the capacity or have a step.
-        """
-        self.tree.clear(slots)
+        """Empty the neighbouring ``slots``, whose rows are gone: nothing draws them."""
+        self.tree.fill(slots, 0.0)
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return what `from_arrays` needs; the options are not in it.
@@ -557,26 +448,29 @@ def _level_sizes(capacity: int) -> list[int]:
     return [top * _FAN_OUT ** (depth - level) for level in range(depth + 1)]
 
 
-def _size(capacity: int) -> int:
-    try:
-        size = operator.index(capacity)
-    except TypeError:
-        size = 0
-    if size < 1:
-        raise OptionError(f"capacity={excerpt(capacity)}: a number of slots, at least 1")
-    return size
-
-
 def _positive(values: Values) -> Values:
     """The values, with infinity for each 0."""
     return np.where(values > 0.0, values, np.inf)
 
 
-def _checked_values(values: npt.ArrayLike, error: type[OptionError | StateError]) -> Values:
+def _checked_slots(slots: npt.ArrayLike, capacity: int) -> Slots:
+    wanted = np.asarray(slots)
+    if wanted.ndim != 1 or (wanted.dtype.kind not in "iu" and wanted.size):
+        raise OptionError(
+            f"slots of dtype {wanted.dtype} and shape {wanted.shape}: integers in one dimension"
+        )
+    numbers = wanted.astype(np.int64, copy=False)
+    # As unsigned numbers, negative ones are beyond any capacity.
+    if np.maximum.reduce(numbers.view(np.uint64), initial=0) >= capacity:
+        raise OptionError(f"slots {numbers.min()} to {numbers.max()}: there are 0 to {capacity - 1}")
+    return numbers
+
+
+def _checked_values(values: Values) -> Values:
     given = np.asarray(values, np.float64)
     wrong = ~((given == 0.0) | ((given >= LEAST) & (given <= LARGEST)))  # NaN is wrong
     if wrong.any():
-        raise error(
+        raise StateError(
             f"{np.count_nonzero(wrong)} of {given.size} values are no priorities, such as {given[wrong][0]}: "
             f"each is 0, or from {LEAST:.0e} to {LARGEST:.0e}"
         )

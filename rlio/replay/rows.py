@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -93,38 +94,6 @@ class Filled:
         return cls(extents, [(rows, count) for rows, count in written["steps"]])
 
 
-@dataclass(frozen=True, kw_only=True)
-class _TableMaker:
-    """How the tables of a store are made; see `StoreRows`."""
-
-    capacity: int
-    arrays: Arrays
-    ring: bool
-    frames: int | None
-    columns: frozenset[str] | None
-    sealed: bool
-
-    def make(self, pid: str, policy: PolicySchema, extent: Extent) -> RowTable:
-        """The table of a policy, of which ``extent`` is filled."""
-        if any(is_per_sequence(column) for column in policy.columns):
-            raise OptionError(
-                f"policy {pid!r} was recorded in sequences (seq_lens): a store cuts them anew from "
-                "single steps; read these with cache='none'"
-            )
-        wanted = None if self.columns is None else self.columns & set(policy.columns)
-        # Of a policy that has no rows, there are no files either.
-        is_empty = self.sealed and not extent.rows
-        return RowTable(
-            RowLayout.of(policy, columns=wanted),
-            capacity=max(extent.rows, 1) if self.sealed else self.capacity,
-            arrays=RamArrays() if is_empty else _Prefixed(self.arrays, f"{pid} "),
-            ring=self.ring,
-            frames=self.frames,
-            extent=extent,
-            sealed=self.sealed,
-        )
-
-
 class StoreRows:
     """Tables, one a policy, that batches are added to.
 
@@ -157,14 +126,12 @@ class StoreRows:
         self._ingests: dict[str, Ingest] = {}
         #: Policy id -> the columns of its table.
         self._policies: dict[str, PolicySchema] = {}
-        self._maker = _TableMaker(
-            capacity=capacity,
-            arrays=arrays,
-            ring=ring,
-            frames=frames,
-            columns=columns,
-            sealed=sealed,
-        )
+        self._ring = ring
+        self._table = partial(RowTable, ring=ring, frames=frames, sealed=sealed)
+        self._capacity = capacity
+        self._arrays = arrays
+        self._columns = columns
+        self._sealed = sealed
         there = filled or Filled()
         for pid, policy in schema.policies.items():
             self._add_policy(pid, policy, there.extents.get(pid, Extent()))
@@ -246,7 +213,7 @@ class StoreRows:
     def _prepared(self, batch: MultiAgentBatch, writer: str) -> dict[str, list[Part]]:
         """Policy id -> its rows, checked; makes tables for policies of a live store that are new."""
         unknown = sorted(set(batch) - set(self.tables))
-        if unknown and not self._maker.ring:
+        if unknown and not self._ring:
             raise SchemaError(
                 f"policy {excerpt(unknown[0])} is new: the store has {', '.join(sorted(self.tables))}"
             )
@@ -260,7 +227,20 @@ class StoreRows:
         return {pid: self._ingests[pid].prepare(batch[pid], writer=writer) for pid in pids if len(batch[pid])}
 
     def _add_policy(self, pid: str, policy: PolicySchema, extent: Extent) -> None:
-        self.tables[pid] = self._maker.make(pid, policy, extent)
+        if any(is_per_sequence(column) for column in policy.columns):
+            raise OptionError(
+                f"policy {pid!r} was recorded in sequences (seq_lens): a store cuts them anew from "
+                "single steps; read these with cache='none'"
+            )
+        wanted = None if self._columns is None else self._columns & set(policy.columns)
+        # Of a policy that has no rows, there are no files either.
+        is_empty = self._sealed and not extent.rows
+        self.tables[pid] = self._table(
+            RowLayout.of(policy, columns=wanted),
+            capacity=max(extent.rows, 1) if self._sealed else self._capacity,
+            arrays=RamArrays() if is_empty else _Prefixed(self._arrays, f"{pid} "),
+            extent=extent,
+        )
         self._ingests[pid] = Ingest(self.tables[pid], policy, name=pid)
         self._policies[pid] = policy
 
@@ -387,12 +367,3 @@ class _Prefixed:
 
     def reserve(self, name: str, rows: int) -> None:
         self._arrays.reserve(self._prefix + name, rows)
-
-    def trim(self, name: str, rows: int) -> None:
-        self._arrays.trim(self._prefix + name, rows)
-
-    def flush(self) -> None:
-        self._arrays.flush()
-
-    def close(self) -> None:
-        self._arrays.close()

@@ -7,7 +7,6 @@ what they were. Source of the protocol: as for shards, a temporary folder that i
 from __future__ import annotations
 
 import math
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from rlio.columns import Columns
 from rlio.errors import CorruptData, DataNotFound, RlioError, StateError, excerpt
+from rlio.replay.cache_files import write_file
 from rlio.replay.draws import Draw
 from rlio.replay.ingest import Ingest
 from rlio.replay.manifests import Manifest
@@ -99,19 +99,12 @@ def save_rows(
                 target[: values.size] = values.reshape(-1)
             arrays.flush()
             manifest = Manifest(describe=_DESCRIBE, arrays=arrays.sizes, state=state)
-        _write(made / _MANIFEST, manifest.dump())
+        write_file(str(made / _MANIFEST), manifest.dump())
         sync_folder(str(made))
         _replace(made, folder)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _replace(made: Path, folder: Path) -> None:

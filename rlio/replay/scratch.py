@@ -56,7 +56,7 @@ class ScratchArrays(FileArrays):
         return found
 
     def close(self) -> None:
-        """See `Arrays.close`."""
+        """See `FileArrays.close`."""
         super().close()
         if not self._owner.is_here:
             return  # The folder is the parent's.

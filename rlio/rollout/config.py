@@ -44,23 +44,6 @@ _LEAST = (
     ("shuffle_buffer_size", 0),
     ("max_env_restarts", 1),
 )
-_FLAGS = (
-    "explore",
-    "soft_horizon",
-    "no_done_at_end",
-    "clip_actions",
-    "normalize_actions",
-    "actions_in_input_normalized",
-    "postprocess_inputs",
-    "record_infos",
-    "record_env_seeds",
-    "check_env",
-    "restart_failed_sub_environments",
-    "remote_worker_envs",
-    "render_env",
-    "fake_sampler",
-    "sample_async",
-)
 
 
 @checked_keywords
@@ -133,7 +116,8 @@ class RolloutConfig:
             lives; raises where it does not like it.
         restart_failed_sub_environments: Make environments anew that fail in ``step`` or ``reset``, whose
             process died, or that take longer than `env_step_timeout`, while the others go on. The episode is
-            discarded and counted. Otherwise each failure is raised as an `EnvError`.
+            discarded and counted. Otherwise each failure is raised as an `EnvError`. Vector environments are
+            not restarted.
         max_env_restarts: How often one environment is made anew in a row, see `RestartPolicy`.
         env_step_timeout: Seconds after which a step or reset is a failure; None for no limit. ``"async"`` and
             `remote_worker_envs` only: in one process nothing can be interrupted.
@@ -211,9 +195,10 @@ class RolloutConfig:
             value = getattr(self, name)
             if not any(value is choice or (isinstance(value, str) and value == choice) for choice in choices):
                 raise OptionError(f"{name}={excerpt(value)}: one of {', '.join(map(repr, choices))}")
-        for name in _FLAGS:
-            if not isinstance(getattr(self, name), bool):
-                raise OptionError(f"{name}={excerpt(getattr(self, name))}: True or False")
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if option.type == "bool" and not isinstance(value, bool):
+                raise OptionError(f"{option.name}={excerpt(value)}: True or False")
         if self.remote_worker_envs and self.vectorize_mode != "sync":
             raise OptionError(
                 f"remote_worker_envs=True with vectorize_mode={self.vectorize_mode!r}: each environment is "

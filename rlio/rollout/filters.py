@@ -25,7 +25,7 @@ from rlio.connectors.connector import Pipeline
 from rlio.connectors.mean_std import MeanStdFilter
 from rlio.errors import StateError, excerpt
 
-__all__ = ["HasFilters", "copies_of", "filters_in", "make_equal", "synchronize_filters"]
+__all__ = ["HasFilters", "add_changes", "copies_of", "filters_in", "make_equal", "synchronize_filters"]
 
 
 class HasFilters(Protocol):
@@ -64,6 +64,28 @@ def make_equal(filters: Sequence[MeanStdFilter], others: Sequence[MeanStdFilter]
         mine.sync(other)
 
 
+def add_changes(
+    joint: Mapping[str, Sequence[MeanStdFilter]], parts: Iterable[Mapping[str, Sequence[MeanStdFilter]]]
+) -> None:
+    """Add what came into the buffers of ``parts`` to ``joint``.
+
+    Raises:
+        StateError: They are unlike filters; nothing is added.
+    """
+    counts = {policy_id: len(own) for policy_id, own in joint.items()}
+    given = list(parts)
+    for part in given:
+        if {policy_id: len(own) for policy_id, own in part.items()} != counts:
+            raise StateError(
+                f"workers have filters of {excerpt(sorted(joint))} and {excerpt(sorted(part))}, or unlike "
+                "numbers of them: synchronise workers that were made alike"
+            )
+    for part in given:
+        for policy_id, filters in joint.items():
+            for mine, theirs in zip(filters, part[policy_id], strict=True):
+                mine.apply_changes(theirs)
+
+
 def synchronize_filters(workers: Iterable[HasFilters]) -> None:
     """Add what each of ``workers`` saw since the last time to the filters of all of them.
 
@@ -79,15 +101,7 @@ def synchronize_filters(workers: Iterable[HasFilters]) -> None:
     if not given:
         return
     joint, *others = [worker.get_filters(flush_after=True) for worker in given]
-    for other in others:
-        if {key: len(own) for key, own in other.items()} != {key: len(own) for key, own in joint.items()}:
-            raise StateError(
-                f"workers have filters of {excerpt(sorted(joint))} and {excerpt(sorted(other))}, or unlike "
-                "numbers of them: synchronise workers that were made alike"
-            )
-        for policy_id, filters in joint.items():
-            for mine, theirs in zip(filters, other[policy_id], strict=True):
-                mine.apply_changes(theirs)
+    add_changes(joint, others)
     for filters in joint.values():
         for each in filters:
             each.reset_buffer()

@@ -166,9 +166,7 @@ class LoggedEvaluation:
         target = Target(policy, explore=self._config.explore)
         evaluator = self._evaluators.get(policy_id)
         if evaluator is None:
-            evaluator = self._evaluators[policy_id] = OffPolicyEvaluator(
-                target, gamma=self._estimation.gamma, estimators=self._estimation.estimators
-            )
+            evaluator = self._evaluators[policy_id] = OffPolicyEvaluator(target, self._estimation)
             evaluator.evidence = self._estimation.evidence(most_rows=_MOST_WAITING)
         config, actions = self._config, rows.get(Columns.ACTIONS)
         adapts = config.clip_actions or config.normalize_actions

@@ -15,8 +15,10 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -34,7 +36,7 @@ __all__ = ["Counts", "EpisodeMetrics", "MetricsCollector", "PerfCounters", "Roll
 
 # Any in this module: users' metrics are numbers, lists or arrays; media are what they like.
 
-# Episodes that wait for `drain`: 1.5 MB. Who never asks is not to fill the memory.
+# Episodes that wait for `drain`, at most: a user who never asks must not run out of memory.
 _MOST_EPISODES = 65_536
 
 
@@ -329,7 +331,9 @@ class MetricsCollector:
         self.lifetime = Counts()
         self._lock = threading.Lock()
         self._now = RolloutMetrics()
-        self._episodes = _EpisodeTable()
+        #: (Return, length, duration) of episodes of which nothing more is known.
+        self._episodes: deque[tuple[float, int, float]] = deque(maxlen=_MOST_EPISODES)
+        self._details: deque[EpisodeMetrics] = deque(maxlen=_MOST_EPISODES)
         self._began: float | None = None
         self._ended: float | None = None
 
@@ -345,10 +349,11 @@ class MetricsCollector:
             lengths: Steps of the environment, shape (E,).
             durations: Seconds, shape (E,).
         """
-        totals = np.asarray(returns, np.float64)
+        totals = np.asarray(returns, np.float64).tolist()
+        seconds = repeat(math.nan) if durations is None else np.asarray(durations).tolist()
         with self._lock:
             self._now.counts.episodes += len(totals)
-            self._episodes.add(totals, lengths, math.nan if durations is None else durations)
+            self._episodes.extend(zip(totals, np.asarray(lengths).tolist(), seconds, strict=False))
 
     def episode_ended(self, episode: RunningEpisode, *, duration: float = math.nan) -> None:
         """Count one with all that callbacks and agents left in it; it may be changed afterwards."""
@@ -363,9 +368,7 @@ class MetricsCollector:
         )
         with self._lock:
             self._now.counts.episodes += 1
-            if len(self._now.details) >= _MOST_EPISODES:
-                del self._now.details[: _MOST_EPISODES // 2]
-            self._now.details.append(ended)
+            self._details.append(ended)
 
     def episodes_failed(self, episodes: int = 1, *, rows: int = 0, restarts: int = 0) -> None:
         """Count episodes that were discarded with ``rows`` rows, and environments that were made anew."""
@@ -425,7 +428,11 @@ class MetricsCollector:
         """
         with self._lock:
             drained, self._now = self._now, RolloutMetrics()
-            drained.returns, drained.lengths, drained.durations = self._episodes.take()
+            table = np.array(self._episodes, np.float64).reshape(-1, 3)
+            drained.returns, drained.durations = table[:, 0].copy(), table[:, 2].copy()
+            drained.lengths = table[:, 1].astype(np.int64)
+            drained.details = list(self._details)
+            self._forget_episodes()
             drained.perf_steps, drained.perf = self.perf.take()
             self.lifetime = self.lifetime.plus(drained.counts)
             drained.lifetime = self.lifetime
@@ -447,40 +454,11 @@ class MetricsCollector:
         with self._lock:
             self.lifetime = lifetime
             self._now = RolloutMetrics()
-            self._episodes.take()
+            self._forget_episodes()
 
-
-class _EpisodeTable:
-    """Returns, lengths and durations, in arrays that grow up to a bound."""
-
-    def __init__(self) -> None:
-        self._rows = 0
-        self._table = np.zeros((64, 3))
-
-    def add(self, returns: NDArray[np.float64], lengths: ArrayLike, durations: ArrayLike) -> None:
-        new = len(returns)
-        end = self._rows + new
-        if end > len(self._table):
-            end = self._make_room(new) + new
-        rows = self._table[end - new : end]
-        rows[:, 0], rows[:, 1], rows[:, 2] = returns, lengths, durations
-        self._rows = end
-
-    def _make_room(self, new: int) -> int:
-        """Grow, or drop the older half; returns the rows that are left."""
-        if self._rows + new > max(_MOST_EPISODES, new):
-            kept = self._table[self._rows // 2 : self._rows]
-        else:
-            kept = self._table[: self._rows]
-        larger = np.zeros((max(2 * len(self._table), len(kept) + new), 3))
-        larger = larger[: max(_MOST_EPISODES, len(kept) + new)]
-        larger[: len(kept)] = kept
-        self._table = larger
-        return len(kept)
-
-    def take(self) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.float64]]:
-        rows, self._rows = self._table[: self._rows], 0
-        return rows[:, 0].copy(), rows[:, 1].astype(np.int64), rows[:, 2].copy()
+    def _forget_episodes(self) -> None:
+        self._episodes.clear()
+        self._details.clear()
 
 
 def _add_up(counts: dict[str, int], more: Mapping[str, int]) -> None:

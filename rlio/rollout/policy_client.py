@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import io
 import json
@@ -95,9 +96,8 @@ class PolicyClient:
         self._parts, self._token, self._timeout = parts, token, timeout
         self._update_seconds, self._report_rows = update_seconds, report_rows
         self._prefix = parts.path.rstrip("/") + PREFIX
-        self._connections = threading.local()
-        self._all_connections: dict[threading.Thread, http.client.HTTPConnection] = {}
-        self._connections_lock = threading.Lock()
+        #: Connections that no request uses, and since when; the last one used is the first one taken.
+        self._idle: deque[tuple[http.client.HTTPConnection, float]] = deque()
         #: Held while weights are fetched, or rows are sent.
         self._lock = threading.RLock()
         #: Reports that the server has not confirmed: (id, content).
@@ -246,7 +246,7 @@ class PolicyClient:
     def _post(
         self, command: str, body: bytes, kind: str, more: Mapping[str, str] | None = None
     ) -> tuple[bytes, Message]:
-        """Send a command, over this thread's connection.
+        """Send a command, over a connection of its own.
 
         Raises:
             RlioError: The server says that it cannot be done; of the class it names.
@@ -266,27 +266,21 @@ class PolicyClient:
                 f"{command} was sent to {self._parts.netloc}, which did not answer: {error!r}; start the "
                 "episode anew once the server is there"
             ) from error
+        self._idle.append((connection, time.monotonic()))
         if response.status != 200:
             raise _error(response.status, content, self._parts.netloc)
-        self._connections.used_at = time.monotonic()
         return content, response.headers
 
     def _connection(self) -> http.client.HTTPConnection:
-        found: http.client.HTTPConnection | None = getattr(self._connections, "connection", None)
-        if found is not None and time.monotonic() - self._connections.used_at > _IDLE_SECONDS:
-            found.close()  # Which connects again: the server may have hung up meanwhile.
-        if found is None:
-            kind = (
-                http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
-            )
-            found = kind(str(self._parts.hostname), self._parts.port, timeout=self._timeout)
-            self._connections.connection, self._connections.used_at = found, time.monotonic()
-            with self._connections_lock:
-                ended = [thread for thread in self._all_connections if not thread.is_alive()]
-                for thread in ended:
-                    self._all_connections.pop(thread).close()
-                self._all_connections[threading.current_thread()] = found
-        return found
+        """A connection that no request uses, a fresh one where there is none or it was idle for long."""
+        with contextlib.suppress(IndexError):  # Another thread may take the last one.
+            while True:
+                found, since = self._idle.pop()
+                if time.monotonic() - since <= _IDLE_SECONDS:
+                    return found
+                found.close()  # The server may have hung up meanwhile.
+        kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
+        return kind(str(self._parts.hostname), self._parts.port, timeout=self._timeout)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -310,9 +304,8 @@ class PolicyClient:
             raise
         finally:
             self._closed = True
-            with self._connections_lock:
-                for connection in self._all_connections.values():
-                    connection.close()
+            for connection, _ in list(self._idle):
+                connection.close()
 
     def __enter__(self) -> Self:
         return self

@@ -18,23 +18,21 @@ from __future__ import annotations
 from typing import Protocol
 
 from rlio.errors import OptionError
-from rlio.interfaces import Batch, InputReader, JsonState, ReadLedger
+from rlio.interfaces import Batch, InputReader, InputReaderAround, JsonState
 
 __all__ = ["FirstBatchForever", "NoInput", "Simulated", "SimulatedRunner"]
 
 
-class FirstBatchForever(InputReader):
+class FirstBatchForever(InputReaderAround):
     """Gives copies of the first batch of ``child``: to time what learns from it without what samples it.
 
     Args:
         child: The reader; closed with this one.
     """
 
-    replayable = False
-
     def __init__(self, child: InputReader) -> None:
-        self.child = child
-        self.unit = child.unit
+        super().__init__(child)
+        self.replayable = False
         self._first: Batch | None = None
 
     def _next(self) -> Batch:
@@ -42,15 +40,9 @@ class FirstBatchForever(InputReader):
             self._first = self.child.sample()
         return self._first.copy()
 
-    def _position(self) -> JsonState:
-        return {"child": self.child.state_dict()}
-
     def _seek(self, position: JsonState) -> None:
-        self.child.load_state_dict(position["child"])
+        super()._seek(position)
         self._first = None
-
-    def _close(self) -> None:
-        self.child.close()
 
 
 class NoInput(InputReader):
@@ -78,7 +70,7 @@ class SimulatedRunner(Protocol):
         """Continue counting."""
 
 
-class Simulated(InputReader):
+class Simulated(InputReaderAround):
     """Gives what ``child`` gives, and lets ``runner`` sample a fragment with each batch, for its metrics.
 
     So a policy that learns from logged experience is watched in an environment. What the runner samples is
@@ -90,15 +82,8 @@ class Simulated(InputReader):
     """
 
     def __init__(self, child: InputReader, runner: SimulatedRunner) -> None:
-        self.child = child
+        super().__init__(child)
         self.runner = runner
-        self.replayable = child.replayable
-        self.unit = child.unit
-
-    @property
-    def ledger(self) -> ReadLedger:
-        """With what the child left out. See `InputReader`."""
-        return super().ledger.over(self.child.ledger)
 
     def _next(self) -> Batch:
         self.runner.run()
@@ -110,11 +95,8 @@ class Simulated(InputReader):
         return self.child.sample(n)
 
     def _position(self) -> JsonState:
-        return {"child": self.child.state_dict(), "runner": self.runner.state_dict()}
+        return {**super()._position(), "runner": self.runner.state_dict()}
 
     def _seek(self, position: JsonState) -> None:
-        self.child.load_state_dict(position["child"])
+        super()._seek(position)
         self.runner.load_state_dict(position["runner"])
-
-    def _close(self) -> None:
-        self.child.close()

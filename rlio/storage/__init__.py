@@ -4,9 +4,10 @@
 `listing` finds what is committed and which rows serve. What the bytes of a shard mean is not known here.
 
 Example:
-    >>> from rlio.storage import Storage, list_shards, publish_shard
+    >>> from rlio.storage import ShardName, Storage, list_shards, put_shard
     >>> storage = Storage.open("memory://package-example")
-    >>> ref = publish_shard(storage, "w0", b"rows", first=0, rows=4, suffix="jsonl", footer_crc32=0)
+    >>> name = ShardName(first=0, rows=4, size=4, crc32=0x0A8BF4A1, footer_crc32=0, suffix="jsonl")
+    >>> ref = put_shard(storage, "w0", name, memoryview(b"rows"))
     >>> list_shards(storage).shards == {"w0": [ref]}
     True
 """
@@ -22,7 +23,7 @@ from rlio.storage.listing import (
     load_shard,
 )
 from rlio.storage.names import ShardName, check_writer_id, make_writer_id
-from rlio.storage.publish import publish_shard, put_header, read_header
+from rlio.storage.publish import put_header, put_shard, read_header
 
 __all__ = [
     "Coverage",
@@ -41,7 +42,7 @@ __all__ = [
     "load_shard",
     "make_writer_id",
     "open_input",
-    "publish_shard",
     "put_header",
+    "put_shard",
     "read_header",
 ]

@@ -22,14 +22,14 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from rlio.errors import DataNotFound, OptionError, PublishError, RlioError, UnsafeData, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.options import expected
 from rlio.storage.call_options import split_options
 from rlio.storage.clients import CONNECTING, within
-from rlio.storage.failures import explained, is_permanent, store_error
+from rlio.storage.failures import is_permanent, store_error
 from rlio.storage.inputs import InputFile, expand_inputs, open_input
 from rlio.storage.local import LocalFolder
 from rlio.storage.paths import Entry, Location, StrPath, check_path, is_uri, locate, locate_on, mask_secrets
@@ -90,30 +90,6 @@ class Retry:
         self.sleep(min(self.first_delay * 2**attempt * spread, self.max_delay))
 
 
-class _Backend(Protocol):
-    """What `Storage` needs of a folder: one attempt each, on paths that are already checked."""
-
-    def read(self, path: str, start: int, stop: int | None) -> bytes: ...
-
-    def put(self, path: str, data: memoryview) -> None: ...
-
-    def landed(self, path: str, data: memoryview) -> bool: ...
-
-    def entries(self, folder: str, limit: int) -> list[Entry]: ...
-
-    def exists(self, path: str) -> bool: ...
-
-    def remove(self, path: str) -> None: ...
-
-    def modified(self, path: str) -> float | None: ...
-
-    def children(self, folder: str, most: int | None) -> list[tuple[str, bool]]: ...
-
-    def empty_folders(self, folder: str) -> list[Entry]: ...
-
-    def remove_empty_folder(self, path: str) -> bool: ...
-
-
 class Storage:
     """A folder on any filesystem. Thread-safe; travels to other processes by pickle and by fork.
 
@@ -142,7 +118,7 @@ class Storage:
         #: What is stored here may ask for this much when it is read.
         self.limits = expected(limits, Limits, "limits")
         self._retry = Retry() if retry is None else retry
-        self._backend: _Backend = (
+        self._backend: LocalFolder | RemoteFolder = (
             LocalFolder(location.path, sync=sync)
             if location.fs is None
             else RemoteFolder(location.fs, location.path, timeout=timeout)
@@ -382,18 +358,6 @@ class Storage:
         if folder:
             check_path(folder, uri=self.uri)
         return sorted(self._attempt(folder, lambda: self._backend.children(folder, most)))
-
-    def empty_folders(self, folder: str) -> builtins.list[str]:
-        """The folders directly in ``folder`` that hold nothing, sorted; none on what is no local disk."""
-        check_path(folder, uri=self.uri)
-        with explained(self.uri_of(folder)):
-            return sorted(entry.path for entry in self._backend.empty_folders(folder))
-
-    def remove_empty_folder(self, path: str) -> bool:
-        """Remove a local folder if it holds nothing; whether it was removed. What holds something stays."""
-        check_path(path, uri=self.uri)
-        with explained(self.uri_of(path)):
-            return self._backend.remove_empty_folder(path)
 
     # ---- inside ----
 

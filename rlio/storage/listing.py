@@ -49,7 +49,6 @@ __all__ = [
     "list_settled",
     "list_shards",
     "list_writer",
-    "listing_of",
     "load_shard",
 ]
 
@@ -293,15 +292,15 @@ def list_shards(storage: Storage, *, limit: int | None = None) -> Listing:
     Raises:
         UnsafeData: There are more than ``limit`` names.
     """
-    return listing_of(storage.list(DATA_DIR, limit=limit))
+    return _listing_of(storage.list(DATA_DIR, limit=limit))
 
 
 def list_writer(storage: Storage, writer: str) -> Listing:
     """List the folder of one writer: a request, however many others there are."""
-    return listing_of(storage.list(writer_dir(writer)))
+    return _listing_of(storage.list(writer_dir(writer)))
 
 
-def listing_of(entries: Iterable[tuple[str, int | None]]) -> Listing:
+def _listing_of(entries: Iterable[tuple[str, int | None]]) -> Listing:
     """What the names and sizes of objects say.
 
     Args:

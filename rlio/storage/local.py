@@ -30,7 +30,15 @@ from rlio.errors import UnsafeData, excerpt
 from rlio.storage.names import TMP_DIR
 from rlio.storage.paths import Entry
 
-__all__ = ["LocalFolder", "PendingFile", "sync_descriptor", "sync_folder", "warn_of_links", "write_whole"]
+__all__ = [
+    "LocalFolder",
+    "PendingFile",
+    "make_folders",
+    "sync_descriptor",
+    "sync_folder",
+    "warn_of_links",
+    "write_whole",
+]
 
 logger = logging.getLogger("rlio")
 
@@ -76,7 +84,7 @@ class LocalFolder:
     def put(self, path: str, data: memoryview) -> None:
         """Create or replace ``path`` with ``data``: readers see the old object or the whole new one."""
         *folders, name = path.split("/")
-        self._make_root()
+        make_folders(self.root, sync=self.sync)
         with self.folder([TMP_DIR], create=True) as tmp, self.folder(folders, create=True) as target:
             temporary = f"{uuid.uuid4().hex}.tmp"
             try:
@@ -164,34 +172,6 @@ class LocalFolder:
         with found:
             return [(child.name, child.is_dir(follow_symlinks=False)) for child in islice(found, most)]
 
-    def empty_folders(self, folder: str) -> list[Entry]:
-        """The folders directly in ``folder`` that hold nothing, unsorted. Links are not followed."""
-        if not self._is_plain_folder(folder):
-            return []
-        with os.scandir(os.path.join(self.root, folder)) as children:
-            names = [child.name for child in children if child.is_dir(follow_symlinks=False)]
-        found = []
-        for name in names:
-            with (
-                contextlib.suppress(FileNotFoundError),
-                os.scandir(os.path.join(self.root, folder, name)) as it,
-            ):
-                if next(it, None) is None:
-                    found.append(Entry(f"{folder}/{name}", None))
-        return found
-
-    def remove_empty_folder(self, path: str) -> bool:
-        """Remove a folder if it is there and holds nothing; whether it was removed."""
-        *folders, name = path.split("/")
-        try:
-            with self.folder(folders) as folder:
-                os.rmdir(folder.at(name), dir_fd=folder.fd)
-        except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                return False
-            raise
-        return True
-
     # ---- inside ----
 
     @contextlib.contextmanager
@@ -240,18 +220,6 @@ class LocalFolder:
             # What lies in `TMP_DIR` has another name before anybody relies on it.
             if self.sync and name != TMP_DIR:
                 folder.sync()
-
-    def _make_root(self) -> None:
-        missing: list[str] = []
-        path = self.root
-        while not os.path.isdir(path) and path != os.path.dirname(path):
-            missing.append(path)
-            path = os.path.dirname(path)
-        for path in reversed(missing):
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(path)
-            if self.sync:
-                sync_folder(os.path.dirname(path))
 
     def _write(self, folder: _Folder, name: str, data: memoryview) -> None:
         fd = os.open(folder.at(name), _CREATE, 0o666, dir_fd=folder.fd)
@@ -439,3 +407,17 @@ def sync_folder(folder: str) -> None:
             sync_descriptor(fd)
         finally:
             os.close(fd)
+
+
+def make_folders(path: str, *, mode: int = 0o777, sync: bool = True) -> None:
+    """Make a folder and those above it; with ``sync``, their names survive a power failure."""
+    missing = []
+    while not os.path.isdir(path) and path != os.path.dirname(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    for folder in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, mode)
+        if sync:
+            with contextlib.suppress(PermissionError):  # One in which others may make folders, and not look.
+                sync_folder(os.path.dirname(folder))

@@ -224,8 +224,8 @@ class Log:
 
     def _abandon(self, segment: SegmentWriter) -> None:
         """Log what follows elsewhere; what the segment holds stays until it is published."""
-        # The next one takes the place, and the name, of one without rows.
-        empty = segment.end == segment.first
+        # The next one takes the place, and the name, of one without rows that were acknowledged.
+        empty = self.end == segment.first
         self._cut(begins_shard=empty and self._open_begins)
         if empty:
             self._segments.remove(segment)
@@ -255,7 +255,7 @@ class Log:
         try:
             segment.sync()
         except PublishError as error:
-            logger.error("%s", error)
+            logger.error("%s", str(error))
             self._failure = error
             # Publishing takes the writer's lock, which close() holds while it waits for our threads. No
             # thread starts once the interpreter has begun to exit; every writer is closed then anyway.

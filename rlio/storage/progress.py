@@ -21,8 +21,9 @@ Example:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple, Self
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Self
 
 from rlio.errors import OptionError, excerpt
 from rlio.storage.filesystem import Storage
@@ -31,7 +32,6 @@ from rlio.storage.names import MAX_ROW, is_writer_id
 __all__ = [
     "PROGRESS_DIR",
     "Mark",
-    "Marks",
     "check_follower_name",
     "list_marks",
     "mark_path",
@@ -47,14 +47,8 @@ _FOLLOWER = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _MARK = re.compile(r"([a-z0-9][a-z0-9-]{0,63})_([0-9]{1,19})_([0-9]{1,19})_([0-9]{1,19})")
 
 
-class _Fields(NamedTuple):
-    follower: str
-    number: int
-    row: int
-    ceiling: int
-
-
-class Mark(_Fields):
+@dataclass(frozen=True, kw_only=True)
+class Mark:
     """What the name of a mark says. Immutable.
 
     Attributes:
@@ -67,17 +61,15 @@ class Mark(_Fields):
         OptionError: A value is out of bounds.
     """
 
-    __slots__ = ()
+    follower: str
+    number: int
+    row: int
+    ceiling: int
 
-    def __new__(cls, *, follower: str, number: int, row: int, ceiling: int) -> Self:
-        self = super().__new__(cls, check_follower_name(follower), number, row, ceiling)
-        if not all(0 <= value <= MAX_ROW for value in (number, row, ceiling)):
+    def __post_init__(self) -> None:
+        check_follower_name(self.follower)
+        if not all(0 <= value <= MAX_ROW for value in (self.number, self.row, self.ceiling)):
             raise OptionError(f"{self}: expected numbers from 0 to 2**62")
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # The arguments are keywords, and a tuple is pickled with positions.
-        return _unpickled, tuple(self)
 
     def format(self) -> str:
         """The file name."""
@@ -93,14 +85,6 @@ class Mark(_Fields):
         if max(number, row, ceiling) > MAX_ROW:
             return None
         return cls(follower=match[1], number=number, row=row, ceiling=ceiling)
-
-
-def _unpickled(follower: str, number: int, row: int, ceiling: int) -> Mark:
-    return Mark(follower=follower, number=number, row=row, ceiling=ceiling)
-
-
-#: Path below the root -> what its name says, of the marks of one writer.
-Marks = Mapping[str, Mark]
 
 
 def check_follower_name(name: str) -> str:

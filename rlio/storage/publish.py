@@ -7,9 +7,8 @@ Example:
     >>> from rlio.storage.filesystem import Storage
     >>> storage = Storage.open("memory://publish-example")
     >>> put_header(storage)
-    >>> publish_shard(
-    ...     storage, "w00000-0a1b2c3d", b"rows", first=0, rows=4, suffix="jsonl", footer_crc32=0
-    ... ).path
+    >>> name = ShardName(first=0, rows=4, size=4, crc32=0x0A8BF4A1, footer_crc32=0, suffix="jsonl")
+    >>> put_shard(storage, "w00000-0a1b2c3d", name, memoryview(b"rows")).path
     'data/w00000-0a1b2c3d/000000000000-4-4-0a8bf4a1-00000000.jsonl'
     >>> read_header(storage)
     {'format': 0}
@@ -18,15 +17,14 @@ Example:
 from __future__ import annotations
 
 import json
-import zlib
 from typing import Any, Final
 
 from rlio.errors import CorruptData, DataNotFound, OptionError, excerpt
 from rlio.storage.filesystem import Storage
 from rlio.storage.listing import ShardRef
-from rlio.storage.names import DATA_DIR, HEADER, ShardName, Suffix, shard_path
+from rlio.storage.names import DATA_DIR, HEADER, ShardName, shard_path
 
-__all__ = ["FORMAT", "HEADER_BYTES", "publish_shard", "put_header", "put_shard", "read_header"]
+__all__ = ["FORMAT", "HEADER_BYTES", "put_header", "put_shard", "read_header"]
 
 #: Version of the written format that this library writes, and the only one that it reads.
 FORMAT: Final = 0
@@ -39,47 +37,19 @@ _LOOKED_AT = 100
 _SHOWN = 8
 
 
-def publish_shard(
-    storage: Storage,
-    writer_id: str,
-    data: bytes | bytearray | memoryview,
-    *,
-    first: int,
-    rows: int,
-    suffix: Suffix,
-    footer_crc32: int,
-    crc32: int | None = None,
-) -> ShardRef:
+def put_shard(storage: Storage, writer_id: str, name: ShardName, data: memoryview) -> ShardRef:
     """Store one shard; when this returns, every reader that lists from now on finds it.
 
     Args:
         storage: The data set's root.
-        writer_id: The writer; nobody else writes under this id.
+        writer_id: The writer; no other writer has this id.
+        name: What certifies ``data``.
         data: The encoded rows.
-        first: Row number of the first, within the writer.
-        rows: How many.
-        suffix: What ``data`` is: ``"parquet"``, ``"jsonl"`` or ``"jsonl.zst"``.
-        footer_crc32: See `ShardName`.
-        crc32: Of ``data``, if the caller has made it already.
 
     Raises:
         PublishError: It could not be stored; calling again with the same arguments is right at any time.
-        OptionError: The writer id, rows or suffix are illegal.
+        OptionError: The writer id is illegal.
     """
-    view = memoryview(data).cast("B")
-    name = ShardName(
-        first=first,
-        rows=rows,
-        size=len(view),
-        crc32=zlib.crc32(view) if crc32 is None else crc32,
-        footer_crc32=footer_crc32,
-        suffix=suffix,
-    )
-    return put_shard(storage, writer_id, name, view)
-
-
-def put_shard(storage: Storage, writer_id: str, name: ShardName, data: memoryview) -> ShardRef:
-    """`publish_shard` for a shard that has its name."""
     path = shard_path(writer_id, name)
     storage.put(path, data)
     return ShardRef(writer_id, name, path)

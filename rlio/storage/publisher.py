@@ -14,7 +14,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rlio.errors import LedgerError, PublishError, RlioError, SchemaConflict, StoreError
 from rlio.forks import Owner
@@ -44,14 +44,13 @@ class NewShard:
     """An encoded shard.
 
     Attributes:
-        data: Its bytes, to be left unchanged until ``release`` is called.
+        data: Its bytes, which nothing changes any more.
         rows: Rows in it.
         suffix: What the bytes are.
         footer_crc32: See `ShardName`.
         schema: Of the rows.
         crc32: Of ``data``, where known.
         pending: A file at the root that holds ``data`` already.
-        release: Called, once, when ``data`` is not needed any more.
         remake: Makes the shard again from the log's frames of its rows. None: ``data`` is kept until it is
             stored.
     """
@@ -63,7 +62,6 @@ class NewShard:
     schema: Schema
     crc32: int | None = None
     pending: PendingFile | None = None
-    release: Callable[[], object] = field(default=lambda: None)
     remake: Callable[[Iterable[Frame]], NewShard] | None = None
 
     def name(self, first: int) -> ShardName:
@@ -86,7 +84,6 @@ class _Waiting:
     schema: Schema
     #: None while its rows are in the log alone.
     data: memoryview | None
-    release: Callable[[], object]
     pending: PendingFile | None
     remake: Callable[[Iterable[Frame]], NewShard] | None
 
@@ -275,7 +272,6 @@ class Publisher:
             new.name(self.next_row),
             new.schema,
             memoryview(new.data).cast("B"),
-            new.release,
             new.pending,
             new.remake,
         )
@@ -419,6 +415,7 @@ class Publisher:
         try:
             while (job := self._next()) is not None:
                 job()
+                del job  # It holds the bytes of a shard.
             if self._last is not None and not self._stopped:
                 self._do_last(self._last)
         except BaseException as error:
@@ -537,7 +534,6 @@ class Publisher:
             assert shard.remake is not None
             made = shard.remake(self.log.frames(shard.name.first, shard.name.end))
             if made.name(shard.name.first) != shard.name:
-                made.release()
                 raise LedgerError(
                     f"the log gives the shard {made.name(shard.name.first).format()} where it was "
                     f"{shard.name.format()} before: the log stays, and `rlio recover` stores its rows once "
@@ -545,7 +541,7 @@ class Publisher:
                     uri=self.log.path,
                 )
             with self._changed:
-                shard.data, shard.release = memoryview(made.data).cast("B"), made.release
+                shard.data = memoryview(made.data).cast("B")
         return shard.data
 
     def _note_failure(self, shard: _Waiting, error: Exception) -> None:
@@ -554,10 +550,10 @@ class Publisher:
             self._delay = min(2 * self._delay or _FIRST_DELAY, _MAX_DELAY)
             self._retry_at = time.monotonic() + self._delay
             self._changed.notify_all()
-        logger.warning("%d rows wait to be stored: %s", shard.name.rows, error)
+        # As text: handlers may keep the error, whose traceback holds the bytes of the shard.
+        logger.warning("%d rows wait to be stored: %s", shard.name.rows, str(error))
 
     def _note_success(self, shard: _Waiting) -> None:
-        shard.release()
         if self.log is not None:
             self.log.release(shard.name.end)
         with self._changed:
@@ -575,7 +571,7 @@ class Publisher:
         try:
             self.log.secure(shard.name.end)
         except PublishError as error:
-            logger.warning("a shard that cannot be stored stays in memory: %s", error)
+            logger.warning("a shard that cannot be stored stays in memory: %s", str(error))
             return
         with self._changed:
             # In the meantime it may have been stored, dropped, or become the first.
@@ -583,7 +579,6 @@ class Publisher:
                 return
             shard.data = None
             pending = _take_pending(shard)
-        shard.release()
         if pending is not None:
             pending.discard()
 

@@ -226,14 +226,6 @@ class RemoteFolder:
         found = [(path.rpartition("/")[2], folder) for path, folder in paths if path.startswith(below)]
         return found[:most]
 
-    def empty_folders(self, folder: str) -> list[Entry]:
-        """None: object stores have no folders, and elsewhere ours hold something."""
-        return []
-
-    def remove_empty_folder(self, path: str) -> bool:
-        """False: see `empty_folders`."""
-        return False
-
     def full(self, path: str) -> str:
         """``path`` as the filesystem knows it."""
         return f"{self.root}/{path}" if self.root or self.fs.root_marker else path

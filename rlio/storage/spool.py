@@ -35,7 +35,7 @@ from typing import Any, Final, Literal, Self, TypeAlias
 from rlio.errors import OptionError, PublishError, RlioError, UnsafeData, excerpt
 from rlio.storage.endpoint import endpoint_of
 from rlio.storage.filesystem import Storage
-from rlio.storage.local import sync_descriptor, write_whole
+from rlio.storage.local import make_folders, sync_descriptor, write_whole
 from rlio.storage.local import sync_folder as sync_folder
 from rlio.storage.names import WAL_DIR, ShardName, is_writer_id
 from rlio.storage.wal import Sync
@@ -545,11 +545,11 @@ def _make_private(path: str, *, shared: bool) -> None:
         UnsafeData: It belongs to another user, or is a link.
     """
     if shared:
-        _make_durably(path, 0o777)
+        make_folders(path)
         if os.path.islink(path):
             raise UnsafeData("the folder of logs is a symbolic link", uri=path)
         return
-    _make_durably(path, 0o700)
+    make_folders(path, mode=0o700)
     status = os.stat(path, follow_symlinks=False)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise UnsafeData(
@@ -559,19 +559,6 @@ def _make_private(path: str, *, shared: bool) -> None:
         )
     if stat.S_IMODE(status.st_mode) & 0o077:
         os.chmod(path, 0o700)
-
-
-def _make_durably(path: str, mode: int) -> None:
-    """Make a folder, and those above it, whose names survive a power failure, as what is in it must."""
-    missing = []
-    while not os.path.isdir(path) and path != os.path.dirname(path):
-        missing.append(path)
-        path = os.path.dirname(path)
-    for folder in reversed(missing):
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(folder, mode)
-        with contextlib.suppress(PermissionError):  # One in which others may make folders, and not look.
-            sync_folder(os.path.dirname(folder))
 
 
 def _own(path: str, *, root: str, writer: str) -> tuple[dict[str, Any], int]:
