@@ -22,6 +22,7 @@ from rlio.errors import EnvError, OptionError, SchemaError
 from rlio.policies.random_policy import RandomPolicy
 from rlio.rollout.config import RolloutConfig
 from rlio.rollout.multi_agent_runner import MultiAgentEnvRunner
+from rlio.rollout.runners import sub_envs
 
 
 @pytest.mark.parametrize(
@@ -140,8 +141,9 @@ def test_what_an_environment_gives_wrongly_is_a_schema_error_and_misuse_is_told(
     runner = MultiAgentEnvRunner(Wrong, {"one": RandomPolicy()}, config=config)
     with pytest.raises(SchemaError):
         runner.run()
-    with pytest.raises(OptionError):
-        runner.envs[0].reset()
+    for misuse in (runner.envs[0].reset, lambda: sub_envs(runner)):
+        with pytest.raises(OptionError):
+            misuse()
     assert runner.env_id == "Wrong"
     runner.stop()
     with pytest.raises(OptionError):

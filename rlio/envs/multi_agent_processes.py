@@ -34,7 +34,7 @@ from rlio.forks import Owner
 if TYPE_CHECKING:
     import gymnasium as gym
 
-__all__ = ["MultiAgentProcess", "ready"]
+__all__ = ["AgentsElsewhere", "MultiAgentProcess", "ready"]
 
 
 class _Traits(NamedTuple):
@@ -93,7 +93,7 @@ class MultiAgentServer(EnvServer):
         return self.env.render()
 
 
-class _Elsewhere(MultiAgentEnv):
+class AgentsElsewhere(MultiAgentEnv):
     """Stands for an environment in a process: has its spaces, and what it renders."""
 
     def __init__(self, traits: _Traits, call: Callable[..., Any]) -> None:
@@ -170,7 +170,7 @@ class MultiAgentProcess:
         self._process: EnvProcess | None = EnvProcess(index, work, multiprocessing.get_context())
         try:
             self._process.send("make_agents", recreated)
-            self.env: MultiAgentEnv = _Elsewhere(self._process.receive(), self._call)
+            self.env: MultiAgentEnv = AgentsElsewhere(self._process.receive(), self._call)
         except BaseException:
             self._end(kill=True)
             raise

@@ -19,6 +19,7 @@ from rlio.columns import DEFAULT_POLICY_ID
 from rlio.envs.context import EnvContext
 from rlio.envs.external import ExternalEnv
 from rlio.envs.making import ExternalEnvMade
+from rlio.envs.multi_agent_processes import AgentsElsewhere
 from rlio.envs.pettingzoo import is_pettingzoo
 from rlio.errors import OptionError
 from rlio.rollout.callbacks import CallbacksLike
@@ -151,9 +152,8 @@ def sub_envs(runner: AnyRunner) -> list[Any]:
         return [runner.env]
     envs: Any = runner.envs
     found = envs if isinstance(envs, list) else getattr(envs, "envs", None)
-    if found is None:
+    if found is None or any(isinstance(each, AgentsElsewhere) for each in found):
         raise OptionError(
-            f"the environments of {type(envs).__name__} are not in this process one by one: "
-            "use worker.runner.envs, which is it"
+            "the environments are not in this process one by one: worker.runner.envs stands for them"
         )
     return list(found)
