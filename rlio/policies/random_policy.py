@@ -38,6 +38,8 @@ class RandomPolicy(Policy):
     """
 
     _rng: np.random.Generator
+    #: Log of the probability of every action; None where it depends on the action.
+    _constant: np.float32 | None
 
     def _setup(
         self,
@@ -46,8 +48,9 @@ class RandomPolicy(Policy):
         seeds: np.random.SeedSequence,
     ) -> None:
         self._rng = np.random.default_rng(seeds)
-        # Refuses what it cannot act in.
-        _logp(action_space, _draw(action_space, 1, np.random.default_rng(0)))
+        # Refuses what it cannot act in. Between bounds, all actions are equally likely.
+        logp = _logp(action_space, _draw(action_space, 1, np.random.default_rng(0)))
+        self._constant = np.float32(logp[0]) if _is_bounded(action_space) else None
 
     def compute_actions(
         self,
@@ -60,7 +63,10 @@ class RandomPolicy(Policy):
     ) -> PolicyOutput:
         rows = row_count(obs) or 0
         actions = _draw(self.action_space, rows, self._rng)
-        logp = _logp(self.action_space, actions).astype(np.float32)
+        if self._constant is not None:
+            logp = np.full(rows, self._constant)
+        else:
+            logp = _logp(self.action_space, actions).astype(np.float32)
         return actions, state, {Columns.ACTION_LOGP: logp, Columns.ACTION_PROB: np.exp(logp)}
 
     def compute_log_likelihoods(
@@ -98,6 +104,20 @@ def _draw(space: gym.Space[Any], n: int, rng: np.random.Generator) -> Any:
         f"RandomPolicy cannot act in {excerpt(str(space))}: it knows Box, Discrete, MultiDiscrete, "
         "MultiBinary, and Dict and Tuple of them"
     )
+
+
+def _is_bounded(space: gym.Space[Any]) -> bool:
+    """Whether actions lie between two bounds."""
+    from gymnasium import spaces
+
+    match space:
+        case spaces.Box():
+            return space.is_bounded()
+        case spaces.Dict():
+            return all(map(_is_bounded, space.spaces.values()))
+        case spaces.Tuple():
+            return all(map(_is_bounded, space.spaces))
+    return True
 
 
 def _draw_box(space: Any, n: int, rng: np.random.Generator) -> Any:

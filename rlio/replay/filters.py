@@ -562,8 +562,14 @@ def _compared(left: ast.expr, op: ast.cmpop, right: ast.expr, arrays: _Arrays) -
 
 def _compare(op: ast.cmpop, a: Any, b: Any) -> NDArray[np.bool_]:
     """NumPy compares integers exactly, also int64 with uint64 and with Python's of any size."""
-    a, b = _beside_floats(a, b) if _is_float(a) or _is_float(b) else (a, b)
+    a, b = _beside_floats(a, b) if _is_float(a) or _is_float(b) else (_whole(a), _whole(b))
     return np.asarray(_COMPARISONS[type(op)](a, b), np.bool_)
+
+
+def _whole(value: Any) -> Any:
+    """Flags as integers: beside flags, NumPy makes an int64 even of an integer that is too large for one."""
+    is_flags = isinstance(value, np.ndarray) and value.dtype == np.bool_
+    return value.view(np.uint8) if is_flags else value
 
 
 def _is_among(found: NDArray[Any], among: list[Any]) -> NDArray[np.bool_]:
@@ -574,7 +580,7 @@ def _is_among(found: NDArray[Any], among: list[Any]) -> NDArray[np.bool_]:
     if found.dtype.kind in "USf":
         return np.isin(found, np.array(among, found.dtype if found.dtype.kind == "f" else None))
     # Integers are exact; beside a float they are float64.
-    found = found.view(np.uint8) if found.dtype == np.bool_ else found
+    found = _whole(found)
     info = np.iinfo(found.dtype)
     whole = [int(one) for one in among if isinstance(one, int) and info.min <= one <= info.max]
     floats = [one for one in among if isinstance(one, float)]

@@ -82,7 +82,10 @@ class RowStore:
         Raises:
             SchemaError: A column is not one array with a row for each of n, or it is another than before.
         """
-        arrays = {name: _array(name, value) for name, value in extras.items()}
+        arrays = {
+            name: value if isinstance(value, np.ndarray) else _array(name, value)
+            for name, value in extras.items()
+        }
         if self._extras is None:
             for name, array in arrays.items():
                 if array.dtype == object or array.shape[:1] != (n,):

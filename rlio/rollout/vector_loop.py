@@ -292,7 +292,8 @@ class VectorLoop:
             return
         moved = step.valid | step.starts
         self._in_flight = None if moved.all() else ~moved
-        self.actor.reward(self._slots[step.valid], rewards[step.valid])
+        if self.actor.remembers_steps:
+            self.actor.reward(self._slots[step.valid], rewards[step.valid])
 
     def _scalars(self, step: VectorStep, acted: Acted) -> dict[str, Any]:
         episodes = self.episodes
