@@ -149,7 +149,8 @@ class Actor:
                     f"{', '.join(_INPUTS)}"
                 )
         self._met = weakref.ref(policy)
-        self.remembers_steps = bool(policy.input_columns)
+        # Asked here and not at each step: it takes as long as acting does for small policies.
+        self._is_recurrent, self.remembers_steps = policy.is_recurrent, bool(policy.input_columns)
 
     def act(
         self,
@@ -184,7 +185,7 @@ class Actor:
         acting = self._at_random() if at_random else policy
         # Rows have the version of the weights that acted: nothing changes them in between.
         with acting.lock:
-            before = self._state_before(acting, streams)
+            before = self._state_before(acting, streams) if self._is_recurrent and not at_random else ()
             actions, after, extras = acting.compute_actions(
                 obs,
                 before,
@@ -214,8 +215,9 @@ class Actor:
 
     def keep(self, slots: NDArray[np.int64], acted: Acted) -> None:
         """Remember the state and the actions of ``acted`` for its streams."""
-        for part, new in zip(self._state, acted.state, strict=True):
-            part[slots] = new
+        if acted.state:
+            for part, new in zip(self._state, acted.state, strict=True):
+                part[slots] = new
         if self.remembers_steps and self._prev_actions:
             for leaf, buffer in zip(self._action_leaves, self._prev_actions, strict=True):
                 buffer[slots] = leaf_of(acted.actions, leaf.path)
@@ -243,9 +245,6 @@ class Actor:
     def _state_before(self, policy: Policy, streams: Streams) -> RecurrentState:
         slots, starts = streams
         like = policy.initial_state(1)
-        if not like:
-            self._state = []
-            return ()
         if [part.shape[1:] for part in self._state] != [part.shape[1:] for part in like]:
             starts = np.ones(len(slots), bool)  # A policy that remembers other things than the one before.
             self._state = [np.zeros((0, *part.shape[1:]), part.dtype) for part in like]

@@ -82,13 +82,10 @@ class RowStore:
         Raises:
             SchemaError: A column is not one array with a row for each of n, or it is another than before.
         """
-        arrays = {
-            name: value if isinstance(value, np.ndarray) else _array(name, value)
-            for name, value in extras.items()
-        }
+        arrays = {name: np.asarray(value) for name, value in extras.items()}
         if self._extras is None:
             for name, array in arrays.items():
-                if array.dtype == object or array.shape[:1] != (n,):
+                if isinstance(extras[name], tuple) or array.dtype == object or array.shape[:1] != (n,):
                     raise SchemaError(
                         f"the policy gave {array.dtype} {array.shape}: an extra column is one array with a "
                         f"row for each of the {n} observations",
@@ -117,15 +114,6 @@ class RowStore:
     def forget_extras(self) -> None:
         """Let the rows that come have other extra columns than those before, of which none may be left."""
         self._extras = None
-
-
-def _array(name: str, value: Any) -> NDArray[Any]:
-    if isinstance(value, (dict, tuple)):
-        raise SchemaError(
-            "the policy gave nested arrays: an extra column is one array with a row for each observation",
-            column=name,
-        )
-    return np.asarray(value)
 
 
 def nested(leaves: Sequence[Leaf], values: Sequence[Any]) -> Any:
