@@ -153,6 +153,7 @@ def test_every_module_imports_from_the_wheel(unpacked: Path, tmp_path: Path) -> 
     run_with(unpacked, code, tmp_path)
 
 
+@pytest.mark.further
 def test_the_wheel_has_the_command_the_licence_and_the_version(
     built: tuple[Path, Path], unpacked: Path, tmp_path: Path
 ) -> None:

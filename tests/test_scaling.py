@@ -11,7 +11,7 @@ from benchmarks import scaling
 from benchmarks.report import replace_blocks
 from benchmarks.scaling import TABLES, main
 
-pytestmark = pytest.mark.xdist_group("scaling")  # Measured once.
+pytestmark = [pytest.mark.xdist_group("scaling"), pytest.mark.further]  # Measured once.
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     }
 
 
-@pytest.mark.further
 def test_it_measures_what_it_says(run: dict[str, Any]) -> None:
     listed = run["listed"][0]["values"]
     # 1,200 shards, and a seal for each writer but the first.

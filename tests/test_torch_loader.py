@@ -478,7 +478,7 @@ class Deadly:
 
 
 class TestRealWorkers:
-    @pytest.mark.parametrize("method", ["fork", "spawn"])
+    @pytest.mark.parametrize("method", ["fork", *further("spawn")])
     def test_batches_come_in_order_from_all_workers_and_resume_with_others(
         self, folder: str, method: str
     ) -> None:
@@ -553,7 +553,7 @@ class TestRealWorkers:
         with pytest.raises(ClosedError):
             loader.load_state_dict(loader.state_dict())
 
-    @pytest.mark.parametrize("workers", [0, 2])
+    @pytest.mark.parametrize("workers", [0, *further(2)])
     def test_a_stateful_dataloader_resumes_with_as_many_workers(self, folder: str, workers: int) -> None:
         stateful = pytest.importorskip("torchdata.stateful_dataloader")
         options: dict[str, Any] = {"batch_size": 4, "epochs": 1, **SHUFFLED}
