@@ -183,6 +183,7 @@ def episodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_memory_is_flat_over_a_hundred_thousand_batches(
     episodes: Path, tmp_path: Path, cache: str, options: dict[str, Any], batches: int
 ) -> None:
-    """The first fifth of the batches fills what is kept."""
+    """The first tenth of the batches fills what is kept. Single figures miss what was just freed."""
     found = python(_FLAT, episodes, batches, cache, options, cache=tmp_path / "cache")
-    assert max(found[2:]) - found[1] < 8, found
+    assert len(found) == 10
+    assert max(found[5:]) - max(found[1:5]) < 4, found

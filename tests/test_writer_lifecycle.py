@@ -135,7 +135,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ended(folder: Path, request: pytest.FixtureRequest) -> dict[str, Ended]:
-    """The children of the tests that run; those whose store hangs at the same time, since they mostly wait."""
+    """The children of the tests that run; those whose store hangs at the same time: they mostly wait."""
     slow: dict[str, str] = {}
     fast: dict[str, str] = {}
     params = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
