@@ -289,7 +289,7 @@ class RecordedOrder(GroupSource):
 
 
 class _Group(NamedTuple):
-    """What is left of a decoded group, at its place in the epoch; without a batch if it is lost.
+    """Rows of a decoded group that were not served yet, at their place in the epoch; no batch if it is lost.
 
     Batches are views: what was given may have been changed, the columns by which units are told apart too.
 

@@ -95,7 +95,7 @@ def test_where_a_frame_cannot_be_taken_back_the_log_goes_on_in_another_segment(
 
 
 def test_a_segment_whose_first_write_failed_half_way_makes_way_for_another(tmp_path: Path, log: Log) -> None:
-    """Both have one name: what is left of the first must not take the second with it."""
+    """Both segments have one name: releasing the first must not remove the file of the second."""
     written: list[str] = []
 
     def fails(name: str, number: int) -> bool:

@@ -130,7 +130,7 @@ class EnvServer:
             env.close()
 
     def make(self, recreated: bool) -> CloudpickleWrapper:
-        """Make it, in place of the one that is there; gives its `EnvTraits`, for any pickle.
+        """Make it, in place of the one that is there; returns its `EnvTraits`, wrapped for cloudpickle.
 
         Raises:
             SchemaError: It has other spaces than the first one.

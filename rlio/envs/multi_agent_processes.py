@@ -105,7 +105,7 @@ class AgentsElsewhere(MultiAgentEnv):
     def _spaces_of(self, agent_id: AgentId) -> tuple[gym.Space[Any], gym.Space[Any]]:
         if agent_id in self._spaces:
             return self._spaces[agent_id]
-        # Not kept: of agents that nobody named before there may be more and more.
+        # Not kept: an environment may name ever more agents that are not in possible_agents.
         spaces: tuple[gym.Space[Any], gym.Space[Any]] = self._call("spaces_of", agent_id)
         return spaces
 

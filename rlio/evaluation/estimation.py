@@ -64,7 +64,7 @@ class Estimation:
     Attributes:
         gamma: Discount a step, from 0 to 1.
         estimators: Names, of `ESTIMATORS`.
-        bandit: Each row is an episode of one step: neither ``eps_id`` nor ``t`` is looked at.
+        bandit: Each row is an episode of one step: ``eps_id`` and ``t`` are not read.
         incomplete: What to do with episodes that lack steps or an end: ``"raise"``, or ``"drop"``, which
             leaves them out and counts them. Longer episodes are cut more often: what is left may be biased.
         q_model: What fits the values of actions, for ``dm``, ``dr`` and ``wdr``; None: `FittedQ()`.

@@ -229,7 +229,7 @@ class StoreRows:
     def _add_policy(self, pid: str, policy: PolicySchema, extent: Extent) -> None:
         if any(is_per_sequence(column) for column in policy.columns):
             raise OptionError(
-                f"policy {pid!r} was recorded in sequences (seq_lens): a store cuts them anew from "
+                f"policy {pid!r} was recorded in sequences (seq_lens): a store cuts sequences from "
                 "single steps; read these with cache='none'"
             )
         wanted = None if self._columns is None else self._columns & set(policy.columns)

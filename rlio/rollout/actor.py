@@ -81,8 +81,8 @@ class Actor:
     """Calls a policy, and keeps recurrent state, the last actions and rewards by stream.
 
     Args:
-        policy: Bound here, if it was not before. It is not held, since a `PolicyMap` puts away policies that
-            nobody holds: `act` is given it.
+        policy: Bound here, if it was not before. It is not held, since a `PolicyMap` puts away only
+            policies without other references: `act` is given it.
         observation_space: Of one stream, as the environment has it.
         action_space: The same of actions.
         config: Which connectors there are; None: none.

@@ -41,7 +41,7 @@ class Episodes:
         num_envs: Environments.
         metrics: Who counts episodes that have ended.
         ids: What ids are drawn from.
-        hooks: Who keeps what callbacks leave in episodes; None where nobody looks at them.
+        hooks: Who keeps what callbacks leave in episodes; None where callbacks do not ask for them.
 
     Attributes:
         eps_id: Of each environment's episode, 63 random bits, (N,).

@@ -237,7 +237,7 @@ class Runner(ABC, Generic[EpisodeT]):
 
         Args:
             batch: Episode by episode.
-            episodes: Id -> episode, as callbacks know it; None where nobody looks at episodes.
+            episodes: Id -> episode, as callbacks know it; None where callbacks do not ask for them.
         """
         hooked = "on_postprocess_trajectory" in self._hooks
         if episodes is None and not hooked:

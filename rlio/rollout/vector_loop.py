@@ -61,9 +61,9 @@ class VectorLoop:
         worker_index: What they get as such.
 
     Attributes:
-        recorder: Has what was recorded and not taken yet; see `BatchMaker`.
+        recorder: Has the rows that were recorded and not handed out.
         episodes: Those that run.
-        hooks: The same as callbacks know them; None where nobody looks at them.
+        hooks: The same as callbacks know them; None where callbacks do not ask for them.
         actor: The policy between its connectors.
         explore: Whether the policy explores.
         is_ready: Whether `step` can be called: not before `begin`, and not after a step that failed half-way.
