@@ -396,6 +396,10 @@ def test_prioritised_draws_of_a_live_store() -> None:
     store.append(episode(0, 12, 50))
     sampler.update_priorities(old, np.full(len(old), 1e6))
     assert sampler.sample()["batch_indexes"].min() >= 120
+    # A number that no row has had would otherwise fall on another row's slot.
+    for wrong in (170, 1_000, -1):
+        with pytest.raises(OptionError, match="rows 0 to 169"):
+            sampler.update_priorities([wrong], [1.0])
 
 
 def test_priorities_are_kept_beside_the_store(tmp_path: Path) -> None:

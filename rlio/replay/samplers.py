@@ -354,7 +354,7 @@ class PrioritisedSampler(_Sampler):
             errors: Temporal-difference errors, or losses, of either sign; shape (n,).
 
         Raises:
-            OptionError: An index was never drawn from here, or an error is not finite.
+            OptionError: An index is no row that the store has held, or an error is not finite.
         """
         slots = np.asarray(indexes)
         values: NDArray[Any] = np.asarray(errors)
@@ -362,6 +362,11 @@ class PrioritisedSampler(_Sampler):
             priorities = self.priorities
             if self.store.live:
                 table = self._table
+                if slots.size and (slots.min() < 0 or slots.max() >= table.head):
+                    raise OptionError(
+                        f"indexes {slots.min()} to {slots.max()}: rows 0 to {table.head - 1} have been "
+                        "appended so far; give batch['batch_indexes'] as it was drawn"
+                    )
                 kept = slots >= table.tail
                 if not kept.all():
                     slots, values = slots[kept], values[kept]
