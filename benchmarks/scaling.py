@@ -29,9 +29,9 @@ import numpy as np
 import rlio
 from benchmarks import machine, object_store
 from benchmarks.report import replace_blocks, table
+from rlio.dataset.listing import list_shards
+from rlio.dataset.names import ShardName, sealed_name
 from rlio.storage.filesystem import Storage
-from rlio.storage.listing import list_shards
-from rlio.storage.names import ShardName, sealed_name
 
 __all__ = ["PARTS", "TABLES", "Measured", "Sizes", "main", "measure"]
 

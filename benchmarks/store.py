@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 import rlio
 from benchmarks.data import Columns
-from rlio.interfaces import InputReader
+from rlio.reader import InputReader
 
 __all__ = ["HotStore", "PrioritisedDraws", "live", "stored"]
 

@@ -7,7 +7,7 @@ import sys
 import tempfile
 
 import rlio
-from rlio.rollout.evaluate import evaluate
+from rlio.sampling.evaluate import evaluate
 
 
 def main(folder: str) -> None:

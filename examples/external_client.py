@@ -3,7 +3,7 @@
 Run:  python examples/external_client.py
 
 Here both are in one process. Elsewhere the simulator needs nothing but the server's URL and token; in other
-languages it speaks the protocol of `rlio.rollout.policy_protocol`: JSON over HTTP.
+languages it speaks the protocol of `rlio.serving.policy_protocol`: JSON over HTTP.
 """
 
 import threading

@@ -1,6 +1,6 @@
 """The readers that ship with rlio, found the same way as anybody else's."""
 
-from rlio._lazy import lazy_exports
+from rlio.support.lazy import lazy_exports
 
 if __name__ != "rlio.readers":
     raise ImportError(

@@ -18,8 +18,8 @@ from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
-from rlio.arrays import object_column
-from rlio.columns import Columns
+from rlio.batch.arrays import object_column
+from rlio.batch.columns import Columns
 from rlio.errors import SchemaError, excerpt
 from rlio.readers.packed import Allowance, is_packed, unpack
 from rlio.readers.parquet_footer import Extension

@@ -2,7 +2,7 @@
 
 Example:
     >>> from rlio.batch import SampleBatch
-    >>> from rlio.interfaces import InputReader
+    >>> from rlio.reader import InputReader
     >>> class Always(InputReader):
     ...     def _next(self):
     ...         return SampleBatch(rewards=[1.0] * 10)
@@ -17,9 +17,10 @@ import operator
 import threading
 from functools import partial
 
+from rlio.batch import Batch
 from rlio.errors import OptionError
-from rlio.forks import ReadAhead
-from rlio.interfaces import Batch, Endless, InputReader, InputReaderAround, JsonState
+from rlio.reader import Endless, InputReader, InputReaderAround, JsonState
+from rlio.support.forks import ReadAhead
 
 __all__ = ["AsyncInput"]
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 import logging
 from typing import Literal
 
-from rlio.dataset import Dataset
+from rlio.batch import Batch
+from rlio.dataset.dataset import Dataset
+from rlio.dataset.segment_reader import GoneShards, ShardGone, group_options, own_size
 from rlio.errors import CorruptData, DataNotFound, EndOfData, excerpt
-from rlio.interfaces import Batch, JsonState, ReadOptions, Unit
+from rlio.reader import JsonState, Unit
 from rlio.readers.group_source import Groups, GroupSource, RecordedOrder, WindowedOrder
+from rlio.readers.read_options import ReadOptions
 from rlio.replay.buffers import Buffers
 from rlio.replay.epoch_pass import EpochPass
 from rlio.replay.filter_pushdown import matches
 from rlio.replay.filters import RowFilter
 from rlio.replay.order import share
 from rlio.replay.positions import columns_digest
-from rlio.replay.segment_reader import GoneShards, ShardGone, group_options, own_size
 from rlio.schemas.folded import Folded, unfold
 
 __all__ = ["ColdPass"]

@@ -35,7 +35,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch
-from rlio.columns import Columns
+from rlio.batch.columns import Columns
+from rlio.dataset.foreign_layouts import check_step_columns, layout_of_hdf5
 from rlio.errors import (
     CorruptData,
     MissingColumn,
@@ -45,15 +46,14 @@ from rlio.errors import (
     UnsafeData,
     excerpt,
 )
-from rlio.foreign_layouts import check_step_columns, layout_of_hdf5
-from rlio.interfaces import ReadKeywords, ReadOptions
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.options import checked_keywords
 from rlio.readers.inputs import Cursor, Failures, StoredReader, TableCursor, find_files, guarded, raise_at
+from rlio.readers.read_options import ReadKeywords, ReadOptions
 from rlio.readers.rllib_json import wanted_columns
 from rlio.storage import InputFile, open_input
 from rlio.storage.filesystem import StrPath
 from rlio.storage.open_files import OpenFiles
+from rlio.support.options import checked_keywords
 
 __all__ = ["D4RLReader"]
 

@@ -21,27 +21,21 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final, Literal, Unpack, cast
 
-from rlio.dataset import Dataset, Snapshot, opened, refuse_open_options
+from rlio.batch import Batch
+from rlio.dataset.dataset import Dataset, Snapshot, opened, refuse_open_options
 from rlio.errors import OptionError, excerpt
-from rlio.interfaces import (
-    Batch,
-    Endless,
-    InputReader,
-    JsonState,
-    ReadKeywords,
-    ReadOptions,
-    Unit,
-)
+from rlio.following.follow import FollowPass
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.options import checked_keywords
+from rlio.reader import Endless, InputReader, JsonState, Unit
 from rlio.readers.cold_pass import ColdPass
-from rlio.readers.follow import FollowPass
 from rlio.readers.growing_pass import GrowingPass, SnapshotPass
+from rlio.readers.read_options import ReadKeywords, ReadOptions
 from rlio.readers.stored_pass import Cache, Kept, StoredPass, choose_cache
 from rlio.replay.draws import Draw
 from rlio.replay.joint_gather import RowSource
 from rlio.replay.store import DrawKeywords, UnitKeywords, draw_of
 from rlio.storage.filesystem import Storage
+from rlio.support.options import checked_keywords
 
 __all__ = ["DatasetReader"]
 

@@ -29,8 +29,9 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, Literal, TypeVar, Unpack
 
-from rlio.batch import SampleBatch
-from rlio.columns import DEFAULT_POLICY_ID, Columns
+from rlio.batch import Batch, SampleBatch
+from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
+from rlio.dataset.foreign_layouts import check_step_columns, layout_of_columns
 from rlio.errors import (
     CorruptData,
     MissingColumn,
@@ -40,10 +41,7 @@ from rlio.errors import (
     UnsafeData,
     excerpt,
 )
-from rlio.foreign_layouts import check_step_columns, layout_of_columns
-from rlio.interfaces import Batch, ReadKeywords, ReadOptions
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.options import checked_keywords
 from rlio.readers.arrow_columns import to_column
 from rlio.readers.inputs import (
     Cursor,
@@ -57,6 +55,7 @@ from rlio.readers.inputs import (
 )
 from rlio.readers.packed import Allowance
 from rlio.readers.parquet_footer import Extension, ForeignFile, open_parquet, registered_extensions
+from rlio.readers.read_options import ReadKeywords, ReadOptions
 from rlio.readers.rllib_json import (
     RllibDecoder,
     check_asked,
@@ -67,6 +66,7 @@ from rlio.readers.uniform import Uniform
 from rlio.storage import InputFile, open_input
 from rlio.storage.filesystem import StrPath
 from rlio.storage.open_files import OpenFiles
+from rlio.support.options import checked_keywords
 
 __all__ = ["ForeignParquetReader"]
 

@@ -19,16 +19,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.batch import MultiAgentBatch, SampleBatch
-from rlio.columns import Columns
-from rlio.dataset import Dataset
-from rlio.errors import CorruptData
-from rlio.forks import cached_property
-from rlio.interfaces import Batch, Unit
-from rlio.multi_agent import step_numbers
-from rlio.replay.filter_pushdown import Matches
-from rlio.replay.order import WindowOrder, WindowRef
-from rlio.replay.segment_reader import (
+from rlio.batch import Batch, MultiAgentBatch, SampleBatch
+from rlio.batch.columns import Columns
+from rlio.batch.multi_agent import step_numbers
+from rlio.batch.sequences import ragged_rows
+from rlio.dataset.dataset import Dataset
+from rlio.dataset.listing import Segment
+from rlio.dataset.segment_reader import (
     Ahead,
     GroupOptions,
     SegmentReader,
@@ -36,9 +33,12 @@ from rlio.replay.segment_reader import (
     counting_of,
     split_batch,
 )
+from rlio.errors import CorruptData
+from rlio.reader import Unit
+from rlio.replay.filter_pushdown import Matches
+from rlio.replay.order import WindowOrder, WindowRef
 from rlio.schemas.folded import Folded, join_folded
-from rlio.sequences import ragged_rows
-from rlio.storage.listing import Segment
+from rlio.support.forks import cached_property
 
 __all__ = ["Dealt", "GroupSource", "Groups", "RecordedOrder", "WindowedOrder"]
 
@@ -190,7 +190,7 @@ class GroupSource(ABC):
             wanted: Which of the units that are not lost, counted from 0, come in batches.
 
         Raises:
-            ShardGone: A shard is not there: see `rlio.replay.segment_reader`.
+            ShardGone: A shard is not there: see `rlio.dataset.segment_reader`.
         """
 
     @abstractmethod

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, Literal, TypeAlias
 
-from rlio.batch import concat_samples, count_units
-from rlio.dataset import Dataset, dataset_on
+from rlio.batch import Batch, concat_samples, count_units
+from rlio.batch.concat import Unlike
+from rlio.dataset.dataset import Dataset, dataset_on
 from rlio.errors import CorruptData, EndOfData, OptionError, StateError, excerpt
-from rlio.interfaces import Batch, JsonState, ReadOptions, Unit
-from rlio.joining import Unlike
-from rlio.read_options import check_batch_size
+from rlio.reader import JsonState, Unit
 from rlio.readers.cold_pass import ColdPass
+from rlio.readers.read_options import ReadOptions, check_batch_size
 from rlio.readers.stored_pass import Kept, StoredPass
 from rlio.replay.positions import check_offset, own_batch_size
 

@@ -32,7 +32,8 @@ from typing import Any, Literal, NamedTuple, NoReturn, Protocol, TypeAlias, Type
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.batch import SampleBatch, concat_samples
+from rlio.batch import Batch, SampleBatch, concat_samples
+from rlio.dataset.foreign_layouts import refuse_known
 from rlio.errors import (
     CorruptData,
     DataNotFound,
@@ -42,9 +43,9 @@ from rlio.errors import (
     StateError,
     excerpt,
 )
-from rlio.foreign_layouts import refuse_known
-from rlio.interfaces import Batch, Endless, InputReader, JsonState, ReadOptions
 from rlio.limits import DEFAULT_LIMITS, Limits
+from rlio.reader import Endless, InputReader, JsonState
+from rlio.readers.read_options import ReadOptions
 from rlio.replay.order import ORDER_VERSION, Permutation, share
 from rlio.replay.positions import choose_seed
 from rlio.storage import InputFile, expand_inputs

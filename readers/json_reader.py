@@ -27,6 +27,9 @@ from collections.abc import Generator, Hashable, Mapping, Sequence
 from io import BytesIO
 from typing import IO, Any, Unpack
 
+from rlio.batch import Batch
+from rlio.batch.concat import Unlike
+from rlio.dataset.names import HEADER, ShardName
 from rlio.errors import (
     CorruptData,
     OptionError,
@@ -34,10 +37,7 @@ from rlio.errors import (
     UnknownLayout,
     UnsafeData,
 )
-from rlio.interfaces import Batch, ReadKeywords, ReadOptions
-from rlio.joining import Unlike
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.options import checked_keywords
 from rlio.readers.inputs import Cursor, Failures, RecordCursor, StoredReader, find_files, raise_at
 from rlio.readers.line_files import (
     READ_ERRORS,
@@ -48,14 +48,15 @@ from rlio.readers.line_files import (
     read_lines,
     too_long,
 )
+from rlio.readers.read_options import ReadKeywords, ReadOptions
 from rlio.readers.rllib_json import RllibDecoder
 from rlio.readers.space_arrays import Spaces, check_spaces
 from rlio.readers.uniform import Uniform
 from rlio.schemas.json_lines import is_provenance, parse_head
-from rlio.storage import InputFile, ShardName
+from rlio.storage import InputFile
 from rlio.storage.filesystem import StrPath
-from rlio.storage.names import HEADER
 from rlio.storage.open_files import OpenFiles
+from rlio.support.options import checked_keywords
 
 __all__ = ["JsonReader"]
 

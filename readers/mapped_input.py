@@ -2,7 +2,7 @@
 
 Example:
     >>> from rlio.batch import SampleBatch
-    >>> from rlio.interfaces import InputReader
+    >>> from rlio.reader import InputReader
     >>> class Ones(InputReader):
     ...     def _next(self):
     ...         return SampleBatch(rewards=[1.0, 1.0])
@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlio.batch import MultiAgentBatch, SampleBatch
+from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.errors import OptionError, excerpt
-from rlio.interfaces import Batch, Endless, InputReader, InputReaderAround
+from rlio.reader import Endless, InputReader, InputReaderAround
 
 __all__ = ["MappedInput"]
 

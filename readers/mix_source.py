@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from rlio.batch import SampleBatch, count_units, split_units
+from rlio.batch import Batch, SampleBatch, count_units, split_units
 from rlio.errors import EndOfData, OptionError, StateError
-from rlio.forks import cached_property
-from rlio.interfaces import Batch, InputReader, JsonState
+from rlio.reader import InputReader, JsonState
 from rlio.replay.joint_gather import RowSource
+from rlio.support.forks import cached_property
 
 __all__ = ["MOST_AHEAD", "MixSource"]
 

@@ -2,7 +2,7 @@
 
 Example:
     >>> from rlio.batch import SampleBatch
-    >>> from rlio.interfaces import InputReader
+    >>> from rlio.reader import InputReader
     >>> class Always(InputReader):
     ...     def __init__(self, value):
     ...         self.value = value
@@ -23,15 +23,15 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples, count_units
-from rlio.columns import Columns
+from rlio.batch import Batch, MultiAgentBatch, SampleBatch, concat_samples, count_units
+from rlio.batch.columns import Columns
+from rlio.batch.concat import UNLIKE, Unlike
 from rlio.errors import EndOfData, OptionError, StateError, excerpt
-from rlio.interfaces import Batch, Endless, InputReader, JsonState
-from rlio.joining import UNLIKE, Unlike
-from rlio.read_options import check_batch_size
+from rlio.reader import Endless, InputReader, JsonState
 from rlio.readers.mix_block import MixBlock, plain_columns, woven
 from rlio.readers.mix_schedule import Schedule, Shares, Weight, whole_weights
 from rlio.readers.mix_source import MOST_AHEAD, MixSource
+from rlio.readers.read_options import check_batch_size
 from rlio.replay.buffers import Buffers
 from rlio.replay.joint_gather import JointGather
 from rlio.replay.order import Permutation

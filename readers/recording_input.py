@@ -2,7 +2,7 @@
 
 Example:
     >>> from rlio.batch import SampleBatch
-    >>> from rlio.interfaces import InputReader
+    >>> from rlio.reader import InputReader
     >>> from rlio.writers.noop_output import NoopOutput
     >>> class Ones(InputReader):
     ...     def _next(self):
@@ -14,9 +14,10 @@ Example:
 
 from __future__ import annotations
 
-from rlio.batch import count_units
+from rlio.batch import Batch, count_units
 from rlio.errors import OptionError, excerpt
-from rlio.interfaces import Batch, InputReader, InputReaderAround, OutputWriter
+from rlio.reader import InputReader, InputReaderAround
+from rlio.writer import OutputWriter
 
 __all__ = ["RecordingInput"]
 

@@ -15,10 +15,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.actions import unsquash_actions
-from rlio.columns import Columns
+from rlio.batch.actions import unsquash_actions
+from rlio.batch.columns import Columns
+from rlio.batch.nested import leaves
 from rlio.errors import OptionError, SchemaError, excerpt
-from rlio.nested import leaves
 from rlio.readers.space_arrays import Spaces, space_of
 
 __all__ = ["ActionScaling", "DoneFlags"]

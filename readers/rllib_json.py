@@ -24,14 +24,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.arrays import object_column
-from rlio.batch import MultiAgentBatch, SampleBatch
-from rlio.columns import DEFAULT_POLICY_ID, STATE_IN_PREFIX, Columns, is_per_sequence
+from rlio.batch import Batch, MultiAgentBatch, SampleBatch
+from rlio.batch.arrays import object_column
+from rlio.batch.columns import DEFAULT_POLICY_ID, STATE_IN_PREFIX, Columns, is_per_sequence
+from rlio.batch.nested import leaves
+from rlio.dataset.foreign_layouts import check_other_names, layout_of_json
 from rlio.errors import CorruptData, MissingColumn, SchemaError, UnsafeData, excerpt
-from rlio.foreign_layouts import check_other_names, layout_of_json
-from rlio.interfaces import Batch
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.nested import leaves
 from rlio.readers.packed import Allowance, is_packed, unpack
 from rlio.readers.rllib_columns import ActionScaling, DoneFlags
 from rlio.readers.space_arrays import Spaces, fit_space, space_of

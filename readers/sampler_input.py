@@ -2,7 +2,7 @@
 
 Example:
     >>> from rlio.policies.random_policy import RandomPolicy
-    >>> from rlio.rollout.env_runner import EnvRunner
+    >>> from rlio.sampling.env_runner import EnvRunner
     >>> with SamplerInput(EnvRunner("CartPole-v1", RandomPolicy(), seed=0)) as reader:
     ...     len(reader.sample()), len(reader.sample(33))
     (200, 33)
@@ -10,13 +10,17 @@ Example:
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from rlio.batch import concat_samples
+from rlio.batch import Batch, MultiAgentBatch, concat_samples
 from rlio.errors import OptionError, excerpt
-from rlio.interfaces import Batch, InputReader, JsonState, Runner
+from rlio.reader import InputReader, JsonState
 
-__all__ = ["SamplerInput"]
+if TYPE_CHECKING:
+    from rlio.batch.episode import Episode
+
+__all__ = ["Chunk", "Runner", "SamplerInput"]
 
 
 @runtime_checkable
@@ -28,6 +32,26 @@ class _ColumnarRunner(Protocol):
     def state_dict(self) -> JsonState: ...
 
     def load_state_dict(self, state: JsonState) -> None: ...
+
+
+class Chunk(Protocol):
+    """What several agents did in an episode, or in a part of it: a `MultiAgentEpisode`."""
+
+    def to_batch(self) -> MultiAgentBatch:
+        """The rows."""
+
+
+@runtime_checkable
+class Runner(Protocol):
+    """What steps environments: an EnvRunner, a MultiAgentEnvRunner. `SamplerInput` makes a reader of it."""
+
+    def sample(
+        self, *, num_timesteps: int | None = None, num_episodes: int | None = None
+    ) -> Sequence[Episode] | Sequence[Chunk]:
+        """Step the environments and return the episodes, or chunks of episodes, that it took."""
+
+    def stop(self) -> None:
+        """Close the environments."""
 
 
 class SamplerInput(InputReader):

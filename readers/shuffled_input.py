@@ -3,7 +3,7 @@
 Example:
     >>> from rlio.batch import SampleBatch
     >>> from rlio.errors import EndOfData
-    >>> from rlio.interfaces import InputReader
+    >>> from rlio.reader import InputReader
     >>> class Count(InputReader):
     ...     number = 0
     ...     def _next(self):
@@ -22,9 +22,9 @@ import logging
 import operator
 import secrets
 
-from rlio.batch import count_units
+from rlio.batch import Batch, count_units
 from rlio.errors import EndOfData, OptionError, StateError, excerpt
-from rlio.interfaces import Batch, Endless, InputReader, InputReaderAround, JsonState
+from rlio.reader import Endless, InputReader, InputReaderAround, JsonState
 from rlio.replay.order import ORDER_VERSION, Permutation
 
 __all__ = ["ShuffledInput"]

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.arrays import object_column
-from rlio.columns import DEFAULT_POLICY_ID, Columns
+from rlio.batch.arrays import object_column
+from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
 from rlio.errors import OptionError, SchemaError, excerpt
 
 if TYPE_CHECKING:

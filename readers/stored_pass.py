@@ -9,14 +9,14 @@ import logging
 from dataclasses import replace
 from typing import Final, Literal, TypeAlias
 
-from rlio.columns import Columns
-from rlio.dataset import Dataset, common_columns
+from rlio.batch.columns import Columns
+from rlio.dataset.dataset import Dataset, common_columns
+from rlio.dataset.segment_reader import counting_of, own_size
 from rlio.errors import LedgerError, OptionError
-from rlio.interfaces import ReadOptions
+from rlio.readers.read_options import ReadOptions
 from rlio.replay.draws import Draw, Units
 from rlio.replay.epochs import Passage, StorePass
 from rlio.replay.positions import columns_digest
-from rlio.replay.segment_reader import counting_of, own_size
 from rlio.replay.store import ReplayStore
 from rlio.schemas.schema import PolicySchema, Schema
 

@@ -21,13 +21,12 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.arrays import zero_leaf
-from rlio.batch import SampleBatch
-from rlio.columns import Columns, is_per_sequence
+from rlio.batch import Batch, SampleBatch
+from rlio.batch.arrays import zero_leaf
+from rlio.batch.columns import Columns, is_per_sequence
+from rlio.batch.concat import Unlike
+from rlio.batch.nested import Path, leaves, map_structure, path_text
 from rlio.errors import MissingColumn, SchemaError, excerpt
-from rlio.interfaces import Batch
-from rlio.joining import Unlike
-from rlio.nested import Path, leaves, map_structure, path_text
 
 __all__ = ["Uniform"]
 

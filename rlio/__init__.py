@@ -10,7 +10,7 @@ Example:
     (2, dtype('float64'))
 """
 
-from rlio._lazy import lazy_exports
+from rlio.support.lazy import lazy_exports
 
 __version__ = "0.1.0.dev0"
 

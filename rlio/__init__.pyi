@@ -7,20 +7,20 @@ from .batch import (
 from .batch import (
     concat_samples as concat_samples,
 )
-from .batch_builder import BatchBuilder as BatchBuilder
-from .batch_builder import MultiAgentBatchBuilder as MultiAgentBatchBuilder
-from .columns import Columns as Columns
+from .batch.builder import BatchBuilder as BatchBuilder
+from .batch.builder import MultiAgentBatchBuilder as MultiAgentBatchBuilder
+from .batch.columns import Columns as Columns
+from .batch.episode import Episode as Episode
 from .connectors.connector import Connector as Connector
 from .connectors.flatten import Flatten as Flatten
 from .connectors.flatten import OneHot as OneHot
 from .connectors.frame_stack import FrameStack as FrameStack
 from .connectors.mean_std import MeanStdFilter as MeanStdFilter
-from .dataset import Dataset as Dataset
-from .dataset import open_dataset as open_dataset
+from .dataset.dataset import Dataset as Dataset
+from .dataset.dataset import open_dataset as open_dataset
 from .envs.external import ExternalEnv as ExternalEnv
 from .envs.multi_agent import MultiAgentEnv as MultiAgentEnv
 from .envs.multi_agent import make_multi_agent as make_multi_agent
-from .episode import Episode as Episode
 from .errors import (
     CacheError as CacheError,
 )
@@ -90,10 +90,14 @@ from .errors import (
 from .errors import (
     WorkerLost as WorkerLost,
 )
-from .interfaces import InputReader as InputReader
-from .interfaces import IOContext as IOContext
-from .interfaces import OutputWriter as OutputWriter
+from .following.markers import Markers as Markers
+from .following.paced_writer import Pace as Pace
+from .following.paced_writer import PacedWriter as PacedWriter
+from .following.replay import FollowingReplay as FollowingReplay
+from .following.samples_per_insert import SamplesPerInsert as SamplesPerInsert
 from .limits import Limits as Limits
+from .log.recovery import recover as recover
+from .log.spool import Spool as Spool
 from .maintenance.compact import compact as compact
 from .maintenance.gc import gc as gc
 from .maintenance.repair import repair as repair
@@ -108,11 +112,10 @@ from .policies.policy_spec import PolicySpec as PolicySpec
 from .policies.postprocessing import GAE as GAE
 from .policies.random_policy import RandomPolicy as RandomPolicy
 from .policies.torch_policy import TorchPolicy as TorchPolicy
+from .reader import InputReader as InputReader
 from .readers.async_input import AsyncInput as AsyncInput
 from .readers.d4rl_reader import D4RLReader as D4RLReader
 from .readers.dataset_reader import DatasetReader as DatasetReader
-from .readers.follow_marks import Markers as Markers
-from .readers.following_replay import FollowingReplay as FollowingReplay
 from .readers.foreign_parquet import ForeignParquetReader as ForeignParquetReader
 from .readers.json_reader import JsonReader as JsonReader
 from .readers.mapped_input import MappedInput as MappedInput
@@ -122,29 +125,26 @@ from .readers.sampler_input import SamplerInput as SamplerInput
 from .readers.shuffled_input import ShuffledInput as ShuffledInput
 from .recording import RecordExperience as RecordExperience
 from .recording import RecordVectorExperience as RecordVectorExperience
-from .replay.samples_per_insert import SamplesPerInsert as SamplesPerInsert
 from .replay.store import ReplayStore as ReplayStore
 from .replay.weaving import in_c_order as in_c_order
+from .resolve import IOContext as IOContext
 from .resolve import read as read
 from .resolve import register_input as register_input
 from .resolve import register_output as register_output
-from .rollout.callbacks import Callbacks as Callbacks
-from .rollout.config import RolloutConfig as RolloutConfig
-from .rollout.env_runner import EnvRunner as EnvRunner
-from .rollout.external_runner import ExternalRunner as ExternalRunner
-from .rollout.multi_agent_episode import MultiAgentEpisode as MultiAgentEpisode
-from .rollout.multi_agent_runner import MultiAgentEnvRunner as MultiAgentEnvRunner
-from .rollout.policy_client import PolicyClient as PolicyClient
-from .rollout.policy_server import PolicyServerInput as PolicyServerInput
-from .rollout.policy_setup import PolicySetup as PolicySetup
-from .storage.spool import Spool as Spool
+from .sampling.callbacks import Callbacks as Callbacks
+from .sampling.config import RolloutConfig as RolloutConfig
+from .sampling.env_runner import EnvRunner as EnvRunner
+from .sampling.external_runner import ExternalRunner as ExternalRunner
+from .sampling.multi_agent_episode import MultiAgentEpisode as MultiAgentEpisode
+from .sampling.multi_agent_runner import MultiAgentEnvRunner as MultiAgentEnvRunner
+from .sampling.policy_setup import PolicySetup as PolicySetup
+from .serving.policy_client import PolicyClient as PolicyClient
+from .serving.policy_server import PolicyServerInput as PolicyServerInput
 from .worker import RolloutWorker as RolloutWorker
+from .writer import OutputWriter as OutputWriter
 from .writers.json_writer import JsonWriter as JsonWriter
 from .writers.noop_output import NoopOutput as NoopOutput
-from .writers.paced_writer import Pace as Pace
-from .writers.paced_writer import PacedWriter as PacedWriter
 from .writers.parquet_writer import ParquetWriter as ParquetWriter
-from .writers.recovery import recover as recover
 from .writers.roll import Roll as Roll
 from .writers.tee_writer import TeeWriter as TeeWriter
 

@@ -195,7 +195,7 @@ class EnvError(RlioError, RuntimeError):
         message: What happened, and what to do.
         env_index: Which of the runner's environments.
         episode: How many episodes that environment had begun before the one that failed.
-        seed: What that episode's reset was seeded with, see `rlio.envs.seeding.episode_seed`.
+        seed: What that episode's reset was seeded with, see `rlio.envs.seeds.episode_seed`.
 
     The environment's own error is the ``__cause__``.
     """

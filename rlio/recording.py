@@ -30,14 +30,14 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 from numpy.typing import NDArray
 
 from rlio.batch import Column, SampleBatch
-from rlio.columns import DEFAULT_POLICY_ID, RECORDED, Columns, is_per_sequence
+from rlio.batch.columns import DEFAULT_POLICY_ID, RECORDED, Columns, is_per_sequence
+from rlio.batch.nested import path_text, unflatten
 from rlio.envs.leaves import Leaf, leaf_of, leaves_of
-from rlio.envs.stepping import VectorStep, VectorStepper
+from rlio.envs.vector import VectorStep, VectorStepper
 from rlio.errors import OptionError, SchemaError, excerpt
-from rlio.interfaces import IOContext, OutputWriter
-from rlio.nested import path_text, unflatten
-from rlio.resolve import resolve_output
-from rlio.rollout.recorder import StepRecorder
+from rlio.resolve import IOContext, resolve_output
+from rlio.sampling.recorder import StepRecorder
+from rlio.writer import OutputWriter
 
 __all__ = ["RecordExperience", "RecordVectorExperience"]
 
@@ -406,7 +406,7 @@ def _let_go(recorder: _Recorder) -> None:
         logger.error("%d recorded rows are lost: they could not be written: %s", recorder.waiting, error)
 
 
-# As `rlio.interfaces` arranges for open writers to be closed, and therefore before: what is arranged last is
+# As `rlio.reader` arranges for open writers to be closed, and therefore before: what is arranged last is
 # done first.
 getattr(threading, "_register_atexit", atexit.register)(_write_all)
 

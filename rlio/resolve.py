@@ -8,7 +8,7 @@ registered name; ``"logdir"``; a path or URI; or None. Names are registered with
 letters it contains.
 
 Example:
-    >>> from rlio.interfaces import IOContext
+    >>> from rlio.resolve import IOContext
     >>> from rlio.readers.mixed_input import MixedInput
     >>> resolve_output(None, IOContext())
     <rlio.writers.noop_output.NoopOutput object at ...>
@@ -22,17 +22,22 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
-from typing import Any, Generic, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
 from rlio.errors import DataNotFound, OptionError, excerpt
-from rlio.interfaces import InputReader, IOContext, OutputWriter
-from rlio.options import option_names, refuse_unknown
+from rlio.reader import InputReader
+from rlio.support.options import option_names, refuse_unknown
+from rlio.writer import OutputWriter
+
+if TYPE_CHECKING:
+    import gymnasium as gym
 
 __all__ = [
+    "IOContext",
     "read",
     "register_input",
     "register_output",
@@ -41,6 +46,55 @@ __all__ = [
     "resolve_input",
     "resolve_output",
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class IOContext:
+    """What an input or output creator gets: small and frozen, never a config object.
+
+    Attributes:
+        worker_index: 0 for a local worker, 1..num_workers for remote ones.
+        num_workers: Remote workers in all; 0 when there is only the local one.
+        log_dir: Folder for ``output="logdir"``; None if the worker has none.
+        seed: The worker's seed; None if it draws its own.
+        spaces: Policy id -> (observation space, action space).
+        options: What the user gave as ``input_options`` or ``output_options``.
+        made_by: What makes the data, for outputs that store it: ``env``, ``policy``, ``seed``, as known.
+        default_sampler_input: Makes the worker's own sampler, for inputs that mix live experience in.
+    """
+
+    worker_index: int = 0
+    num_workers: int = 0
+    log_dir: str | None = None
+    seed: int | None = None
+    spaces: Mapping[str, tuple[gym.Space[Any], gym.Space[Any]]] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+    options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    made_by: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    default_sampler_input: Callable[[], InputReader] | None = None
+
+    def __post_init__(self) -> None:
+        if self.worker_index < 0 or self.num_workers < 0 or 0 < self.num_workers < self.worker_index:
+            raise OptionError(
+                f"worker_index={self.worker_index}, num_workers={self.num_workers}: workers are 0 for the "
+                "local one and 1 to num_workers for the others"
+            )
+
+    @property
+    def rank(self) -> int:
+        """Index of this worker among those that read: worker_index - 1, or 0 for a local worker."""
+        return self.worker_index - 1 if self._is_remote else 0
+
+    @property
+    def world(self) -> int:
+        """Number of workers that share the reading; 1 for a local worker, which reads on its own."""
+        return self.num_workers if self._is_remote else 1
+
+    @property
+    def _is_remote(self) -> bool:
+        return self.worker_index > 0 and self.num_workers > 0
+
 
 InputCreator: TypeAlias = Callable[[IOContext], InputReader]
 OutputCreator: TypeAlias = Callable[[IOContext], OutputWriter]
@@ -419,7 +473,7 @@ def _is_dataset(
 
 def _reader_of(values: list[str | os.PathLike[str]], storage_options: Mapping[str, Any] | None) -> str:
     """The place of the reader class for files that are no data set of ours, by their endings."""
-    from rlio.foreign_layouts import refuse_known
+    from rlio.dataset.foreign_layouts import refuse_known
     from rlio.storage.inputs import expand_inputs
 
     try:

@@ -50,15 +50,15 @@ import torch.distributed
 from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from rlio.batch import SampleBatch
-from rlio.dataset import Dataset, Snapshot
+from rlio.batch import Batch, SampleBatch
+from rlio.batch.concat import joined_plainly
+from rlio.batch.tensors import to_tensors
+from rlio.dataset.dataset import Dataset, Snapshot
 from rlio.errors import ClosedError, DataNotFound, EndOfData, OptionError, StateError, excerpt
-from rlio.interfaces import Batch, JsonState, Restorable
-from rlio.joining import joined_plainly
-from rlio.options import refuse_unknown
-from rlio.prefetching import Prefetch
+from rlio.reader import JsonState, Restorable
 from rlio.readers.dataset_reader import DatasetReader
-from rlio.tensors import to_tensors
+from rlio.readers.prefetch import Prefetch
+from rlio.support.options import refuse_unknown
 
 __all__ = ["Prefetch", "ReplayDataset", "ReplayLoader", "prefetch"]
 

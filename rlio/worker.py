@@ -21,28 +21,29 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import numpy as np
 
-from rlio.columns import DEFAULT_POLICY_ID
+from rlio.batch import Batch
+from rlio.batch.columns import DEFAULT_POLICY_ID
 from rlio.connectors.mean_std import MeanStdFilter
 from rlio.envs.context import EnvContext
-from rlio.envs.making import EnvLike
+from rlio.envs.make import EnvLike
 from rlio.errors import DataNotFound, OptionError, excerpt
-from rlio.interfaces import Batch, IOContext, JsonState
-from rlio.options import checked_keywords, expected, expected_mapping
 from rlio.policies.checkpoint import load_components, save_components, select_components
 from rlio.policies.policy_spec import Spaces
+from rlio.reader import JsonState
 from rlio.readers.recording_input import RecordingInput
-from rlio.resolve import resolve_output
-from rlio.rollout.callbacks import CallbacksLike, combine, overridden
-from rlio.rollout.config import RolloutConfig
-from rlio.rollout.metrics import Counts, RolloutMetrics
-from rlio.rollout.multi_agent_envs import MultiAgentEnvLike
-from rlio.rollout.network import find_free_port, get_host, get_node_ip
-from rlio.rollout.offline import refuse_same_root
-from rlio.rollout.policy_group import MappingFn, PoliciesToTrain, PolicyGroup
-from rlio.rollout.policy_setup import PolicySetup
-from rlio.rollout.runners import AnyRunner, Place, make_runner, sub_envs
-from rlio.rollout.worker_input import WorkerInput
-from rlio.rollout.worker_policies import WorkerPolicies
+from rlio.resolve import IOContext, resolve_output
+from rlio.sampling.callbacks import CallbacksLike, combine, overridden
+from rlio.sampling.config import RolloutConfig
+from rlio.sampling.metrics import Counts, RolloutMetrics
+from rlio.sampling.multi_agent_envs import MultiAgentEnvLike
+from rlio.sampling.offline import refuse_same_root
+from rlio.sampling.policy_group import MappingFn, PoliciesToTrain, PolicyGroup
+from rlio.sampling.policy_setup import PolicySetup
+from rlio.sampling.runners import AnyRunner, Place, make_runner, sub_envs
+from rlio.sampling.worker_input import WorkerInput
+from rlio.sampling.worker_policies import WorkerPolicies
+from rlio.serving.network import find_free_port, get_host, get_node_ip
+from rlio.support.options import checked_keywords, expected, expected_mapping
 
 __all__ = ["RolloutWorker"]
 
@@ -298,7 +299,7 @@ class RolloutWorker(WorkerPolicies):
         return get_host()
 
     def get_node_ip(self) -> str:
-        """The machine's address; see `rlio.rollout.network.get_node_ip`."""
+        """The machine's address; see `rlio.serving.network.get_node_ip`."""
         return get_node_ip()
 
     def find_free_port(self) -> int:

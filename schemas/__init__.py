@@ -1,6 +1,6 @@
 """The schemas of stored data: columns, spaces, and how both are written."""
 
-from rlio._lazy import lazy_exports
+from rlio.support.lazy import lazy_exports
 
 if __name__ != "rlio.schemas":
     raise ImportError(

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch import MultiAgentBatch, SampleBatch
+from rlio.batch.nested import Path
 from rlio.errors import CorruptData, SchemaError
-from rlio.nested import Path
 from rlio.schemas.folded import Folded, unfold
 from rlio.schemas.frame_pools import Frames
 from rlio.schemas.schema import PolicySchema, rebuild

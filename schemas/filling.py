@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlio.batch import MultiAgentBatch, SampleBatch
-from rlio.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
+from rlio.batch.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.schema import Leaf, Schema, rebuild
 

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch import Column, MultiAgentBatch, SampleBatch, concat_samples
-from rlio.columns import Columns
-from rlio.nested import Path, leaves, unflatten
+from rlio.batch.columns import Columns
+from rlio.batch.nested import Path, leaves, unflatten
 from rlio.schemas.arrow import empty_array
 from rlio.schemas.frame_pools import Frames
 

@@ -25,10 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.errors import CorruptData
-from rlio.forks import cached_property
 from rlio.schemas.arrow import empty_array
 from rlio.schemas.column import FrameStack
 from rlio.schemas.observations import SplitStack, as_unsigned, as_words, stack_places
+from rlio.support.forks import cached_property
 
 __all__ = ["Frames", "StackPool", "grown", "pool_stacks", "previous_rows"]
 

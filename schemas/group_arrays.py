@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rlio.columns import Columns
+from rlio.batch.columns import Columns
 from rlio.errors import CorruptData
 from rlio.schemas.arrow import arrow_type, to_arrow
 from rlio.schemas.column import ColumnSpec, Nullable

@@ -40,7 +40,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from numpy.typing import NDArray
 
 from rlio.batch import MultiAgentBatch, SampleBatch, count_units
-from rlio.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
+from rlio.batch.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
 from rlio.errors import CorruptData, MissingColumn, RlioError, SchemaError, UnsafeData, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.json_columns import MAX_TEXT_BYTES, check_containers, dump_column, load_column, parse_json
@@ -234,7 +234,7 @@ def _too_large(found: str) -> LineTooLarge:
 
 
 def _units(batch: SampleBatch | MultiAgentBatch) -> int:
-    """What readers count; see `rlio.joining.count_units`."""
+    """What readers count; see `rlio.batch.concat.count_units`."""
     if isinstance(batch, MultiAgentBatch):
         return count_units(batch, "steps")
     return count_units(batch, "sequences" if Columns.SEQ_LENS in batch else "steps")

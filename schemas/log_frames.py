@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rlio.columns import Columns
+from rlio.batch.columns import Columns
 from rlio.errors import CorruptData, RlioError
 from rlio.schemas.arrow import arrow_type, from_arrow, to_arrow
 from rlio.schemas.column import ColumnSpec, FrameStack

@@ -16,9 +16,9 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from rlio.errors import OptionError
-from rlio.forks import cached_property
 from rlio.schemas.schema import canonical_json
 from rlio.schemas.spaces import space_to_json
+from rlio.support.forks import cached_property
 
 __all__ = ["Provenance"]
 

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch import MultiAgentBatch, SampleBatch
-from rlio.columns import DEFAULT_POLICY_ID, Columns
+from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
+from rlio.batch.multi_agent import step_numbers
 from rlio.errors import SchemaError
-from rlio.multi_agent import step_numbers
 from rlio.schemas.column import FrameStack, Nullable
 from rlio.schemas.frame_pools import Frames, StackPool, grown, pool_stacks
 from rlio.schemas.observations import as_unsigned, successors

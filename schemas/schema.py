@@ -24,16 +24,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.arrays import joint_dtype, to_numpy
 from rlio.batch import MultiAgentBatch, SampleBatch
-from rlio.columns import Columns, is_per_sequence
+from rlio.batch.arrays import joint_dtype, to_numpy
+from rlio.batch.columns import Columns, is_per_sequence
+from rlio.batch.nested import Path, leaves, path_text, unflatten
 from rlio.errors import CorruptData, MissingColumn, SchemaConflict, SchemaError, UnsafeData, excerpt
-from rlio.forks import cached_property
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.nested import Path, leaves, path_text, unflatten
 from rlio.schemas.column import ColumnSpec, FrameStack
 from rlio.schemas.json_values import dump_value
 from rlio.schemas.observations import detect_stack
+from rlio.support.forks import cached_property
 
 __all__ = [
     "FORMAT_VERSION",

@@ -19,9 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from rlio.columns import Columns
+from rlio.batch.columns import Columns
 from rlio.errors import CorruptData, MissingColumn, UnsafeData, excerpt
-from rlio.forks import cached_property
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.arrow import expanded_bytes, from_arrow
 from rlio.schemas.column import TEXTS, Nullable
@@ -43,6 +42,7 @@ from rlio.schemas.schema import Leaf, Schema
 from rlio.schemas.streams import Streams
 from rlio.schemas.text_columns import check_texts
 from rlio.schemas.zstd_frames import inflate
+from rlio.support.forks import cached_property
 
 __all__ = ["DecodedGroup", "ShardFile"]
 

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.columns import Columns
+from rlio.batch.columns import Columns
 from rlio.errors import CorruptData, UnsafeData, excerpt
 
 __all__ = ["STREAM_COLUMNS", "WRITER", "StreamTable", "Streams"]

@@ -17,7 +17,7 @@ from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
 from rlio.batch import MultiAgentBatch, SampleBatch
-from rlio.columns import Columns
+from rlio.batch.columns import Columns
 from rlio.envs.multi_agent import MultiAgentEnv
 from rlio.policies.policy import Policy
 

@@ -16,7 +16,7 @@ from counter_env import decode, episode, interleaved, observations
 from numpy.typing import NDArray
 
 from rlio import ParquetWriter, Roll, SampleBatch, concat_samples
-from rlio.forks import cached_property
+from rlio.support.forks import cached_property
 
 __all__ = ["World", "record_world"]
 

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
+from rlio.batch import Batch, MultiAgentBatch, SampleBatch, concat_samples
 from rlio.errors import EndOfData
-from rlio.interfaces import Batch, InputReader, JsonState, OutputWriter
+from rlio.reader import InputReader, JsonState
+from rlio.writer import OutputWriter
 
 
 def rows_of(first: int, stop: int, label: int = 0) -> SampleBatch:

@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 
 from rlio import DatasetReader, JsonWriter, ParquetWriter, SampleBatch
+from rlio.dataset.listing import list_shards
+from rlio.dataset.names import WAL_DIR
 from rlio.errors import DataNotFound
 from rlio.storage.filesystem import Storage
-from rlio.storage.listing import list_shards
-from rlio.storage.names import WAL_DIR
 
 WRITERS: dict[str, type[ParquetWriter] | type[JsonWriter]] = {"parquet": ParquetWriter, "json": JsonWriter}
 

@@ -58,8 +58,8 @@ def impatient() -> Iterator[None]:
     """Failures are tried again at once: tests of results wait for nothing."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rlio.storage.filesystem.Retry", partial(Retry, sleep=lambda seconds: None))
-        patch.setattr("rlio.storage.publisher._FIRST_DELAY", 0.01)
-        patch.setattr("rlio.storage.publisher._PATIENCE", 0.05)
+        patch.setattr("rlio.log.publisher._FIRST_DELAY", 0.01)
+        patch.setattr("rlio.log.publisher._PATIENCE", 0.05)
         yield
 
 

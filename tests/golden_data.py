@@ -17,7 +17,7 @@ import gymnasium as gym
 import numpy as np
 
 import rlio
-from rlio.storage import spool
+from rlio.log import spool
 
 
 def cartpole_like() -> rlio.SampleBatch:

@@ -13,12 +13,12 @@ import numpy as np
 from stored_batches import files, fresh_root, group_bytes, numbered
 
 from rlio import DatasetReader, EndOfData, JsonWriter, ParquetWriter, Roll, SampleBatch
-from rlio.interfaces import Batch
-from rlio.storage import markers
+from rlio.batch import Batch
+from rlio.dataset import markers
+from rlio.dataset.commit import put_header, put_shard
+from rlio.dataset.listing import ShardRef, list_shards
+from rlio.dataset.names import ShardName
 from rlio.storage.filesystem import Storage
-from rlio.storage.listing import ShardRef, list_shards
-from rlio.storage.names import ShardName
-from rlio.storage.publish import put_header, put_shard
 
 A, B, C = "w00000-0000000a", "w00001-0000000b", "w00002-0000000c"
 

@@ -31,8 +31,8 @@ import zstandard
 from stored_batches import files, fresh_root, group_bytes
 
 from rlio import JsonWriter, ParquetWriter, Roll, SampleBatch
+from rlio.dataset.names import ShardName
 from rlio.schemas.schema import Schema, canonical_json
-from rlio.storage.names import ShardName
 
 WRITER = "w00000-00000000"
 #: Where the payload of every case that could run code would leave its mark, below the folder of the case.

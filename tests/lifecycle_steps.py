@@ -17,10 +17,10 @@ import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
 import rlio
+import rlio.log.recovery
 import rlio.schemas.parquet
-import rlio.writers.recovery
+from rlio.dataset.listing import list_shards
 from rlio.storage.filesystem import Storage
-from rlio.storage.listing import list_shards
 from rlio.testing.filesystem import Call, FaultyFileSystem
 
 __all__ = ["Site", "batch", "gc", "os", "rlio", "signal", "sys", "threading", "time"]
@@ -91,7 +91,7 @@ class Site:
         return int(file.read_text().split()[-1]) if file.exists() else 0
 
     def recover(self) -> Any:
-        return rlio.writers.recovery.recover(self.root, spool=self.spool)
+        return rlio.log.recovery.recover(self.root, spool=self.spool)
 
     def rows(self, who: int = 0) -> list[int]:
         with rlio.DatasetReader(self.root, epochs=1) as reader:

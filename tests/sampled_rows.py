@@ -24,19 +24,19 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import rlio
 from rlio.batch import MultiAgentBatch, SampleBatch
+from rlio.batch.nested import leaves, path_text
 from rlio.connectors.frame_stack import FrameStack
 from rlio.connectors.mean_std import MeanStdFilter
 from rlio.envs.external import ExternalEnv
 from rlio.envs.multi_agent import make_multi_agent
-from rlio.nested import leaves, path_text
 from rlio.policies.policy import Policy
 from rlio.policies.random_policy import RandomPolicy
 from rlio.recording import RecordExperience, RecordVectorExperience
-from rlio.rollout.config import RolloutConfig
-from rlio.rollout.env_runner import EnvRunner
-from rlio.rollout.external_episodes import ExternalEpisodes
-from rlio.rollout.external_runner import ExternalRunner
-from rlio.rollout.multi_agent_runner import MultiAgentEnvRunner
+from rlio.sampling.config import RolloutConfig
+from rlio.sampling.env_runner import EnvRunner
+from rlio.sampling.external_episodes import ExternalEpisodes
+from rlio.sampling.external_runner import ExternalRunner
+from rlio.sampling.multi_agent_runner import MultiAgentEnvRunner
 
 GOLDEN = Path(__file__).with_name("golden") / "sampled_rows.json"
 

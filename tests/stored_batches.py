@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from rlio import DatasetReader, MultiAgentBatch, ParquetWriter, Roll, SampleBatch, concat_samples
-from rlio.arrays import to_numpy
-from rlio.interfaces import Batch
-from rlio.nested import leaves
+from rlio.batch import Batch
+from rlio.batch.arrays import to_numpy
+from rlio.batch.nested import leaves
 
 _MARKER = re.compile(r"/_(sealed|trim)-\d+$")
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rlio.batch import SampleBatch
 from rlio.evaluation.target import Target
 from rlio.evaluation.weighting import WeightedSteps
-from rlio.forks import cached_property
+from rlio.support.forks import cached_property
 
 Floats = NDArray[np.float64]
 

@@ -10,7 +10,8 @@ from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlio.actions import (
+from rlio.batch import MultiAgentBatch, SampleBatch
+from rlio.batch.actions import (
     ClipActions,
     NormalizeActions,
     clip_actions,
@@ -18,9 +19,8 @@ from rlio.actions import (
     normalize_actions,
     unsquash_actions,
 )
-from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.errors import MissingColumn, SchemaError
-from rlio.interfaces import InputReader
+from rlio.reader import InputReader
 from rlio.readers.mapped_input import MappedInput
 
 BOX = Box(np.array([-2.0, 0.0], np.float32), np.array([4.0, 10.0], np.float32))

@@ -20,6 +20,8 @@ from stored_batches import files, fresh_root, group_bytes, load, numbered, put, 
 
 import rlio
 from rlio import Roll
+from rlio.batch.nested import leaves
+from rlio.dataset.listing import Patience
 from rlio.errors import (
     CorruptData,
     HoleError,
@@ -31,11 +33,9 @@ from rlio.errors import (
 )
 from rlio.maintenance.compact import compact
 from rlio.maintenance.gc import gc
-from rlio.nested import leaves
 from rlio.replay.filters import RowFilter
 from rlio.schemas.json_values import dump_value
 from rlio.storage.filesystem import Storage
-from rlio.storage.listing import Patience
 
 
 def agents() -> rlio.MultiAgentBatch:
@@ -219,7 +219,7 @@ def test_every_form_takes_every_option(method: str) -> None:
 def test_a_table_has_the_rows_that_were_listed_whatever_became_of_their_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlio.storage.listing.PATIENCE", Patience(seconds=0))
+    monkeypatch.setattr("rlio.dataset.listing.PATIENCE", Patience(seconds=0))
     many_shards(str(tmp_path))
     data = rlio.open_dataset(tmp_path)
     pinned = rlio.open_dataset(tmp_path, at={"w00000-00000000": 25})
@@ -255,7 +255,7 @@ def test_damaged_rows_are_an_error_of_the_table_and_of_the_stream_or_skipped(
 
 
 def test_missing_rows_are_an_error_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlio.storage.listing.PATIENCE", Patience(seconds=0))
+    monkeypatch.setattr("rlio.dataset.listing.PATIENCE", Patience(seconds=0))
     root = many_shards(fresh_root(), shards=3)
     remove(sorted(files(root))[1])
     data = rlio.open_dataset(root)
@@ -305,7 +305,7 @@ def test_only_what_is_needed_is_asked_for(requests: Counter[str]) -> None:
 
 
 def test_a_stream_is_of_small_batches_where_rows_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlio.replay.part_reader._TABLE_BYTES", 4 * 2 * 6 * 6 * 4)
+    monkeypatch.setattr("rlio.dataset.part_reader._TABLE_BYTES", 4 * 2 * 6 * 6 * 4)
     root = store(frames())
     data = rlio.open_dataset(root)
     assert max(batch.num_rows for batch in data.to_arrow_batches()) <= 4

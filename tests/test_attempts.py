@@ -12,11 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlio
-from rlio.errors import EndOfData, HoleError, OptionError
-from rlio.storage.filesystem import Storage
-from rlio.storage.listing import Listing, list_shards
-from rlio.storage.markers import claim, seal
-from rlio.storage.names import (
+from rlio.dataset.listing import Listing, list_shards
+from rlio.dataset.markers import claim, seal
+from rlio.dataset.names import (
     is_writer_id,
     make_attempt_id,
     make_writer_id,
@@ -24,6 +22,8 @@ from rlio.storage.names import (
     part_of,
     writer_dir,
 )
+from rlio.errors import EndOfData, HoleError, OptionError
+from rlio.storage.filesystem import Storage
 
 PART = part_id("job", 0)
 FIRST, SECOND, THIRD = (f"{PART}~000{n}-0000000{n}" for n in range(3))

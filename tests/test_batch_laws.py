@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlio.batch import SampleBatch, concat_samples, count_units, split_units
-from rlio.nested import leaves, map_structure
+from rlio.batch.nested import leaves, map_structure
 
 EXAMPLES = settings(max_examples=60, deadline=None)
 

@@ -18,7 +18,7 @@ from stored_batches import fresh_root, numbered, store
 
 from rlio import DatasetReader, JsonReader, MixedInput, NoopOutput, ReplayStore, SampleBatch, ShuffledInput
 from rlio.errors import EndOfData, OptionError
-from rlio.interfaces import InputReader
+from rlio.reader import InputReader
 from rlio.readers.async_input import AsyncInput
 from rlio.readers.d4rl_reader import D4RLReader
 from rlio.readers.foreign_parquet import ForeignParquetReader

@@ -12,9 +12,9 @@ from rlio.batch import SampleBatch
 from rlio.errors import MissingColumn
 from rlio.policies.behaviour_cloning import BehaviourCloning
 from rlio.policies.policy import Policy
-from rlio.rollout.config import RolloutConfig
-from rlio.rollout.env_runner import EnvRunner
-from rlio.rollout.evaluate import evaluate
+from rlio.sampling.config import RolloutConfig
+from rlio.sampling.env_runner import EnvRunner
+from rlio.sampling.evaluate import evaluate
 
 OBS = Box(-1.0, 1.0, (2,), np.float32)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlio.errors import OptionError
-from rlio.rollout.callbacks import Callbacks, RunningEpisode, combine, overridden
+from rlio.sampling.callbacks import Callbacks, RunningEpisode, combine, overridden
 
 EPISODE = RunningEpisode(eps_id=3)
 

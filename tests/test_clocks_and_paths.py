@@ -15,7 +15,7 @@ import pytest
 
 import rlio
 from rlio.errors import PublishError, RlioError
-from rlio.writers.recovery import recover
+from rlio.log.recovery import recover
 
 WRITERS = {"parquet": rlio.ParquetWriter, "json": rlio.JsonWriter}
 kinds = pytest.mark.parametrize("kind", WRITERS)

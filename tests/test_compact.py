@@ -31,13 +31,13 @@ from rlio import (
     SampleBatch,
     concat_samples,
 )
-from rlio.interfaces import Batch
+from rlio.batch import Batch
+from rlio.dataset.listing import list_shards
+from rlio.dataset.names import ShardName
 from rlio.maintenance.compact import compact as compact_function
 from rlio.maintenance.merging import open_whole
 from rlio.schemas.provenance import Provenance
 from rlio.storage.filesystem import Storage
-from rlio.storage.listing import list_shards
-from rlio.storage.names import ShardName
 
 WRITERS: dict[str, Any] = {
     "parquet": ParquetWriter,

@@ -21,7 +21,7 @@ from crash_shim import DIED, dying_at, intercepted
 from further import further
 
 from rlio import Roll, compact, gc
-from rlio.writers.recovery import recover
+from rlio.log.recovery import recover
 
 # Rows of each write(), and what is done after some: rolls at 8 rows, so that some are cut in two.
 _WRITES = (3, 3, 5, 2, 9, 1)

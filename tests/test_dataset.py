@@ -23,12 +23,12 @@ from rlio import (
     ShuffledInput,
     open_dataset,
 )
+from rlio.dataset import listing
+from rlio.dataset.listing import Patience
+from rlio.dataset.names import DATA_DIR
 from rlio.errors import CorruptData, DataNotFound, EndOfData, OptionError, SchemaConflict, WaitTimeout
 from rlio.schemas.provenance import Provenance
-from rlio.storage import listing
 from rlio.storage.filesystem import Storage
-from rlio.storage.listing import Patience
-from rlio.storage.names import DATA_DIR
 
 
 def two_writers() -> str:

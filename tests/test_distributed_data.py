@@ -19,11 +19,11 @@ from stored_batches import assert_identical, load, numbered, store
 from test_distributed_data_blocks import alike, columns_of, with_types
 
 import rlio
+from rlio.dataset.listing import list_shards
+from rlio.dataset.names import part_of
 from rlio.distributed import read_dataset, write_dataset
 from rlio.errors import OptionError, SchemaError
 from rlio.storage.filesystem import Storage
-from rlio.storage.listing import list_shards
-from rlio.storage.names import part_of
 
 ray = pytest.importorskip("ray")
 
@@ -249,7 +249,7 @@ def test_a_task_that_is_killed_while_it_writes_loses_and_repeats_nothing(root: s
     flag = tmp_path / "killed"
 
     def kills_before_the_seal(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        from rlio.distributed.part_writer import PartWriter
+        from rlio.distributed.ray_data.part_writer import PartWriter
 
         real = PartWriter._check_stored
 
@@ -285,7 +285,7 @@ def test_a_task_that_is_killed_after_it_sealed_its_part_is_not_written_again(
     flag = tmp_path / "killed"
 
     def kills_after_sealing(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        from rlio.distributed.part_writer import PartWriter
+        from rlio.distributed.ray_data.part_writer import PartWriter
 
         real = PartWriter.finish
 

@@ -19,19 +19,19 @@ from stored_batches import assert_identical, fresh_root, group_bytes, load, numb
 
 import rlio
 import rlio.distributed
-from rlio.distributed.blocks import Assembler, block_arrays, ray_tensors
-from rlio.distributed.part_writer import PartOptions, PartWriter
-from rlio.distributed.row_digest import RowDigest
+from rlio.dataset.arrow_tables import POLICY_ID, Layout, to_table
+from rlio.dataset.commit import put_header
+from rlio.dataset.listing import list_shards
+from rlio.dataset.markers import seal
+from rlio.dataset.names import part_id, part_of, writer_dir
+from rlio.dataset.part_reader import PartReader, plan_of, split
+from rlio.distributed.ray_data.blocks import Assembler, block_arrays, ray_tensors
+from rlio.distributed.ray_data.part_writer import PartOptions, PartWriter
+from rlio.distributed.ray_data.row_digest import RowDigest
 from rlio.errors import HoleError, MissingColumn, OptionError, PublishError, SchemaConflict, SchemaError
-from rlio.interfaces import ReadOptions
-from rlio.replay.arrow_tables import POLICY_ID, Layout, to_table
+from rlio.readers.read_options import ReadOptions
 from rlio.replay.filters import RowFilter
-from rlio.replay.part_reader import PartReader, plan_of, split
 from rlio.storage.filesystem import Storage
-from rlio.storage.listing import list_shards
-from rlio.storage.markers import seal
-from rlio.storage.names import part_id, part_of, writer_dir
-from rlio.storage.publish import put_header
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'rlio[ray]'")
 
@@ -341,7 +341,7 @@ def test_a_filter_lets_the_reader_s_rows_pass(text: str) -> None:
 
 
 def test_what_bounds_rule_out_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlio.storage.shards import ParquetShard
+    from rlio.dataset.shards import ParquetShard
 
     root = data_set()
     read: list[int] = []
@@ -427,7 +427,7 @@ def test_a_snapshot_is_read_and_row_groups_are_cut() -> None:
 
 
 def test_blocks_are_small_where_rows_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlio.replay.part_reader._TABLE_BYTES", 4 * 2 * 6 * 6 * 4)
+    monkeypatch.setattr("rlio.dataset.part_reader._TABLE_BYTES", 4 * 2 * 6 * 6 * 4)
     tables = tables_of(store(frames()))
     assert max(table.num_rows for table in tables) <= 4
     assert_identical(batch_of(tables), load(store(frames())))
@@ -537,7 +537,7 @@ def test_an_attempt_that_was_overtaken_is_dropped_with_all_it_stored(tmp_path: P
 def test_two_seals_in_one_moment_are_one_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = Storage.open(tmp_path)
     one, other = write_part(storage, numbered(5)), write_part(storage, numbered(5))
-    monkeypatch.setattr("rlio.distributed.part_writer.sealed_attempt", lambda *_: (None, 1))
+    monkeypatch.setattr("rlio.distributed.ray_data.part_writer.sealed_attempt", lambda *_: (None, 1))
     sealed = {one.finish().writer, other.finish().writer}
     assert len(sealed) == 2
     assert rlio.open_dataset(tmp_path).snapshot() == {min(map(str, sealed)): 5}
@@ -572,7 +572,7 @@ def test_an_attempt_that_may_be_sealed_is_not_given_up(
         seal(storage, writer_id, rows)
         raise PublishError("no answer")
 
-    monkeypatch.setattr("rlio.storage.publisher.seal", lost)
+    monkeypatch.setattr("rlio.log.publisher.seal", lost)
     with pytest.raises(PublishError):
         writer.finish()
     writer.abandon()

@@ -24,13 +24,13 @@ from gymnasium.vector import AutoresetMode
 from remote_env import RemoteEnv
 
 from rlio import EnvRunner, MultiAgentEnvRunner, RandomPolicy, RolloutConfig, RolloutWorker, SampleBatch
-from rlio.envs.making import EnvSetup, make_stepper
+from rlio.envs.make import EnvSetup, make_stepper
+from rlio.envs.process_stepper import ProcessStepper
 from rlio.envs.remote import EnvActors
-from rlio.envs.restarting import RestartPolicy
-from rlio.envs.seeding import EpisodeSeeds, episode_seed
-from rlio.envs.waiting import ProcessStepper
+from rlio.envs.restarts import RestartPolicy
+from rlio.envs.seeds import EpisodeSeeds, episode_seed
 from rlio.errors import EnvError, MissingExtra, OptionError
-from rlio.rollout.callbacks import Callbacks
+from rlio.sampling.callbacks import Callbacks
 
 pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("ray_cluster")]
 

@@ -23,7 +23,7 @@ from rlio.distributed import Fragment, WorkerGroup
 from rlio.errors import EndOfData, EnvError, OptionError, StateError, WorkerError, WorkerLost
 from rlio.policies.policy_spec import PolicySpec
 from rlio.policies.weights import GlobalVars
-from rlio.rollout.config import RolloutConfig
+from rlio.sampling.config import RolloutConfig
 from rlio.worker import RolloutWorker
 
 pytest.importorskip("ray")

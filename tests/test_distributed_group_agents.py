@@ -17,7 +17,7 @@ from rlio.batch import MultiAgentBatch, concat_samples
 from rlio.connectors.mean_std import MeanStdFilter
 from rlio.distributed import FaultTolerance, Fragment, WorkerGroup
 from rlio.envs.multi_agent import make_multi_agent
-from rlio.rollout.config import RolloutConfig
+from rlio.sampling.config import RolloutConfig
 from rlio.worker import RolloutWorker
 
 pytest.importorskip("ray")

@@ -18,10 +18,10 @@ from linear_policy import LinearPolicy
 import rlio
 from rlio.connectors.mean_std import MeanStdFilter
 from rlio.distributed import FaultTolerance, WorkerGroup
-from rlio.distributed import worker_group as module
-from rlio.distributed.recipe import Recipe, Seat
+from rlio.distributed.group import worker_group as module
+from rlio.distributed.group.worker_spec import Recipe, Seat
 from rlio.errors import ClosedError, WorkerError, WorkerLost
-from rlio.rollout.config import RolloutConfig
+from rlio.sampling.config import RolloutConfig
 from rlio.worker import RolloutWorker
 
 ray = pytest.importorskip("ray")

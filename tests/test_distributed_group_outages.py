@@ -19,7 +19,7 @@ import rlio
 from rlio.connectors.mean_std import MeanStdFilter
 from rlio.distributed import FaultTolerance, WorkerGroup
 from rlio.errors import PublishError, WorkerError, WorkerLost
-from rlio.rollout.config import RolloutConfig
+from rlio.sampling.config import RolloutConfig
 from rlio.worker import RolloutWorker
 
 pytest.importorskip("ray")

@@ -18,7 +18,7 @@ from linear_policy import LinearPolicy
 import rlio
 from rlio.distributed import WorkerGroup
 from rlio.replay.draws import Draw
-from rlio.rollout.config import RolloutConfig
+from rlio.sampling.config import RolloutConfig
 from rlio.schemas.provenance import Provenance
 from rlio.worker import RolloutWorker
 

@@ -18,8 +18,8 @@ from linear_policy import LinearPolicy
 
 import rlio
 from rlio.distributed import FaultTolerance, WorkerGroup
-from rlio.distributed.recovering import recover_logs
-from rlio.rollout.config import RolloutConfig
+from rlio.distributed.group.log_recovery import recover_logs
+from rlio.sampling.config import RolloutConfig
 
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("ray_cluster")]

@@ -11,8 +11,8 @@ from linear_policy import LinearPolicy
 from test_readme import blocks
 
 import rlio
-from rlio.distributed.recipe import Recipe, Seat
-from rlio.rollout.config import RolloutConfig
+from rlio.distributed.group.worker_spec import Recipe, Seat
+from rlio.sampling.config import RolloutConfig
 
 
 def block_with(checkout: Path, words: str, folder: Path) -> str:

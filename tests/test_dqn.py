@@ -14,9 +14,9 @@ from gymnasium.spaces import Box, Discrete
 from rlio.batch import SampleBatch, concat_samples
 from rlio.errors import MissingColumn, OptionError
 from rlio.policies.dqn import DQN
-from rlio.rollout.config import RolloutConfig
-from rlio.rollout.env_runner import EnvRunner
-from rlio.rollout.evaluate import evaluate
+from rlio.sampling.config import RolloutConfig
+from rlio.sampling.env_runner import EnvRunner
+from rlio.sampling.evaluate import evaluate
 
 OBS = Box(-1.0, 1.0, (3,), np.float32)
 

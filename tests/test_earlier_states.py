@@ -17,8 +17,8 @@ from stored_batches import assert_identical, load
 
 import rlio
 from rlio.errors import StateError
+from rlio.following.marks import list_marks
 from rlio.storage.filesystem import Storage
-from rlio.storage.progress import list_marks
 
 GOLDEN = Path(__file__).with_name("golden") / "states"
 #: Readers that drop what they hold, also in the version that saved it, and say so.

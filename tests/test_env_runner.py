@@ -12,14 +12,14 @@ from gymnasium.spaces import Box, Dict, Discrete, Text, Tuple
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from rlio.batch import SampleBatch
-from rlio.envs.stepping import VectorStepper
+from rlio.envs.vector import VectorStepper
 from rlio.errors import ClosedError, OptionError, SchemaError, StateError
-from rlio.interfaces import Runner
 from rlio.policies.policy import Policy
 from rlio.policies.random_policy import RandomPolicy
-from rlio.rollout.config import RolloutConfig
-from rlio.rollout.env_runner import EnvRunner
-from rlio.rollout.recorder import until_last
+from rlio.readers.sampler_input import Runner
+from rlio.sampling.config import RolloutConfig
+from rlio.sampling.env_runner import EnvRunner
+from rlio.sampling.recorder import until_last
 
 MODES = list(AutoresetMode)
 ID = 1_000_000

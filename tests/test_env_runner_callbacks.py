@@ -19,15 +19,15 @@ from rlio.connectors.frame_stack import FrameStack
 from rlio.connectors.mean_std import MeanStdFilter
 from rlio.envs.external import ExternalEnv
 from rlio.envs.multi_agent import make_multi_agent
-from rlio.envs.seeding import episode_seed
-from rlio.envs.stepping import Stepper, VectorStep
+from rlio.envs.seeds import episode_seed
+from rlio.envs.vector import Stepper, VectorStep
 from rlio.errors import ClosedError, EnvError, OptionError, StateError
 from rlio.policies.policy import Policy
-from rlio.rollout.callbacks import Callbacks, RunningEpisode
-from rlio.rollout.config import RolloutConfig
-from rlio.rollout.env_runner import EnvRunner
-from rlio.rollout.external_runner import ExternalRunner
-from rlio.rollout.multi_agent_runner import MultiAgentEnvRunner
+from rlio.sampling.callbacks import Callbacks, RunningEpisode
+from rlio.sampling.config import RolloutConfig
+from rlio.sampling.env_runner import EnvRunner
+from rlio.sampling.external_runner import ExternalRunner
+from rlio.sampling.multi_agent_runner import MultiAgentEnvRunner
 
 MODES = list(AutoresetMode)
 
@@ -462,7 +462,7 @@ def test_an_environment_that_is_slow_gets_one_action_and_that_one_is_recorded(
     monkeypatch: pytest.MonkeyPatch, connectors: Any
 ) -> None:
     """Row 2.1, remote_env_batch_wait_ms: exact accounting of each environment."""
-    monkeypatch.setattr("rlio.rollout.runner_envs.make_stepper", lambda env, setup: Scripted())
+    monkeypatch.setattr("rlio.sampling.runner_envs.make_stepper", lambda env, setup: Scripted())
     runner = runner_of("x", Counts(), observation_connectors=connectors)
     batch = runner.run(12)
     newest = batch["obs"][:, -1] if connectors else batch["obs"]

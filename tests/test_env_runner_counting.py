@@ -11,8 +11,8 @@ from counting_env import CountingEnv, CountingVectorEnv, check_stream
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from rlio.policies.policy import Policy
-from rlio.rollout.config import RolloutConfig
-from rlio.rollout.env_runner import EnvRunner
+from rlio.sampling.config import RolloutConfig
+from rlio.sampling.env_runner import EnvRunner
 
 MODES = list(AutoresetMode)
 

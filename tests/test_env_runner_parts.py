@@ -13,15 +13,15 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from linear_policy import LinearPolicy
 
-from rlio.envs.stepping import VectorStep
+from rlio.envs.vector import VectorStep
 from rlio.errors import StateError
 from rlio.policies.random_policy import RandomPolicy
-from rlio.rollout.callbacks import Callbacks, RunningEpisode
-from rlio.rollout.config import RolloutConfig
-from rlio.rollout.env_runner import EnvRunner
-from rlio.rollout.evaluate import evaluate
-from rlio.rollout.progress import Progress
-from rlio.rollout.recorder import StepRecorder, until_last
+from rlio.sampling.callbacks import Callbacks, RunningEpisode
+from rlio.sampling.config import RolloutConfig
+from rlio.sampling.env_runner import EnvRunner
+from rlio.sampling.evaluate import evaluate
+from rlio.sampling.progress import Progress
+from rlio.sampling.recorder import StepRecorder, until_last
 
 
 class Telling(CountingEnv):

@@ -23,11 +23,11 @@ from rlio.envs.external import ExternalEnv
 from rlio.envs.multi_agent import make_multi_agent
 from rlio.errors import OptionError, RlioError, SchemaError, StateError
 from rlio.policies.policy import Policy
-from rlio.rollout.callbacks import Callbacks
-from rlio.rollout.config import RolloutConfig
-from rlio.rollout.env_runner import EnvRunner
-from rlio.rollout.external_runner import ExternalRunner
-from rlio.rollout.multi_agent_runner import MultiAgentEnvRunner
+from rlio.sampling.callbacks import Callbacks
+from rlio.sampling.config import RolloutConfig
+from rlio.sampling.env_runner import EnvRunner
+from rlio.sampling.external_runner import ExternalRunner
+from rlio.sampling.multi_agent_runner import MultiAgentEnvRunner
 
 MODES = list(AutoresetMode)
 

@@ -11,8 +11,8 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Text, Tuple
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlio.envs.leaves import leaf_of, leaves_of
-from rlio.envs.making import EnvSetup, make_stepper
-from rlio.envs.stepping import VectorStepper
+from rlio.envs.make import EnvSetup, make_stepper
+from rlio.envs.vector import VectorStepper
 from rlio.errors import SchemaError
 
 

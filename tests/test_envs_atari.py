@@ -22,8 +22,8 @@ from rlio.envs import atari
 from rlio.envs.atari import AtariOptions, make_atari
 from rlio.envs.games import GAME
 from rlio.errors import MissingExtra, OptionError
-from rlio.rollout.callbacks import Callbacks
-from rlio.rollout.env_runner import EnvRunner
+from rlio.sampling.callbacks import Callbacks
+from rlio.sampling.env_runner import EnvRunner
 
 pytest.importorskip("ale_py")
 pytest.importorskip("cv2")

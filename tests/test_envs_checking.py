@@ -15,12 +15,12 @@ from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from gymnasium.vector import SyncVectorEnv
 
 from rlio.envs.checking import EnvCheck
-from rlio.envs.making import EnvSetup, make_stepper
-from rlio.envs.restarting import RestartPolicy
+from rlio.envs.make import EnvSetup, make_stepper
+from rlio.envs.restarts import RestartPolicy
 from rlio.errors import EnvError
 from rlio.policies.random_policy import RandomPolicy
-from rlio.rollout.config import RolloutConfig
-from rlio.rollout.env_runner import EnvRunner
+from rlio.sampling.config import RolloutConfig
+from rlio.sampling.env_runner import EnvRunner
 
 NESTED = Dict(a=Box(-1, 1, (2,), np.float32), b=Tuple([Discrete(3), Box(0, 9, (), np.float64)]))
 

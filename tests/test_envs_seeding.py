@@ -16,15 +16,15 @@ from crashing_env import Crashing, fails_once
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from rlio.batch.sample_batch import SampleBatch
 from rlio.envs.context import EnvContext, takes_context
-from rlio.envs.making import EnvSetup, make_stepper, set_environs
-from rlio.envs.seeding import EpisodeSeeds, episode_seed
-from rlio.envs.stepping import VectorStepper
+from rlio.envs.make import EnvSetup, make_stepper, set_environs
+from rlio.envs.seeds import EpisodeSeeds, episode_seed
+from rlio.envs.vector import VectorStepper
 from rlio.errors import OptionError
 from rlio.policies.random_policy import RandomPolicy
-from rlio.rollout.config import RolloutConfig
-from rlio.rollout.env_runner import EnvRunner
-from rlio.sample_batch import SampleBatch
+from rlio.sampling.config import RolloutConfig
+from rlio.sampling.env_runner import EnvRunner
 
 LENGTH = 3
 

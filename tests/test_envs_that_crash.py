@@ -29,13 +29,13 @@ from rlio import (
 )
 from rlio.envs.context import EnvContext
 from rlio.envs.local import LocalStepper
-from rlio.envs.making import EnvSetup, make_stepper
-from rlio.envs.restarting import RestartPolicy, Restarts
-from rlio.envs.seeding import EpisodeSeeds, episode_seed
-from rlio.envs.stepping import Stepper
-from rlio.envs.waiting import ProcessStepper
+from rlio.envs.make import EnvSetup, make_stepper
+from rlio.envs.process_stepper import ProcessStepper
+from rlio.envs.restarts import RestartPolicy, Restarts
+from rlio.envs.seeds import EpisodeSeeds, episode_seed
+from rlio.envs.vector import Stepper
 from rlio.errors import EnvError, OptionError
-from rlio.rollout.callbacks import Callbacks
+from rlio.sampling.callbacks import Callbacks
 
 AT_ONCE = RestartPolicy()
 ACTIONS = np.zeros(3, int)
@@ -44,7 +44,7 @@ ACTIONS = np.zeros(3, int)
 @pytest.fixture(autouse=True)
 def _quick_and_quiet(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     caplog.set_level(logging.CRITICAL, "rlio")
-    monkeypatch.setattr("rlio.envs.restarting._PAUSE_S", 0.0)
+    monkeypatch.setattr("rlio.envs.restarts._PAUSE_S", 0.0)
 
 
 def stepper_of(
@@ -198,8 +198,8 @@ def test_pauses_grow_up_to_a_bound_and_the_others_go_on_meanwhile(monkeypatch: p
         make=lambda i: Crashing(EnvContext({"fails": fails}, vector_index=i, recreated=True)),
         restarts=RestartPolicy(),
     )
-    monkeypatch.setattr("rlio.envs.restarting._PAUSE_S", 1.0)
-    monkeypatch.setattr("rlio.envs.restarting._MAX_PAUSE_S", 2.5)
+    monkeypatch.setattr("rlio.envs.restarts._PAUSE_S", 1.0)
+    monkeypatch.setattr("rlio.envs.restarts._MAX_PAUSE_S", 2.5)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(time, "sleep", sleep)
     seen = Transitions(stepper.reset())
@@ -243,7 +243,7 @@ def test_where_all_are_down_it_waits_for_the_first(monkeypatch: pytest.MonkeyPat
         make=lambda i: Crashing(EnvContext({"fails": fails}, recreated=True)),
         restarts=RestartPolicy(),
     )
-    monkeypatch.setattr("rlio.envs.restarting._PAUSE_S", 1.0)
+    monkeypatch.setattr("rlio.envs.restarts._PAUSE_S", 1.0)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(time, "sleep", sleep)
     seen = Transitions(stepper.reset())
@@ -254,7 +254,7 @@ def test_where_all_are_down_it_waits_for_the_first(monkeypatch: pytest.MonkeyPat
 
 
 def test_an_environment_whose_episodes_never_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlio.envs.restarting._EPISODES_LOST", 50)
+    monkeypatch.setattr("rlio.envs.restarts._EPISODES_LOST", 50)
 
     def fails(env: Crashing, what: str) -> None:
         if env.t == 2:

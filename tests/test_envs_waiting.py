@@ -20,14 +20,14 @@ from crashing_env import cartpole
 from gymnasium.spaces import Box, Dict, Discrete, Text
 
 from rlio.envs.context import EnvContext
-from rlio.envs.making import EnvSetup, make_stepper
+from rlio.envs.make import EnvSetup, make_stepper
+from rlio.envs.process_stepper import ProcessStepper
 from rlio.envs.processes import EnvProcesses
-from rlio.envs.seeding import EpisodeSeeds
-from rlio.envs.waiting import ProcessStepper
+from rlio.envs.seeds import EpisodeSeeds
 from rlio.errors import EnvError, OptionError
 from rlio.policies.random_policy import RandomPolicy
-from rlio.rollout.config import RolloutConfig
-from rlio.rollout.env_runner import EnvRunner
+from rlio.sampling.config import RolloutConfig
+from rlio.sampling.env_runner import EnvRunner
 
 LENGTH = 7
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlio.batch import SampleBatch
-from rlio.episode import Episode
+from rlio.batch.episode import Episode
 from rlio.errors import MissingColumn, SchemaError
 
 

@@ -12,10 +12,10 @@ from linear_policy import LinearPolicy
 
 from rlio.connectors.mean_std import MeanStdFilter
 from rlio.errors import StateError
-from rlio.rollout.callbacks import Callbacks
-from rlio.rollout.config import RolloutConfig
-from rlio.rollout.env_runner import EnvRunner
-from rlio.rollout.evaluate import evaluate
+from rlio.sampling.callbacks import Callbacks
+from rlio.sampling.config import RolloutConfig
+from rlio.sampling.env_runner import EnvRunner
+from rlio.sampling.evaluate import evaluate
 
 
 class Fives(gym.Env[Any, Any]):

@@ -34,9 +34,9 @@ from rlio import (
     TorchPolicy,
 )
 from rlio.errors import ClosedError, EndOfData, EnvError, OptionError, SchemaError, UnknownName, UnsafeData
-from rlio.interfaces import JsonState
-from rlio.rollout.callbacks import Callbacks
-from rlio.rollout.policy_server import ServerLimits
+from rlio.reader import JsonState
+from rlio.sampling.callbacks import Callbacks
+from rlio.serving.policy_server import ServerLimits
 
 OBS, ACT = gym.spaces.Box(-1, 1e6, (2,), np.float32), gym.spaces.Discrete(50)
 
@@ -458,7 +458,7 @@ def test_what_strangers_send_is_refused_by_name(command: str, body: bytes, statu
 
 
 def test_rows_that_are_reported_must_be_rows() -> None:
-    from rlio.rollout.policy_protocol import batch_to_bytes
+    from rlio.serving.policy_protocol import batch_to_bytes
 
     server = PolicyServerInput(RandomPolicy(), spaces=(OBS, ACT))
     with pytest.raises(SchemaError, match="lack this column"):

@@ -14,8 +14,8 @@ from numpy.testing import assert_array_equal
 
 from rlio import AsyncInput, ExternalEnv, ExternalRunner, RandomPolicy, RolloutConfig, SamplerInput
 from rlio.errors import ClosedError, EndOfData, EnvError, OptionError, SchemaError, StateError
-from rlio.rollout.callbacks import Callbacks
-from rlio.rollout.external_episodes import ExternalEpisodes, _Request
+from rlio.sampling.callbacks import Callbacks
+from rlio.sampling.external_episodes import ExternalEpisodes, _Request
 
 OBS, ACT = gym.spaces.Box(-1, 1e6, (2,), np.float32), gym.spaces.Discrete(50)
 SPACES = (OBS, ACT)
@@ -77,7 +77,7 @@ def test_an_action_that_comes_at_the_last_moment_counts() -> None:
     name = episodes.start()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "rlio.rollout.external_episodes._Request", lambda *given: _Request(*given, answered=Late())
+            "rlio.sampling.external_episodes._Request", lambda *given: _Request(*given, answered=Late())
         )
         thread, found = in_thread(lambda: episodes.get_action(name, [0.0, 0.0]))
         until_waiting(episodes)
@@ -394,7 +394,7 @@ def test_an_error_of_the_loop_is_no_end_of_the_data() -> None:
 
 def test_what_happens_between_looking_and_waiting_is_seen_at_once(monkeypatch: Any) -> None:
     """Rows become ready after `enough` has looked, and before it waits: no wake-up is lost."""
-    monkeypatch.setattr("rlio.rollout.external_runner._LOOK_SECONDS", 3600.0)
+    monkeypatch.setattr("rlio.sampling.external_runner._LOOK_SECONDS", 3600.0)
     looked, go = threading.Event(), threading.Event()
 
     def plays(env: Loop) -> None:
@@ -424,7 +424,7 @@ def test_what_happens_between_looking_and_waiting_is_seen_at_once(monkeypatch: A
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_sampler_that_waits_for_a_loop_can_be_stopped(ahead: bool, monkeypatch: Any) -> None:
-    monkeypatch.setattr("rlio.rollout.external_runner._STOP_SECONDS", 0.01)
+    monkeypatch.setattr("rlio.sampling.external_runner._STOP_SECONDS", 0.01)
     hangs = threading.Event()
     runner = ExternalRunner(Loop(lambda env: hangs.wait() and None), RandomPolicy())
     reader = AsyncInput(SamplerInput(runner)) if ahead else SamplerInput(runner)

@@ -39,8 +39,7 @@ from rlio.errors import (
     UnsafeData,
 )
 from rlio.storage.filesystem import Entry, Retry, Storage, expand_inputs, is_uri, open_input
-from rlio.storage.names import TMP_DIR
-from rlio.storage.paths import mask_secrets
+from rlio.storage.paths import TMP_DIR, mask_secrets
 from rlio.storage.remote import RemoteFolder
 from rlio.testing import FaultyFileSystem, FaultyRenamingFileSystem, FileSystemTests
 from rlio.testing.filesystem import Call, Fault

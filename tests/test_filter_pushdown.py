@@ -15,6 +15,8 @@ from stored_batches import files, fresh_root, group_bytes, put, remove, store
 
 import rlio
 from rlio import JsonWriter, MultiAgentBatch, ParquetWriter, Roll, SampleBatch
+from rlio.dataset.names import ShardName
+from rlio.dataset.segment_reader import SegmentReader, ShardGone
 from rlio.errors import (
     CorruptData,
     HoleError,
@@ -24,9 +26,7 @@ from rlio.errors import (
 )
 from rlio.replay.filter_pushdown import is_ruled_out, matches
 from rlio.replay.filters import RowFilter
-from rlio.replay.segment_reader import SegmentReader, ShardGone
 from rlio.schemas.shard_file import ShardFile
-from rlio.storage.names import ShardName
 
 
 class Reads:
@@ -454,7 +454,7 @@ def test_the_rows_are_those_of_a_mask_over_everything(
     assert found.total == len(everything)
     # And without bounds.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rlio.storage.shards.ParquetShard.bounds", lambda *_: {})
+        patch.setattr("rlio.dataset.shards.ParquetShard.bounds", lambda *_: {})
         plain = Found(rlio.open_dataset(root), chosen)
     assert plain.positions.tolist() == expected
     assert plain.groups_passed_over == 0

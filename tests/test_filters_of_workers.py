@@ -9,8 +9,8 @@ from linear_policy import LinearPolicy
 from rlio.connectors.connector import Streams
 from rlio.connectors.mean_std import MeanStdFilter
 from rlio.errors import StateError
-from rlio.rollout.config import RolloutConfig
-from rlio.rollout.filters import synchronize_filters
+from rlio.sampling.config import RolloutConfig
+from rlio.sampling.filters import synchronize_filters
 from rlio.worker import RolloutWorker
 
 

@@ -11,7 +11,7 @@ from stored_batches import fresh_root, group_bytes
 
 import rlio
 from rlio import DatasetReader, SampleBatch
-from rlio.nested import leaves
+from rlio.batch.nested import leaves
 from rlio.schemas.column import FrameStack
 from rlio.schemas.folded import Folded, join_folded, unfold
 from rlio.schemas.frame_pools import Frames

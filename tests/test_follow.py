@@ -44,6 +44,8 @@ from rlio import (
     concat_samples,
     read,
 )
+from rlio.dataset import listing
+from rlio.dataset.listing import Patience, list_shards
 from rlio.errors import (
     ClosedError,
     CorruptData,
@@ -54,9 +56,7 @@ from rlio.errors import (
     SchemaConflict,
     StateError,
 )
-from rlio.storage import listing
 from rlio.storage.filesystem import Storage
-from rlio.storage.listing import Patience, list_shards
 from rlio.testing import ReaderTests, assert_resumes
 
 

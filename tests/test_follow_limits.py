@@ -35,10 +35,10 @@ from rlio import (
     SamplesPerInsert,
     StateError,
 )
+from rlio.following.marks import list_marks, newest
+from rlio.following.samples_per_insert import Account
 from rlio.replay.order import rank_of
-from rlio.replay.samples_per_insert import Account
 from rlio.storage.filesystem import Storage
-from rlio.storage.progress import list_marks, newest
 
 __all__ = ["place"]  # The fixture, of which tests take the name.
 

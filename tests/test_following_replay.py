@@ -34,10 +34,10 @@ from rlio import (
     StateError,
     WaitTimeout,
 )
-from rlio.readers.follow import FollowPass
+from rlio.following.follow import FollowPass
+from rlio.following.marks import list_marks, newest
 from rlio.replay.priorities import Prioritised
 from rlio.storage.filesystem import Storage
-from rlio.storage.progress import list_marks, newest
 
 ROWS = {A: 60, B: 35, C: 80}
 
@@ -65,7 +65,7 @@ def test_what_is_not_committed_is_not_seen() -> None:
 def test_who_waits_for_long_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("rlio.readers.following_replay._SILENT_SECONDS", 0.01)
+    monkeypatch.setattr("rlio.following.replay._SILENT_SECONDS", 0.01)
     caplog.set_level("INFO", "rlio")
     with replay_of(fresh_root(), timeout=0.1) as replay, pytest.raises(WaitTimeout):
         replay.sample()
@@ -82,7 +82,7 @@ def test_the_ring_keeps_the_newest_rows_and_draws_come_from_all_of_them() -> Non
         assert in_ring(replay) == Counter((0, t) for t in range(25, 75))
         drawn = {t for _ in range(100) for t in replay.sample()["t"].tolist()}
         assert drawn == set(range(25, 75))
-        assert replay.counters == rlio.readers.following_replay.FollowCounters(75, 1000, 50)
+        assert replay.counters == rlio.following.replay.FollowCounters(75, 1000, 50)
 
 
 def test_a_ring_on_disk_holds_the_same_and_leaves_nothing_there(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ import pytest
 from foreign_files import GOLDEN_MINARI, UNREAD, d3rlpy_1, lerobot_3, minari_parquet
 
 import rlio
-from rlio import foreign_layouts
+from rlio.dataset import foreign_layouts
+from rlio.dataset.foreign_layouts import check_step_columns, recognise
 from rlio.errors import DataNotFound, UnknownLayout
-from rlio.foreign_layouts import check_step_columns, recognise
 from rlio.readers.d4rl_reader import D4RLReader
 from rlio.readers.foreign_parquet import ForeignParquetReader
 from rlio.readers.json_reader import JsonReader

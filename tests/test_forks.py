@@ -30,10 +30,11 @@ from rlio import (
     TeeWriter,
 )
 from rlio.errors import ClosedError, EndOfData, PublishError, RlioError
-from rlio.forks import ReadAhead, cached_property
-from rlio.interfaces import InputReader, OutputWriter
+from rlio.reader import InputReader
 from rlio.readers.async_input import AsyncInput
-from rlio.rollout.external_runner import ExternalRunner
+from rlio.sampling.external_runner import ExternalRunner
+from rlio.support.forks import ReadAhead, cached_property
+from rlio.writer import OutputWriter
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 

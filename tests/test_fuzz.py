@@ -30,6 +30,8 @@ from stored_batches import files, fresh_root, store
 from stored_batches import put as put_file
 
 import rlio
+from rlio.dataset.commit import HEADER_BYTES, read_header
+from rlio.dataset.names import ShardName, parse_sealed, parse_trim
 from rlio.errors import CorruptData, RlioError, StateError
 from rlio.readers.rllib_json import RllibDecoder
 from rlio.schemas.json_lines import decode_line
@@ -37,8 +39,6 @@ from rlio.schemas.schema import Schema
 from rlio.schemas.shard_file import ShardFile
 from rlio.schemas.zstd_frames import inflate
 from rlio.storage.filesystem import Storage
-from rlio.storage.names import ShardName, parse_sealed, parse_trim
-from rlio.storage.publish import HEADER_BYTES, read_header
 
 # A call that takes longer is a hang; shared machines pause for less.
 SLOW = 5.0

@@ -16,10 +16,10 @@ from test_compact import WRITERS, pieces, shard_files, store_small, two_that_ove
 
 import rlio
 from rlio import OptionError
+from rlio.dataset.names import ShardName, shard_path
 from rlio.maintenance import gc as gc_module
 from rlio.maintenance.gc import GcReport
 from rlio.storage.filesystem import Storage
-from rlio.storage.names import ShardName, shard_path
 
 DAY = 24 * 3600.0
 

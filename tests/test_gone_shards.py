@@ -11,11 +11,11 @@ from stored_batches import files, numbered, put, remove, store
 
 import rlio
 from rlio import DatasetReader, Roll
-from rlio.dataset import Dataset
+from rlio.dataset import listing
+from rlio.dataset.dataset import Dataset
+from rlio.dataset.listing import Patience, Segment
+from rlio.dataset.segment_reader import GoneShards, ShardGone
 from rlio.errors import DataNotFound, HoleError
-from rlio.replay.segment_reader import GoneShards, ShardGone
-from rlio.storage import listing
-from rlio.storage.listing import Patience, Segment
 
 ROWS, LOST = 60, 20
 

@@ -15,8 +15,8 @@ from stored_batches import assert_identical, files, fresh_root, numbered, put, s
 
 import rlio
 from rlio import DatasetReader, ReplayStore, SampleBatch
+from rlio.batch import Batch
 from rlio.errors import CorruptData, EndOfData, HoleError, OptionError, StateError
-from rlio.interfaces import Batch
 from rlio.readers import growing_pass, stored_pass
 from rlio.testing import ReaderTests
 

@@ -17,13 +17,13 @@ from hostile_corpus import _written, json_files, shard_of, small_batch
 from stored_batches import fresh_root, put
 
 import rlio
+from rlio.dataset.json_shard import schema_lookup
+from rlio.dataset.listing import ShardRef, list_shards
+from rlio.dataset.names import ShardName
+from rlio.dataset.shards import open_shard
 from rlio.errors import CorruptData, RlioError
 from rlio.schemas.json_lines import SchemaLookup
 from rlio.storage.filesystem import Storage
-from rlio.storage.json_shard import schema_lookup
-from rlio.storage.listing import ShardRef, list_shards
-from rlio.storage.names import ShardName
-from rlio.storage.shards import open_shard
 
 KINDS = ["parquet", "jsonl", "jsonl.zst"]
 

@@ -20,7 +20,7 @@ import rlio
 from rlio.errors import MissingColumn, OptionError
 from rlio.evaluation import Target, evaluate_offline
 from rlio.policies.policy import Policy
-from rlio.rollout.metrics import RolloutMetrics
+from rlio.sampling.metrics import RolloutMetrics
 
 #: Name here -> estimator of `rlio.evaluation`: RLlib's names mean RLlib's estimators.
 MEANS = {

@@ -14,7 +14,7 @@ from counting import Agents, Counting, Keeping, Live, numbers, rows_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlio.batch import MultiAgentBatch, SampleBatch
+from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.errors import (
     ClosedError,
     CorruptData,
@@ -24,8 +24,12 @@ from rlio.errors import (
     SchemaError,
     StateError,
 )
-from rlio.interfaces import Batch, InputReader, IOContext, JsonState, OutputWriter, ReadOptions, Runner
+from rlio.reader import InputReader, JsonState
+from rlio.readers.read_options import ReadOptions
+from rlio.readers.sampler_input import Runner
+from rlio.resolve import IOContext
 from rlio.testing import ReaderTests, WriterTests, assert_resumes, assert_same
+from rlio.writer import OutputWriter
 
 SIZES = st.lists(st.integers(0, 6), min_size=1, max_size=4).filter(any)
 

@@ -12,7 +12,7 @@ from test_replay_store import LENGTHS, record
 
 from rlio import DatasetReader, MixedInput, ReplayStore, SampleBatch
 from rlio.errors import EndOfData
-from rlio.interfaces import InputReader
+from rlio.reader import InputReader
 from rlio.testing import assert_resumes
 
 

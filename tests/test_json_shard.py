@@ -13,16 +13,16 @@ from growing_data import publish_shard
 
 import rlio
 from rlio.batch import MultiAgentBatch, SampleBatch
+from rlio.dataset import json_shard
+from rlio.dataset.json_shard import JsonShard, schema_lookup
+from rlio.dataset.listing import ShardRef
+from rlio.dataset.names import schema_path
+from rlio.dataset.shards import open_shard
 from rlio.errors import CorruptData, MissingColumn, UnsafeData
 from rlio.limits import Limits
 from rlio.schemas.json_lines import encode_line
 from rlio.schemas.schema import Schema
-from rlio.storage import json_shard
 from rlio.storage.filesystem import Storage
-from rlio.storage.json_shard import JsonShard, schema_lookup
-from rlio.storage.listing import ShardRef
-from rlio.storage.names import schema_path
-from rlio.storage.shards import open_shard
 from rlio.testing.readers import assert_same
 from rlio.writers.json_writer import JsonWriter
 

@@ -12,17 +12,17 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 import rlio
-from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
+from rlio.batch import Batch, MultiAgentBatch, SampleBatch, concat_samples
+from rlio.dataset.json_shard import JsonShard
 from rlio.errors import OptionError, PublishError, SchemaConflict, SchemaError
-from rlio.interfaces import Batch, OutputWriter
 from rlio.schemas import json_lines
 from rlio.schemas.json_lines import LineTooLarge
 from rlio.schemas.provenance import Provenance
 from rlio.storage.filesystem import Retry, Storage
-from rlio.storage.json_shard import JsonShard
 from rlio.testing import WriterTests
 from rlio.testing.filesystem import FaultyFileSystem
 from rlio.testing.readers import assert_same
+from rlio.writer import OutputWriter
 
 
 def read_back(root: Path, **options: Any) -> Batch:

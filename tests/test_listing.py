@@ -11,9 +11,7 @@ from growing_data import publish_shard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlio.errors import CorruptData, DataNotFound, OptionError, UnsafeData
-from rlio.storage.filesystem import Storage
-from rlio.storage.listing import (
+from rlio.dataset.listing import (
     Coverage,
     Listing,
     Patience,
@@ -25,7 +23,9 @@ from rlio.storage.listing import (
     list_shards,
     load_shard,
 )
-from rlio.storage.names import ShardName, shard_path
+from rlio.dataset.names import ShardName, shard_path
+from rlio.errors import CorruptData, DataNotFound, OptionError, UnsafeData
+from rlio.storage.filesystem import Storage
 
 
 def shard(first: int, rows: int, *, crc32: int = 0) -> ShardRef:

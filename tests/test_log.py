@@ -16,10 +16,10 @@ from crash_shim import Call, failing, intercepted
 
 from rlio import JsonWriter, ParquetWriter, Roll
 from rlio.errors import CorruptData, PublishError
+from rlio.log.log import Log
+from rlio.log.spool import LogFolder, Spool
+from rlio.log.wal import read_segment
 from rlio.storage.filesystem import Storage
-from rlio.storage.log import Log
-from rlio.storage.spool import LogFolder, Spool
-from rlio.storage.wal import read_segment
 
 
 def _open(folder: Path, **options: Any) -> Log:
@@ -304,8 +304,8 @@ def test_a_full_log_waits_and_then_refuses_what_it_was_given_and_nothing_else(
         put(self, path, data)
 
     monkeypatch.setattr(Storage, "put", fail)
-    monkeypatch.setattr("rlio.storage.publisher.PendingFile", _no_file)
-    monkeypatch.setattr("rlio.storage.publisher._FIRST_DELAY", 0.02)
+    monkeypatch.setattr("rlio.log.publisher.PendingFile", _no_file)
+    monkeypatch.setattr("rlio.log.publisher._FIRST_DELAY", 0.02)
     bound = Spool(max_bytes=30_000, block_seconds=0.2)
     with JsonWriter(root, spool=bound, roll=Roll(max_rows=50)) as writer:
         gone.set()

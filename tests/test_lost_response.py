@@ -17,9 +17,9 @@ from stored_batches import numbered
 
 from rlio import DatasetReader, ParquetWriter, concat_samples
 from rlio.errors import PublishError, RlioError
+from rlio.log.recovery import recover
+from rlio.log.spool import Spool
 from rlio.storage.filesystem import Retry, Storage
-from rlio.storage.spool import Spool
-from rlio.writers.recovery import recover
 
 STORES = [
     pytest.param("s3", marks=pytest.mark.xdist_group("s3")),
@@ -135,7 +135,7 @@ import faulthandler, sys
 faulthandler.dump_traceback_later(60, exit=True)  # Says where it hangs, if it does.
 sys.path.insert(0, {tests!r})
 from rlio import ParquetWriter, Roll
-from rlio.storage.spool import Spool
+from rlio.log.spool import Spool
 from stored_batches import numbered
 roll = Roll(max_rows=10, max_seconds=None)
 writer = ParquetWriter({root!r}, spool=Spool(folder={spool!r}), roll=roll, storage_options={options!r})

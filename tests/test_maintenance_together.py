@@ -28,8 +28,8 @@ from test_compact import shard_files
 
 import rlio
 from rlio import DatasetReader, EndOfData, ParquetWriter, Roll, SampleBatch
+from rlio.dataset.listing import list_shards
 from rlio.storage.filesystem import Storage
-from rlio.storage.listing import list_shards
 
 linux_only = pytest.mark.skipif(
     not Path("/proc/self/status").exists(), reason="resident memory is read from /proc, which is Linux's"

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from counting import Counting, Live, numbers, rows_of
 
-from rlio.batch import SampleBatch
+from rlio.batch import Batch, SampleBatch
 from rlio.errors import OptionError
-from rlio.interfaces import Batch, InputReader
+from rlio.reader import InputReader
 from rlio.readers.mapped_input import MappedInput
 from rlio.testing import ReaderTests
 

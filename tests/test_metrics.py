@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from rlio.errors import OptionError, StateError
-from rlio.rollout import metrics as metrics_module
-from rlio.rollout.callbacks import RunningEpisode
-from rlio.rollout.metrics import Counts, EpisodeMetrics, MetricsCollector, PerfCounters, RolloutMetrics
+from rlio.sampling import metrics as metrics_module
+from rlio.sampling.callbacks import RunningEpisode
+from rlio.sampling.metrics import Counts, EpisodeMetrics, MetricsCollector, PerfCounters, RolloutMetrics
 
 
 def episode_of(**fields: Any) -> RunningEpisode:

@@ -17,8 +17,9 @@ from stored_batches import files, group_bytes, put, store
 from test_joint_gather import one_by_one
 
 from rlio import DatasetReader, MixedInput, ReplayStore, Roll, SampleBatch
+from rlio.batch import Batch
 from rlio.errors import CorruptData, EndOfData, OptionError, StateError
-from rlio.interfaces import Batch, InputReader
+from rlio.reader import InputReader
 from rlio.readers.mix_block import MixBlock, woven
 from rlio.readers.mix_schedule import Schedule
 from rlio.readers.mix_source import MOST_AHEAD

@@ -14,9 +14,9 @@ from counting import Agents, Counting, Live, numbers, rows_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
+from rlio.batch import Batch, MultiAgentBatch, SampleBatch, concat_samples
 from rlio.errors import CorruptData, EndOfData, MissingColumn, OptionError, SchemaError, StateError
-from rlio.interfaces import Batch, InputReader
+from rlio.reader import InputReader
 from rlio.readers.mix_schedule import Schedule
 from rlio.readers.mixed_input import MixedInput
 from rlio.readers.shuffled_input import ShuffledInput

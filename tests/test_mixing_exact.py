@@ -31,7 +31,7 @@ from rlio import (
     SamplerInput,
 )
 from rlio.errors import EndOfData
-from rlio.interfaces import InputReader
+from rlio.reader import InputReader
 from rlio.readers.mix_schedule import Schedule
 from rlio.testing import assert_resumes
 

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlio.batch import MultiAgentBatch, SampleBatch
-from rlio.episode import Episode
+from rlio.batch.episode import Episode
 from rlio.errors import MissingColumn, OptionError, SchemaError, StateError
 from rlio.policies.checkpoint import load_state, save_state
-from rlio.rollout.config import RolloutConfig
-from rlio.rollout.multi_agent_episode import MultiAgentEpisode
-from rlio.rollout.multi_agent_runner import MultiAgentEnvRunner
+from rlio.sampling.config import RolloutConfig
+from rlio.sampling.multi_agent_episode import MultiAgentEpisode
+from rlio.sampling.multi_agent_runner import MultiAgentEnvRunner
 from rlio.testing import assert_same
 
 

@@ -20,9 +20,9 @@ from rlio.envs.multi_agent import MultiAgentEnv, make_multi_agent
 from rlio.envs.served_envs import ProcessDied
 from rlio.errors import EnvError, OptionError, SchemaError
 from rlio.policies.random_policy import RandomPolicy
-from rlio.rollout.config import RolloutConfig
-from rlio.rollout.multi_agent_runner import MultiAgentEnvRunner
-from rlio.rollout.runners import sub_envs
+from rlio.sampling.config import RolloutConfig
+from rlio.sampling.multi_agent_runner import MultiAgentEnvRunner
+from rlio.sampling.runners import sub_envs
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,13 @@ from gymnasium.spaces import Box, Discrete
 
 import rlio
 from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
-from rlio.interfaces import OutputWriter
-from rlio.multi_agent import step_numbers
+from rlio.batch.multi_agent import step_numbers
 from rlio.readers.recording_input import RecordingInput
-from rlio.rollout.config import RolloutConfig
-from rlio.rollout.multi_agent_episode import MultiAgentEpisode
-from rlio.rollout.multi_agent_runner import MultiAgentEnvRunner
+from rlio.sampling.config import RolloutConfig
+from rlio.sampling.multi_agent_episode import MultiAgentEpisode
+from rlio.sampling.multi_agent_runner import MultiAgentEnvRunner
 from rlio.testing import assert_same
+from rlio.writer import OutputWriter
 
 
 def sampled(mode: Any, **config: Any) -> list[MultiAgentBatch]:

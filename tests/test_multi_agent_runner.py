@@ -19,7 +19,6 @@ from rlio.connectors.frame_stack import FrameStack
 from rlio.connectors.mean_std import MeanStdFilter
 from rlio.envs.multi_agent import MultiAgentEnv, make_multi_agent
 from rlio.errors import ClosedError, EnvError, OptionError, SchemaError, StateError
-from rlio.interfaces import Runner
 from rlio.policies.actor_critic import ActorCritic
 from rlio.policies.networks import gru
 from rlio.policies.policy import Policy
@@ -27,10 +26,10 @@ from rlio.policies.policy_map import PolicyMap
 from rlio.policies.policy_spec import PolicySpec
 from rlio.policies.random_policy import RandomPolicy
 from rlio.policies.torch_policy import TorchPolicy
-from rlio.readers.sampler_input import SamplerInput
-from rlio.rollout.callbacks import Callbacks
-from rlio.rollout.config import RolloutConfig
-from rlio.rollout.multi_agent_runner import MultiAgentEnvRunner
+from rlio.readers.sampler_input import Runner, SamplerInput
+from rlio.sampling.callbacks import Callbacks
+from rlio.sampling.config import RolloutConfig
+from rlio.sampling.multi_agent_runner import MultiAgentEnvRunner
 from rlio.testing import assert_same
 
 TRUNCATE, COMPLETE = "truncate_episodes", "complete_episodes"

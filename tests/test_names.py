@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlio.errors import OptionError
-from rlio.storage.names import (
+from rlio.dataset.names import (
     MAX_ROW,
     MAX_ROWS,
     MAX_SHARD_BYTES,
@@ -28,6 +27,7 @@ from rlio.storage.names import (
     shard_path,
     trim_name,
 )
+from rlio.errors import OptionError
 
 shard_names = st.builds(
     ShardName,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlio.batch.nested import leaves, map_structure, unflatten
 from rlio.errors import SchemaError
-from rlio.nested import leaves, map_structure, unflatten
 
 
 def nested_values() -> st.SearchStrategy[Any]:

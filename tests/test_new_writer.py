@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import rlio
+from rlio.dataset.listing import list_shards
+from rlio.log import publisher as publishing
+from rlio.log.new_writer import open_publisher
+from rlio.log.publisher import NewShard, Publisher
 from rlio.schemas.schema import Schema
-from rlio.storage import publisher as publishing
 from rlio.storage.filesystem import Storage
-from rlio.storage.listing import list_shards
-from rlio.storage.new_writer import open_publisher
-from rlio.storage.publisher import NewShard, Publisher
 
 
 @pytest.mark.parametrize(("header", "error"), [('{"format": 9}', rlio.OptionError), ("[", rlio.CorruptData)])

@@ -12,7 +12,7 @@ import pytest
 
 import rlio
 from rlio.errors import OptionError, UnknownName
-from rlio.options import checked_keywords, folded, option_names, refuse_unknown
+from rlio.support.options import checked_keywords, folded, option_names, refuse_unknown
 
 READ = {"batch_size", "epochs", "shuffle", "seed", "shard", "columns", "on_error", "drop_last"}
 DATASET = READ | {"cache", "storage_options", "limits", "at", "follow", "n_step", "filter", "sequence_length"}

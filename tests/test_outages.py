@@ -28,15 +28,15 @@ from rlio import (
     concat_samples,
     open_dataset,
 )
+from rlio.dataset.listing import list_shards
+from rlio.dataset.markers import trim
 from rlio.errors import CorruptData, LedgerError, OptionError, PublishError, SchemaConflict
+from rlio.log.publisher import Publisher
+from rlio.log.recovery import recover
+from rlio.log.spool import Spool, find_logs
 from rlio.storage.filesystem import Retry
-from rlio.storage.listing import list_shards
-from rlio.storage.markers import trim
-from rlio.storage.publisher import Publisher
-from rlio.storage.spool import Spool, find_logs
 from rlio.testing import FaultyFileSystem
 from rlio.testing.filesystem import Call, Fault
-from rlio.writers.recovery import recover
 
 WRITERS = {"parquet": ParquetWriter, "json": JsonWriter}
 kinds = pytest.mark.parametrize("kind", WRITERS)
@@ -410,8 +410,8 @@ def test_a_seal_that_cannot_be_stored_is_an_error_and_recovery_stores_it(store: 
 
 
 def test_logs_of_two_servers_that_have_a_bucket_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
+    from rlio.log.spool import spool_of
     from rlio.storage.filesystem import Storage
-    from rlio.storage.spool import spool_of
 
     def where(endpoint: str, key: str) -> str | None:
         options = {"endpoint_url": endpoint, "key": key, "secret": "s"}
@@ -480,9 +480,9 @@ def run_through_outages(folder: Path, seed: int) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Retry, "wait", lambda self, attempt, path: None)
-        patch.setattr("rlio.storage.publisher._FIRST_DELAY", 0.002)
-        patch.setattr("rlio.storage.publisher._MAX_DELAY", 0.01)
-        patch.setattr("rlio.storage.publisher._PATIENCE", 0.01)
+        patch.setattr("rlio.log.publisher._FIRST_DELAY", 0.002)
+        patch.setattr("rlio.log.publisher._MAX_DELAY", 0.01)
+        patch.setattr("rlio.log.publisher._PATIENCE", 0.01)
         weather.calm = False
         with ThreadPoolExecutor(len(writers)) as pool:
             list(pool.map(write, range(len(writers))))

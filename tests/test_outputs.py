@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from counting import Agents, Keeping, rows_of
 
+from rlio.batch import Batch
 from rlio.errors import ClosedError, OptionError, SchemaError
-from rlio.interfaces import Batch, OutputWriter
 from rlio.testing import WriterTests, assert_same
+from rlio.writer import OutputWriter
 from rlio.writers.noop_output import NoopOutput
 from rlio.writers.tee_writer import TeeWriter
 

@@ -27,11 +27,11 @@ from rlio import (
     TeeWriter,
     concat_samples,
 )
-from rlio.interfaces import Batch
+from rlio.batch import Batch
+from rlio.dataset.listing import list_shards
+from rlio.dataset.names import MAX_ROW
+from rlio.following.marks import Mark, put_mark
 from rlio.storage.filesystem import Storage
-from rlio.storage.listing import list_shards
-from rlio.storage.names import MAX_ROW
-from rlio.storage.progress import Mark, put_mark
 from rlio.testing import WriterTests
 
 

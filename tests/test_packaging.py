@@ -199,7 +199,7 @@ HEAVY_FOR_DATA = (
     ("code", "heavy"),
     [
         ("import rlio", HEAVY),
-        ("import rlio.readers, rlio.writers, rlio.schemas, rlio.errors, rlio.columns", HEAVY),
+        ("import rlio.readers, rlio.writers, rlio.schemas, rlio.errors, rlio.batch.columns", HEAVY),
         ("import rlio; rlio.SampleBatch, rlio.InputReader", (*HEAVY_FOR_DATA, "pyarrow", "gymnasium")),
         ("import rlio; rlio.ParquetWriter, rlio.DatasetReader, rlio.JsonReader, rlio.read", HEAVY_FOR_DATA),
         (

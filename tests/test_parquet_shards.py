@@ -25,12 +25,12 @@ from stored_batches import assert_identical, files, fresh_root, group_bytes, loa
 
 import rlio.schemas.shard_file as shard_file
 from rlio import DatasetReader, MultiAgentBatch, ParquetWriter, Roll, SampleBatch, open_dataset
+from rlio.batch import Batch
+from rlio.dataset.names import ShardName
 from rlio.errors import CorruptData, EndOfData, MissingColumn, UnsafeData
-from rlio.interfaces import Batch
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.batches import to_batch
 from rlio.schemas.shard_file import ShardFile
-from rlio.storage.names import ShardName
 
 SOAK = "RLIO_SOAK" in os.environ
 

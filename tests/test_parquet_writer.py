@@ -18,6 +18,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from stored_batches import assert_identical, files, fresh_root, group_bytes, load, numbered, round_trip
 
 from rlio import MultiAgentBatch, ParquetWriter, Roll, SampleBatch, concat_samples, open_dataset
+from rlio.batch import Batch
 from rlio.errors import (
     ClosedError,
     MissingColumn,
@@ -28,7 +29,6 @@ from rlio.errors import (
     SchemaError,
     UnknownName,
 )
-from rlio.interfaces import Batch
 from rlio.schemas.provenance import Provenance
 from rlio.testing import WriterTests
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import rlio
-from rlio.batch import concat_samples
-from rlio.interfaces import Batch, OutputWriter
+from rlio.batch import Batch, concat_samples
 from rlio.testing import WriterTests
+from rlio.writer import OutputWriter
 
 
 def read_back(root: Path) -> Batch:

@@ -18,8 +18,8 @@ from rlio.envs.pettingzoo import PettingZooAEC, PettingZooParallel, from_petting
 from rlio.errors import OptionError, SchemaError
 from rlio.policies.policy import Policy
 from rlio.policies.random_policy import RandomPolicy
-from rlio.rollout.config import RolloutConfig
-from rlio.rollout.multi_agent_runner import MultiAgentEnvRunner
+from rlio.sampling.config import RolloutConfig
+from rlio.sampling.multi_agent_runner import MultiAgentEnvRunner
 
 SPACE = Box(0, np.inf, (2,), np.float32)
 # One object for each agent, which PettingZoo insists on.

@@ -31,20 +31,22 @@ import zstandard
 from fsspec.implementations.memory import MemoryFileSystem
 
 import rlio
+from rlio.dataset import json_shard, listing
+from rlio.dataset.names import shard_path
 from rlio.errors import EndOfData, RlioError
+from rlio.log import new_writer, publisher, spool, wal
+from rlio.log.publisher import Publisher
+from rlio.log.recovery import recover
 from rlio.schemas import shard_file, zstd_frames
 from rlio.schemas.json_lines import encode_line
 from rlio.schemas.schema import Schema
-from rlio.storage import json_shard, listing, local, new_writer, publisher, spool, wal
+from rlio.storage import local
 from rlio.storage.clients import Clients
 from rlio.storage.filesystem import Storage
 from rlio.storage.local import LocalFolder, PendingFile
-from rlio.storage.names import shard_path
 from rlio.storage.paths import Entry
-from rlio.storage.publisher import Publisher
 from rlio.storage.remote import RemoteFolder
 from rlio.testing import FaultyFileSystem, assert_resumes
-from rlio.writers.recovery import recover
 
 Plant: TypeAlias = Callable[[pytest.MonkeyPatch], object]
 Check: TypeAlias = Callable[[Path], object]

@@ -14,10 +14,11 @@ import pytest
 from counting import rows_of
 
 import rlio
-from rlio.batch import SampleBatch, concat_samples
-from rlio.interfaces import Batch, InputReader, IOContext, OutputWriter
-from rlio.resolve import resolve_input, resolve_output
+from rlio.batch import Batch, SampleBatch, concat_samples
+from rlio.reader import InputReader
+from rlio.resolve import IOContext, resolve_input, resolve_output
 from rlio.testing import ReaderTests, WriterTests, assert_same
+from rlio.writer import OutputWriter
 
 PACKAGE = Path(__file__).parent / "plugin_package"
 

@@ -13,7 +13,7 @@ from rlio.envs.leaves import leaf_of, leaves_of
 from rlio.errors import OptionError, StateError
 from rlio.policies.policy import Policy
 from rlio.policies.random_policy import RandomPolicy
-from rlio.rollout.evaluate import evaluate
+from rlio.sampling.evaluate import evaluate
 
 OBS = Box(-1.0, 1.0, (3,))
 SPACES = [
@@ -157,7 +157,7 @@ def test_one_episode_has_no_standard_error_and_none_are_refused() -> None:
 
 def test_evaluation_draws_nothing_from_a_policy_that_does_not_explore() -> None:
     from rlio.policies.dqn import DQN
-    from rlio.rollout.env_runner import EnvRunner
+    from rlio.sampling.env_runner import EnvRunner
 
     policy, other = DQN(), DQN()
     first, second = (EnvRunner("CartPole-v1", each, seed=0) for each in (policy, other))

@@ -17,8 +17,8 @@ from rlio.policies.checkpoint import load_state, save_state
 from rlio.policies.policy_map import PolicyMap
 from rlio.policies.policy_spec import PolicySpec
 from rlio.policies.weights import GlobalVars
-from rlio.rollout.callbacks import Callbacks
-from rlio.rollout.policy_group import PolicyGroup
+from rlio.sampling.callbacks import Callbacks
+from rlio.sampling.policy_group import PolicyGroup
 
 SPACES = (Box(-1.0, 1.0, (2,), np.float32), Discrete(2))
 SPEC = PolicySpec("linear_policy:LinearPolicy", *SPACES)

@@ -19,9 +19,9 @@ from rlio.policies.networks import GRUNetwork, gru
 from rlio.policies.postprocessing import GAE, NStep, adjust_nstep, compute_gae
 from rlio.policies.sgd import do_minibatch_sgd
 from rlio.policies.torch_policy import TorchPolicy
-from rlio.rollout.config import RolloutConfig
-from rlio.rollout.env_runner import EnvRunner
-from rlio.rollout.evaluate import evaluate
+from rlio.sampling.config import RolloutConfig
+from rlio.sampling.env_runner import EnvRunner
+from rlio.sampling.evaluate import evaluate
 
 OBS = Box(-1.0, 1.0, (3,), np.float32)
 

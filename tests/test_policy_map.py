@@ -281,7 +281,7 @@ def test_a_spec_that_cannot_be_made_or_stored_says_why() -> None:
         (lambda: PolicySpec(TorchPolicy, config={"no": 1}).make(), "cannot be called"),
         (lambda: PolicySpec(lambda: None).to_state(), "define it at the top"),
         (lambda: PolicySpec(config={"m": torch.nn.Linear(1, 1)}).to_state(), "cannot be stored"),
-        (lambda: load_callable("rlio.columns:DEFAULT_POLICY_ID"), "expected a function"),
+        (lambda: load_callable("rlio.batch.columns:DEFAULT_POLICY_ID"), "expected a function"),
     ):
         with pytest.raises(OptionError, match=message):
             wrong()

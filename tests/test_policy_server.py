@@ -28,8 +28,8 @@ from rlio import (
 )
 from rlio.errors import ClosedError, EndOfData, EnvError, OptionError, SchemaError
 from rlio.policies.weights import GlobalVars
-from rlio.rollout.policy_protocol import batch_from_bytes, batch_to_bytes, from_json, to_json
-from rlio.rollout.policy_server import ServerLimits, _Server
+from rlio.serving.policy_protocol import batch_from_bytes, batch_to_bytes, from_json, to_json
+from rlio.serving.policy_server import ServerLimits, _Server
 
 AXES = str([0] * 99)
 OBS, ACT = gym.spaces.Box(-1, 1e6, (2,), np.float32), gym.spaces.Discrete(50)
@@ -570,8 +570,8 @@ def test_local_clients_explore_if_the_server_says_so(served: Any) -> None:
 
 
 def test_batches_too_large_for_a_line_are_several(monkeypatch: Any) -> None:
-    from rlio.rollout import policy_protocol
     from rlio.schemas.json_lines import LineTooLarge
+    from rlio.serving import policy_protocol
 
     whole = policy_protocol.batch_to_bytes
 

@@ -12,8 +12,8 @@ from crash_disk import Losses, Recorder
 from crash_shim import intercepted
 
 from rlio import JsonWriter, ParquetWriter, Roll
-from rlio.storage.wal import Sync
-from rlio.writers.recovery import recover
+from rlio.log.recovery import recover
+from rlio.log.wal import Sync
 
 _WRITES = (3, 3, 5, 2, 9, 1, 4)
 

@@ -14,11 +14,10 @@ from stored_batches import fresh_root
 
 import rlio
 from rlio import Markers, OptionError, SampleBatch, UnsafeData
-from rlio.readers.follow_marks import Growing, MarkKeeper, share_out
-from rlio.storage.filesystem import Storage
-from rlio.storage.listing import list_shards
-from rlio.storage.names import MAX_ROW
-from rlio.storage.progress import (
+from rlio.dataset.listing import list_shards
+from rlio.dataset.names import MAX_ROW
+from rlio.following.markers import Growing, MarkKeeper, share_out
+from rlio.following.marks import (
     Mark,
     list_marks,
     mark_path,
@@ -26,6 +25,7 @@ from rlio.storage.progress import (
     parse_mark_path,
     put_mark,
 )
+from rlio.storage.filesystem import Storage
 
 # ---- names ----
 

@@ -13,11 +13,11 @@ from growing_data import publish_shard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlio.dataset.commit import HEADER_BYTES, put_header, read_header
+from rlio.dataset.listing import list_shards, load_shard
+from rlio.dataset.names import HEADER, ShardName
 from rlio.errors import CorruptData, DataNotFound, OptionError, PublishError, UnsafeData
 from rlio.storage.filesystem import Retry, Storage
-from rlio.storage.listing import list_shards, load_shard
-from rlio.storage.names import HEADER, ShardName
-from rlio.storage.publish import HEADER_BYTES, put_header, read_header
 from rlio.testing import FaultyFileSystem, FaultyRenamingFileSystem
 from rlio.testing.filesystem import Call, Fault
 

@@ -14,14 +14,14 @@ import pytest
 from crash_shim import failing, impatient, intercepted
 
 from rlio import ParquetWriter, SampleBatch
+from rlio.dataset.names import ShardName, schema_path
 from rlio.errors import CorruptData, LedgerError, PublishError
+from rlio.log.log import Log
+from rlio.log.publisher import NewShard, Publisher
+from rlio.log.spool import LogFolder, Spool
+from rlio.log.wal import Frame
 from rlio.schemas.schema import Schema
 from rlio.storage.filesystem import Storage
-from rlio.storage.log import Log
-from rlio.storage.names import ShardName, schema_path
-from rlio.storage.publisher import NewShard, Publisher
-from rlio.storage.spool import LogFolder, Spool
-from rlio.storage.wal import Frame
 
 _SCHEMA = Schema.of(SampleBatch(t=np.arange(3)))
 
@@ -159,8 +159,8 @@ def test_a_failure_is_told_to_whoever_flushes_and_nothing_overtakes(tmp_path: Pa
 def test_what_failed_is_tried_again_unasked_and_less_and_less_often(
     tmp_path: Path, store: _Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlio.storage.publisher._FIRST_DELAY", 0.005)
-    monkeypatch.setattr("rlio.storage.publisher._MAX_DELAY", 0.04)
+    monkeypatch.setattr("rlio.log.publisher._FIRST_DELAY", 0.005)
+    monkeypatch.setattr("rlio.log.publisher._MAX_DELAY", 0.04)
     publisher = _publisher(tmp_path)
     store.fails = True
     _submit(publisher, 0)

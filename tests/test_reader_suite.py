@@ -9,7 +9,7 @@ import pytest
 
 from rlio.batch import SampleBatch
 from rlio.errors import EndOfData
-from rlio.interfaces import InputReader, JsonState
+from rlio.reader import InputReader, JsonState
 from rlio.testing import ReaderTests, assert_resumes
 
 

@@ -26,10 +26,10 @@ from rlio import (
     concat_samples,
     open_dataset,
 )
-from rlio.distributed.part_writer import PartOptions, PartWriter
+from rlio.dataset.names import part_id
+from rlio.distributed.ray_data.part_writer import PartOptions, PartWriter
 from rlio.errors import CorruptData, DataNotFound, PublishError, StateError
 from rlio.storage.filesystem import Retry, Storage
-from rlio.storage.names import part_id
 from rlio.testing import assert_resumes
 
 SMALL = Roll(max_rows=16, max_seconds=None)

@@ -27,8 +27,8 @@ from rlio import (
     SampleBatch,
     open_dataset,
 )
+from rlio.batch import Batch
 from rlio.errors import OptionError, PublishError, SchemaError
-from rlio.interfaces import Batch
 from rlio.schemas import space_to_json
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from counting import Counting, Keeping, Live, numbers, rows_of
 
+from rlio.batch import Batch
 from rlio.errors import OptionError
-from rlio.interfaces import Batch, InputReader
+from rlio.reader import InputReader
 from rlio.readers.recording_input import RecordingInput
 from rlio.testing import ReaderTests, assert_same
 

@@ -23,10 +23,10 @@ from typer.testing import CliRunner
 from rlio import DatasetReader, JsonWriter, MultiAgentBatch, ParquetWriter, Roll, SampleBatch
 from rlio.cli.main import app
 from rlio.errors import HoleError
+from rlio.log import recovery
+from rlio.log.recovery import recover
+from rlio.log.spool import Spool
 from rlio.storage.filesystem import Storage
-from rlio.storage.spool import Spool
-from rlio.writers import recovery
-from rlio.writers.recovery import recover
 
 Writer = ParquetWriter | JsonWriter
 
@@ -310,7 +310,7 @@ def test_a_log_without_segments_or_of_an_empty_one_goes(tmp_path: Path) -> None:
 
 def test_a_log_of_a_later_format_stays_and_says_so(log: Path, tmp_path: Path) -> None:
     root = _copy(log, tmp_path / "copy")
-    from rlio.storage.wal import SegmentWriter, read_segment
+    from rlio.log.wal import SegmentWriter, read_segment
 
     (first, *_) = _segments(root)
     header = read_segment(str(first)).header

@@ -27,16 +27,16 @@ from test_verify import (
 
 import rlio
 from rlio import DatasetReader, JsonWriter, concat_samples
+from rlio.dataset.listing import Patience
+from rlio.dataset.markers import seal
 from rlio.errors import DataNotFound, OptionError, PublishError
 from rlio.storage import Storage
-from rlio.storage.listing import Patience
-from rlio.storage.markers import seal
 
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No waiting between listings: memory shows at once what was put."""
-    monkeypatch.setattr("rlio.storage.listing.PATIENCE", Patience(seconds=0))
+    monkeypatch.setattr("rlio.dataset.listing.PATIENCE", Patience(seconds=0))
 
 
 def rows_of(root: str) -> Any:

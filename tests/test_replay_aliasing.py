@@ -17,8 +17,9 @@ from crash_child import fork, wait_for
 from further import further
 
 from rlio import DatasetReader, RecordingInput, ReplayStore, SampleBatch, ShuffledInput
+from rlio.batch import Batch
 from rlio.errors import ClosedError, EndOfData
-from rlio.interfaces import Batch, InputReader
+from rlio.reader import InputReader
 from rlio.replay import build as building
 
 

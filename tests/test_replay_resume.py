@@ -20,7 +20,8 @@ from counter_world import World, record_world
 
 from rlio import Dataset, DatasetReader, ParquetWriter, Roll, SampleBatch, compact, open_dataset
 from rlio.errors import EndOfData, StateError
-from rlio.interfaces import JsonState, ReadOptions
+from rlio.reader import JsonState
+from rlio.readers.read_options import ReadOptions
 from rlio.replay.draws import Draw, Units
 from rlio.replay.epochs import Passage, StorePass
 from rlio.replay.order import Permutation

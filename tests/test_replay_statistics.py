@@ -17,7 +17,7 @@ from further import further
 from numpy.typing import NDArray
 
 from rlio import DatasetReader, ReplayStore, SampleBatch
-from rlio.interfaces import InputReader
+from rlio.reader import InputReader
 
 DRAWS = 100_000
 

@@ -17,12 +17,13 @@ import rlio
 from rlio import resolve
 from rlio.batch import SampleBatch, concat_samples
 from rlio.errors import DataNotFound, OptionError, UnknownName
-from rlio.interfaces import InputReader, IOContext, OutputWriter
+from rlio.reader import InputReader
 from rlio.readers.dataset_reader import DatasetReader
 from rlio.readers.json_reader import JsonReader
 from rlio.readers.mixed_input import MixedInput
-from rlio.resolve import read, register_input, register_output, resolve_input, resolve_output
+from rlio.resolve import IOContext, read, register_input, register_output, resolve_input, resolve_output
 from rlio.testing import assert_same
+from rlio.writer import OutputWriter
 from rlio.writers.noop_output import NoopOutput
 from rlio.writers.parquet_writer import ParquetWriter
 

@@ -26,13 +26,13 @@ from fsspec.implementations.memory import MemoryFileSystem
 import rlio
 import rlio.distributed
 import rlio.evaluation
-from rlio.columns import Columns
+from rlio.batch.columns import Columns
 from rlio.envs.context import EnvContext
 from rlio.policies.checkpoint import load_state, save_state
 from rlio.policies.random_policy import RandomPolicy
-from rlio.rollout.callbacks import RunningEpisode
-from rlio.rollout.metrics import RolloutMetrics
-from rlio.rollout.policy_server import ServerLimits
+from rlio.sampling.callbacks import RunningEpisode
+from rlio.sampling.metrics import RolloutMetrics
+from rlio.serving.policy_server import ServerLimits
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "rllib.md"

@@ -27,13 +27,13 @@ from rlio import (
     SampleBatch,
     ShuffledInput,
 )
+from rlio.dataset import listing
+from rlio.dataset.listing import Patience
 from rlio.errors import CorruptData, EndOfData
 from rlio.readers import d4rl_reader
 from rlio.readers.d4rl_reader import D4RLReader
 from rlio.schemas import batches
 from rlio.schemas.folded import Folded
-from rlio.storage import listing
-from rlio.storage.listing import Patience
 
 
 @pytest.fixture(autouse=True)

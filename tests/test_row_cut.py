@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from stored_batches import fresh_root, group_bytes, store
 
 from rlio import JsonWriter, MultiAgentBatch, SampleBatch, open_dataset
+from rlio.dataset.row_cut import cut_rows
 from rlio.errors import CorruptData
-from rlio.storage.row_cut import cut_rows
 
 
 def both(rows: int, first: int) -> MultiAgentBatch:

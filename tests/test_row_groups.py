@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from stored_batches import group_bytes, numbered
 
 from rlio import MultiAgentBatch, SampleBatch
+from rlio.batch.multi_agent import step_numbers
 from rlio.errors import SchemaError
-from rlio.multi_agent import step_numbers
 from rlio.schemas.row_groups import GroupBuffer, pieces_of
 from rlio.schemas.schema import Schema
 

@@ -14,11 +14,11 @@ from rlio.connectors.frame_stack import FrameStack
 from rlio.connectors.mean_std import MeanStdFilter
 from rlio.errors import OptionError, SchemaError
 from rlio.policies.random_policy import RandomPolicy
-from rlio.rollout.callbacks import Callbacks
-from rlio.rollout.config import RolloutConfig
-from rlio.rollout.env_runner import EnvRunner
-from rlio.rollout.external_runner import ExternalRunner
-from rlio.rollout.multi_agent_runner import MultiAgentEnvRunner
+from rlio.sampling.callbacks import Callbacks
+from rlio.sampling.config import RolloutConfig
+from rlio.sampling.env_runner import EnvRunner
+from rlio.sampling.external_runner import ExternalRunner
+from rlio.sampling.multi_agent_runner import MultiAgentEnvRunner
 
 
 def test_each_way_to_sample_gives_the_rows_of_its_golden_hash() -> None:

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from rlio.batch import SampleBatch, concat_samples
-from rlio.episode import Episode
+from rlio.batch.episode import Episode
 from rlio.errors import ClosedError, OptionError
 from rlio.policies.policy import Policy
 from rlio.policies.random_policy import RandomPolicy
 from rlio.readers.mixed_input import MixedInput
 from rlio.readers.sampler_input import SamplerInput
-from rlio.rollout.callbacks import Callbacks
-from rlio.rollout.config import RolloutConfig
-from rlio.rollout.env_runner import EnvRunner
+from rlio.sampling.callbacks import Callbacks
+from rlio.sampling.config import RolloutConfig
+from rlio.sampling.env_runner import EnvRunner
 from rlio.testing import ReaderTests, assert_same
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rlio import OptionError, SamplesPerInsert
 from rlio.errors import LedgerError
-from rlio.replay.samples_per_insert import NO_BOUND, Account
+from rlio.following.samples_per_insert import NO_BOUND, Account
 
 
 def test_limits_are_those_of_the_formulas() -> None:

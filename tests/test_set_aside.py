@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 import rlio
 from rlio.cli.main import app
+from rlio.dataset.listing import Patience
+from rlio.log.wal import whole_rows
 from rlio.maintenance.findings import Finding
-from rlio.storage.listing import Patience
-from rlio.storage.wal import whole_rows
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no logs without flock")
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no logs without
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No waiting between listings."""
-    monkeypatch.setattr("rlio.storage.listing.PATIENCE", Patience(seconds=0))
+    monkeypatch.setattr("rlio.dataset.listing.PATIENCE", Patience(seconds=0))
 
 
 @pytest.fixture

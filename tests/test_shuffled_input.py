@@ -11,9 +11,9 @@ from counting import Counting, Live, numbers, rows_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlio.batch import MultiAgentBatch
+from rlio.batch import Batch, MultiAgentBatch
 from rlio.errors import CorruptData, EndOfData, OptionError, StateError
-from rlio.interfaces import Batch, InputReader
+from rlio.reader import InputReader
 from rlio.readers.shuffled_input import ShuffledInput
 from rlio.testing import ReaderTests, assert_resumes
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from stored_batches import assert_identical, files, fresh_root, group_bytes, numbered, put, store
 
 from rlio import DatasetReader, MultiAgentBatch, Roll, SampleBatch
+from rlio.batch import Batch
 from rlio.errors import ClosedError, CorruptData, EndOfData, OptionError
-from rlio.interfaces import Batch
 
 
 def _joint() -> list[Batch]:

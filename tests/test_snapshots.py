@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from stored_batches import assert_identical, fresh_root, load, numbered
 
 from rlio import DatasetReader, JsonWriter, MultiAgentBatch, SampleBatch, concat_samples, open_dataset
+from rlio.dataset import listing
+from rlio.dataset.listing import Patience
+from rlio.dataset.shards import ParquetShard
 from rlio.errors import CorruptData, DataNotFound, HoleError, OptionError, SchemaConflict
-from rlio.storage import listing
 from rlio.storage.filesystem import Storage
-from rlio.storage.listing import Patience
-from rlio.storage.shards import ParquetShard
 from rlio.testing import assert_resumes
 
 

@@ -14,9 +14,9 @@ from rlio.connectors.mean_std import MeanStdFilter
 from rlio.envs.multi_agent import make_multi_agent
 from rlio.errors import RlioError, StateError
 from rlio.policies.torch_policy import TorchPolicy
-from rlio.rollout.config import RolloutConfig
-from rlio.rollout.env_runner import EnvRunner
-from rlio.rollout.multi_agent_runner import MultiAgentEnvRunner
+from rlio.sampling.config import RolloutConfig
+from rlio.sampling.env_runner import EnvRunner
+from rlio.sampling.multi_agent_runner import MultiAgentEnvRunner
 from rlio.worker import RolloutWorker
 
 CONFIG = RolloutConfig(rollout_fragment_length=20, observation_connectors=[MeanStdFilter()])

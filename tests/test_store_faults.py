@@ -20,12 +20,12 @@ from further import further
 
 from rlio import DatasetReader, JsonWriter, ParquetWriter, Roll, SampleBatch, compact, concat_samples
 from rlio.errors import CorruptData, EndOfData, OptionError, PublishError, RlioError
-from rlio.interfaces import OutputWriter
+from rlio.log.spool import Spool
 from rlio.maintenance.compact import CompactReport
 from rlio.storage.filesystem import Retry
-from rlio.storage.spool import Spool
 from rlio.testing import FaultyFileSystem, FaultyRenamingFileSystem
 from rlio.testing.filesystem import Call, Fault
+from rlio.writer import OutputWriter
 
 FAILURES: tuple[Fault, ...] = ("before", "after", "torn", "slow", "stale", "unordered")
 

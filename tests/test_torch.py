@@ -11,7 +11,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rlio import MultiAgentBatch, SampleBatch, tensors
+from rlio import MultiAgentBatch, SampleBatch
+from rlio.batch import tensors
 from rlio.errors import OptionError
 from rlio.replay.buffers import Buffers, batch_dtype
 

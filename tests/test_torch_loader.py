@@ -32,8 +32,9 @@ from torch.utils.data._utils import worker as torch_worker
 
 import rlio.torch
 from rlio import DatasetReader, MultiAgentBatch, Roll, SampleBatch
+from rlio.batch import Batch
 from rlio.errors import ClosedError, CorruptData, EndOfData, MissingExtra, OptionError, StateError
-from rlio.interfaces import Batch, InputReader, JsonState
+from rlio.reader import InputReader, JsonState
 from rlio.testing import assert_resumes, assert_same
 from rlio.torch import ReplayDataset
 

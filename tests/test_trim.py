@@ -15,8 +15,8 @@ from test_compact import agents, pieces, shard_files, store_small
 
 import rlio
 from rlio import OptionError, SampleBatch
+from rlio.dataset.names import ShardName
 from rlio.storage.filesystem import Storage
-from rlio.storage.names import ShardName
 
 KINDS = ["parquet", "jsonl", "jsonl.zst"]
 

@@ -18,15 +18,15 @@ from stored_batches import files, fresh_root, group_bytes, numbered, put, remove
 
 import rlio
 from rlio import DatasetReader, JsonWriter, MultiAgentBatch, ParquetWriter, Roll, SampleBatch
+from rlio.batch import Batch
+from rlio.dataset.listing import Patience, list_shards
+from rlio.dataset.markers import seal, trim
+from rlio.dataset.names import ShardName
 from rlio.errors import DataNotFound, OptionError, RlioError
-from rlio.interfaces import Batch
 from rlio.limits import Limits
 from rlio.maintenance import VerifyReport
 from rlio.maintenance.findings import CODES
 from rlio.storage import Storage
-from rlio.storage.listing import Patience, list_shards
-from rlio.storage.markers import seal, trim
-from rlio.storage.names import ShardName
 
 WRITER = "w00000-00000000"
 
@@ -34,7 +34,7 @@ WRITER = "w00000-00000000"
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No waiting between listings: memory shows at once what was put."""
-    monkeypatch.setattr("rlio.storage.listing.PATIENCE", Patience(seconds=0))
+    monkeypatch.setattr("rlio.dataset.listing.PATIENCE", Patience(seconds=0))
 
 
 def episodes(rows: int, first: int = 0, length: int = 20, **more: Any) -> SampleBatch:

@@ -21,9 +21,9 @@ from test_verify import WRITER, bad, episodes
 
 import rlio
 from rlio import DatasetReader, JsonWriter, ParquetWriter, Roll, SampleBatch
+from rlio.dataset.listing import Patience, list_shards
+from rlio.log.spool import Spool
 from rlio.storage import Storage
-from rlio.storage.listing import Patience, list_shards
-from rlio.storage.spool import Spool
 
 NO_AGE = Roll(max_rows=50, max_seconds=None)
 
@@ -31,7 +31,7 @@ NO_AGE = Roll(max_rows=50, max_seconds=None)
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No waiting between listings."""
-    monkeypatch.setattr("rlio.storage.listing.PATIENCE", Patience(seconds=0))
+    monkeypatch.setattr("rlio.dataset.listing.PATIENCE", Patience(seconds=0))
 
 
 # ---- logs ----

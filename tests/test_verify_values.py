@@ -11,10 +11,10 @@ from stored_batches import fresh_root, group_bytes
 import rlio
 import rlio.maintenance.time_check as time_check
 from rlio import JsonWriter, MultiAgentBatch, ParquetWriter, Roll, SampleBatch
-from rlio.interfaces import Batch
+from rlio.batch import Batch
+from rlio.dataset.markers import seal
 from rlio.maintenance import Finding
 from rlio.storage import Storage
-from rlio.storage.markers import seal
 
 WRITERS = [ParquetWriter, JsonWriter]
 

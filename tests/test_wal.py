@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlio.errors import CorruptData, PublishError, UnsafeData
-from rlio.storage.wal import SegmentWriter, count_whole_rows, read_segment
+from rlio.log.wal import SegmentWriter, count_whole_rows, read_segment
 
 Rows = list[tuple[int, int, bytes]]
 

@@ -12,16 +12,18 @@ import pytest
 from gymnasium.spaces import Box
 
 import rlio
-from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
+from rlio.batch import Batch, MultiAgentBatch, SampleBatch, concat_samples
 from rlio.errors import ClosedError, DataNotFound, OptionError, StateError
-from rlio.interfaces import Batch, InputReader, IOContext, OutputWriter
 from rlio.policies.dqn import DQN
 from rlio.policies.policy import Policy
 from rlio.policies.random_policy import RandomPolicy
+from rlio.reader import InputReader
 from rlio.readers.mixed_input import MixedInput
-from rlio.rollout.config import RolloutConfig
+from rlio.resolve import IOContext
+from rlio.sampling.config import RolloutConfig
 from rlio.testing import ReaderTests, assert_same
 from rlio.worker import RolloutWorker
+from rlio.writer import OutputWriter
 
 SMALL = RolloutConfig(rollout_fragment_length=10, num_envs=2)
 
@@ -170,7 +172,7 @@ def test_recording_all_into_what_is_read_is_refused(
         opened.append(Logged())
         return opened[0]
 
-    monkeypatch.setattr("rlio.rollout.worker_input.resolve_input", open_nothing)
+    monkeypatch.setattr("rlio.sampling.worker_input.resolve_input", open_nothing)
     with pytest.raises(OptionError, match="record='all' writes what is read from"):
         worker_of(input=source, output=output, record="all", log_dir="logs")
     assert opened[0].closed == 1, "what was opened is closed again"

@@ -19,10 +19,10 @@ from rlio.errors import EndOfData, EnvError, OptionError
 from rlio.policies.dqn import DQN
 from rlio.policies.weights import GlobalVars
 from rlio.readers.async_input import AsyncInput
-from rlio.rollout.callbacks import Callbacks
-from rlio.rollout.config import RolloutConfig
-from rlio.rollout.env_runner import EnvRunner
-from rlio.rollout.external_runner import ExternalRunner
+from rlio.sampling.callbacks import Callbacks
+from rlio.sampling.config import RolloutConfig
+from rlio.sampling.env_runner import EnvRunner
+from rlio.sampling.external_runner import ExternalRunner
 from rlio.worker import RolloutWorker
 from rlio.writers.noop_output import NoopOutput
 
@@ -121,7 +121,7 @@ def test_a_sampler_that_runs_ahead_gives_and_records_the_same_rows() -> None:
 
 
 def _setup() -> Any:
-    from rlio.rollout.policy_setup import PolicySetup
+    from rlio.sampling.policy_setup import PolicySetup
 
     return PolicySetup(spaces={"a": (Box(0.0, 1.0, (1,)), Discrete(2))})
 

@@ -20,9 +20,9 @@ from rlio.envs.multi_agent import make_multi_agent
 from rlio.errors import ClosedError, OptionError, StateError
 from rlio.policies.random_policy import RandomPolicy
 from rlio.policies.weights import GlobalVars
-from rlio.rollout.callbacks import Callbacks
-from rlio.rollout.config import RolloutConfig
-from rlio.rollout.metrics import RolloutMetrics
+from rlio.sampling.callbacks import Callbacks
+from rlio.sampling.config import RolloutConfig
+from rlio.sampling.metrics import RolloutMetrics
 from rlio.worker import RolloutWorker
 
 
@@ -198,7 +198,7 @@ def test_filters_are_in_the_checkpoint_of_a_worker_that_reads(tmp_path: Path) ->
 
 
 def _setup(policy_id: str) -> Any:
-    from rlio.rollout.policy_setup import PolicySetup
+    from rlio.sampling.policy_setup import PolicySetup
 
     return PolicySetup(spaces={policy_id: (Mock.observation_space, Mock.action_space)})
 

@@ -18,10 +18,10 @@ from rlio.envs.multi_agent import MultiAgentEnv, make_multi_agent
 from rlio.errors import OptionError, StateError
 from rlio.policies.networks import gru
 from rlio.policies.torch_policy import TorchPolicy
-from rlio.rollout.callbacks import Callbacks
-from rlio.rollout.config import RolloutConfig
-from rlio.rollout.multi_agent_runner import MultiAgentEnvRunner
-from rlio.rollout.policy_setup import PolicySetup
+from rlio.sampling.callbacks import Callbacks
+from rlio.sampling.config import RolloutConfig
+from rlio.sampling.multi_agent_runner import MultiAgentEnvRunner
+from rlio.sampling.policy_setup import PolicySetup
 from rlio.testing import ReaderTests
 from rlio.worker import RolloutWorker
 

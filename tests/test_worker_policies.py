@@ -15,15 +15,15 @@ from linear_policy import LinearPolicy, even_odd, only_even
 import rlio
 from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
 from rlio.errors import CorruptData, DataNotFound, OptionError, StateError
-from rlio.interfaces import InputReader
 from rlio.policies.policy_spec import PolicySpec
 from rlio.policies.random_policy import RandomPolicy
 from rlio.policies.weights import GlobalVars
+from rlio.reader import InputReader
 from rlio.readers.recording_input import RecordingInput
-from rlio.rollout.callbacks import Callbacks
-from rlio.rollout.config import RolloutConfig
-from rlio.rollout.policy_setup import PolicySetup
-from rlio.rollout.stand_ins import FirstBatchForever, NoInput, Simulated
+from rlio.sampling.callbacks import Callbacks
+from rlio.sampling.config import RolloutConfig
+from rlio.sampling.policy_setup import PolicySetup
+from rlio.sampling.stand_ins import FirstBatchForever, NoInput, Simulated
 from rlio.testing import assert_same
 from rlio.worker import RolloutWorker
 from rlio.writers.noop_output import NoopOutput

@@ -15,10 +15,10 @@ from lifecycle_steps import ROWS, Site, batch
 from warm_children import Ended, run_all
 
 import rlio
+from rlio.dataset.listing import list_shards
 from rlio.errors import PublishError
+from rlio.log.spool import find_logs
 from rlio.storage.filesystem import Storage
-from rlio.storage.listing import list_shards
-from rlio.storage.spool import find_logs
 
 # One process runs them all, since they share their children.
 pytestmark = pytest.mark.xdist_group("writer_lifecycle")

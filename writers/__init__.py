@@ -1,6 +1,6 @@
 """The writers that ship with rlio, found the same way as anybody else's."""
 
-from rlio._lazy import lazy_exports
+from rlio.support.lazy import lazy_exports
 
 if __name__ != "rlio.writers":
     raise ImportError(

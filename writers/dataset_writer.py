@@ -9,18 +9,19 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rlio.batch import Batch
 from rlio.errors import LedgerError, PublishError, RlioError
-from rlio.interfaces import Batch, OutputWriter
+from rlio.log.new_writer import open_publisher
+from rlio.log.publisher import Publisher
+from rlio.log.recovery import WriterLog, recover_before_writing, recover_interrupted
+from rlio.log.spool import SpoolLike, parse_spool
+from rlio.log.wal import Sync
 from rlio.schemas.provenance import Provenance
 from rlio.schemas.schema import Schema
 from rlio.storage.filesystem import Storage
-from rlio.storage.new_writer import open_publisher
-from rlio.storage.publisher import Publisher
-from rlio.storage.spool import SpoolLike, parse_spool
-from rlio.storage.wal import Sync
+from rlio.writer import OutputWriter
 from rlio.writers.age_timer import AgeTimer
 from rlio.writers.encoder import Encoder
-from rlio.writers.recovery import WriterLog, recover_before_writing, recover_interrupted
 
 __all__ = ["DatasetWriter"]
 

@@ -10,12 +10,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from rlio.batch import MultiAgentBatch
+from rlio.batch import Batch, MultiAgentBatch
 from rlio.errors import SchemaConflict
-from rlio.interfaces import Batch
+from rlio.log.publisher import Publisher
+from rlio.log.wal import Buffer, Frame
 from rlio.schemas.schema import Schema
-from rlio.storage.publisher import Publisher
-from rlio.storage.wal import Buffer, Frame
 from rlio.writers.background import Jobs
 from rlio.writers.roll import Roll
 

@@ -7,14 +7,13 @@ from typing import Any
 
 import zstandard
 
-from rlio.batch import MultiAgentBatch, SampleBatch
-from rlio.columns import Columns
-from rlio.interfaces import Batch
+from rlio.batch import Batch, MultiAgentBatch, SampleBatch
+from rlio.batch.columns import Columns
+from rlio.log.publisher import NewShard, Publisher
+from rlio.log.wal import Buffer, Frame
 from rlio.schemas.json_lines import LineTooLarge, encode_line, encode_provenance
 from rlio.schemas.row_groups import unpadded
 from rlio.schemas.schema import Schema
-from rlio.storage.publisher import NewShard, Publisher
-from rlio.storage.wal import Buffer, Frame
 from rlio.writers.encoder import Encoder
 from rlio.writers.roll import Roll
 

@@ -10,7 +10,8 @@ Example:
 
 from __future__ import annotations
 
-from rlio.interfaces import Batch, OutputWriter
+from rlio.batch import Batch
+from rlio.writer import OutputWriter
 
 __all__ = ["NoopOutput"]
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from rlio.interfaces import Batch
+from rlio.batch import Batch
+from rlio.log.publisher import Publisher
+from rlio.log.wal import Buffer, Frame
 from rlio.schemas.log_frames import LogFrames
 from rlio.schemas.parquet import Compression
 from rlio.schemas.row_groups import GroupBuffer, Piece, pieces_of, pooled
 from rlio.schemas.schema import Schema
 from rlio.storage.local import PendingFile
-from rlio.storage.publisher import Publisher
-from rlio.storage.wal import Buffer, Frame
 from rlio.writers.background import Worker
 from rlio.writers.encoder import Encoder
 from rlio.writers.roll import Roll

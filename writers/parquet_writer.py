@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from rlio.options import checked_keywords, expected
+from rlio.log.spool import SpoolLike
+from rlio.log.wal import Sync
 from rlio.schemas.parquet import Compression
 from rlio.schemas.provenance import Provenance
-from rlio.storage.spool import SpoolLike
-from rlio.storage.wal import Sync
+from rlio.support.options import checked_keywords, expected
 from rlio.writers.dataset_writer import DatasetWriter
 from rlio.writers.parquet_encoder import ParquetEncoder
 from rlio.writers.roll import Roll

@@ -11,13 +11,13 @@ from functools import partial
 
 import numpy as np
 
+from rlio.log.publisher import NewShard
+from rlio.log.wal import Frame
 from rlio.schemas.log_frames import LogFrames
 from rlio.schemas.parquet import Compression, ShardEncoder
 from rlio.schemas.row_groups import GroupBuffer, Piece, RowGroup
 from rlio.schemas.schema import Schema
 from rlio.storage.local import PendingFile
-from rlio.storage.publisher import NewShard
-from rlio.storage.wal import Frame
 from rlio.writers.background import done_at_once
 from rlio.writers.roll import Roll
 

@@ -15,11 +15,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from rlio.batch import Batch
 from rlio.errors import OptionError, excerpt
-from rlio.interfaces import Batch, OutputWriter
+from rlio.writer import OutputWriter
 
 if TYPE_CHECKING:
-    from rlio.writers.recovery import WriterLog
+    from rlio.log.recovery import WriterLog
 
 __all__ = ["TeeWriter"]
 

@@ -15,7 +15,7 @@ from benchmarks.results import Section
 from benchmarks.scales import Setup
 from benchmarks.store import HotStore, stored
 from benchmarks.timing import Case, interleave
-from rlio.interfaces import InputReader
+from rlio.reader import InputReader
 
 __all__ = ["run"]
 

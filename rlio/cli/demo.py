@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from rlio.cli.bars import progress_bar
 from rlio.cli.options import StorageOptions, parse_storage_options
 from rlio.cli.tables import print_table
+from rlio.dataset.commit import put_header
 from rlio.errors import MissingExtra, OptionError
 from rlio.storage.filesystem import Storage
-from rlio.storage.publish import put_header
 
 if TYPE_CHECKING:
     from rlio.policies.dqn import DQN
@@ -146,7 +146,7 @@ def _train_live(report: DemoReport, options: DemoOptions, progress: Progress) ->
     """A policy that learns online, from a small memory of its own steps."""
     from rlio.policies.dqn import DQN
     from rlio.replay.store import ReplayStore
-    from rlio.rollout.config import RolloutConfig
+    from rlio.sampling.config import RolloutConfig
     from rlio.worker import RolloutWorker
 
     policy = DQN(epsilon_timesteps=options.train_steps // 2, final_epsilon=0.1)
@@ -178,7 +178,7 @@ def _train_live(report: DemoReport, options: DemoOptions, progress: Progress) ->
 
 def _record(report: DemoReport, options: DemoOptions, policy: DQN, progress: Progress) -> None:
     """Record what the policy does, exploration included, as Parquet."""
-    from rlio.rollout.config import RolloutConfig
+    from rlio.sampling.config import RolloutConfig
     from rlio.worker import RolloutWorker
     from rlio.writers.parquet_writer import ParquetWriter
 
@@ -243,7 +243,7 @@ def _train_offline(report: DemoReport, options: DemoOptions, progress: Progress)
 
 def _tune(report: DemoReport, options: DemoOptions, policy: DQN, progress: Progress) -> None:
     """The offline policy goes on with batches that are half live and half logged."""
-    from rlio.rollout.config import RolloutConfig
+    from rlio.sampling.config import RolloutConfig
     from rlio.worker import RolloutWorker
 
     before = report.rows[-1].logged
@@ -284,7 +284,7 @@ def _evaluate(
     speed: float | None,
 ) -> None:
     """Add a row: returns of whole episodes on fresh seeds, without exploration."""
-    from rlio.rollout.evaluate import evaluate
+    from rlio.sampling.evaluate import evaluate
 
     result = evaluate(policy, ENV, episodes=options.episodes, seed=_seed(options, "evaluation"), num_envs=20)
     report.returns[name] = result.returns

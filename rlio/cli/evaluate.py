@@ -19,7 +19,7 @@ from rlio.cli.tables import print_table
 from rlio.errors import MissingExtra, OptionError, excerpt
 
 if TYPE_CHECKING:
-    from rlio.dataset import Dataset
+    from rlio.dataset.dataset import Dataset
     from rlio.evaluation.estimates import Measured, OffPolicyEstimate
     from rlio.evaluation.target import Target
 
@@ -98,7 +98,7 @@ def evaluate(options: EvaluateOptions) -> None:
 
 def _estimates(options: EvaluateOptions) -> dict[str, OffPolicyEstimate]:
     """What the estimators say, in this process or on a cluster."""
-    from rlio.dataset import open_dataset
+    from rlio.dataset.dataset import open_dataset
     from rlio.evaluation.evaluator import evaluate_offline
     from rlio.evaluation.fitted_q import FittedQ
     from rlio.evaluation.intervals import IntervalOptions

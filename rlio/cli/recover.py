@@ -10,7 +10,7 @@ from rlio.cli.failures import EXIT_WRONG, print_json
 from rlio.cli.options import StorageOptions, Uri, parse_storage_options
 
 if TYPE_CHECKING:
-    from rlio.writers.recovery import RecoveredLog, RecoveryReport
+    from rlio.log.recovery import RecoveredLog, RecoveryReport
 
 __all__ = ["recover"]
 
@@ -50,7 +50,7 @@ def recover(
     is another host's or user's, or was written with other storage options; 2, there is neither a data set
     nor a log, the store cannot be asked, or an option is wrong.
     """
-    from rlio.writers.recovery import recover as run_recover
+    from rlio.log.recovery import recover as run_recover
 
     report = run_recover(
         uri,

@@ -1,7 +1,7 @@
 """`ClipAction` and `UnsquashAction`: a policy's actions as the environment takes them.
 
 `RolloutConfig(clip_actions=True, normalize_actions=True)` puts them behind a policy. Their functions are
-those of `rlio.actions`.
+those of `rlio.batch.actions`.
 
 Example:
     >>> import numpy as np
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rlio.actions import clip_actions, has_boxes, unsquash_actions
+from rlio.batch.actions import clip_actions, has_boxes, unsquash_actions
 from rlio.connectors.connector import Connector, Streams
 
 if TYPE_CHECKING:

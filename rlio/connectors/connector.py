@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from rlio.batch.nested import leaves, path_text
 from rlio.connectors.spaces import samples_of, space_like
 from rlio.errors import OptionError, StateError, excerpt
-from rlio.interfaces import JsonState
-from rlio.nested import leaves, path_text
+from rlio.reader import JsonState
 
 if TYPE_CHECKING:
     import gymnasium as gym

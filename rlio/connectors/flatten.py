@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlio.batch.nested import unflatten
 from rlio.connectors.connector import Connector, Streams
 from rlio.connectors.spaces import check_leaves, nested_space
 from rlio.envs.leaves import Leaf, leaf_of, leaves_of
-from rlio.nested import unflatten
 
 if TYPE_CHECKING:
     import gymnasium as gym

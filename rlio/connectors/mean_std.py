@@ -27,12 +27,12 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from rlio.batch.nested import unflatten
 from rlio.connectors.connector import Connector, Streams
 from rlio.connectors.spaces import nested_space
 from rlio.envs.leaves import Leaf, leaf_of, leaves_of
 from rlio.errors import OptionError, SchemaError, StateError, excerpt
-from rlio.interfaces import JsonState
-from rlio.nested import unflatten
+from rlio.reader import JsonState
 
 if TYPE_CHECKING:
     import gymnasium as gym

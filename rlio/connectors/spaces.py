@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlio.batch.nested import unflatten
 from rlio.envs.leaves import Leaf
 from rlio.errors import OptionError, excerpt
-from rlio.nested import unflatten
 
 if TYPE_CHECKING:
     import gymnasium as gym

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlio.batch.nested import path_text
 from rlio.envs.leaves import Leaf, leaf_of, leaves_of
 from rlio.errors import EnvError, SchemaError, excerpt
-from rlio.nested import path_text
 
 if TYPE_CHECKING:
     import gymnasium as gym

@@ -11,7 +11,7 @@ Example:
     ...                 self.log_returns(episode, float(action))
     ...             self.end_episode(episode, [0.0])
     >>> from rlio.policies.random_policy import RandomPolicy
-    >>> from rlio.rollout.external_runner import ExternalRunner
+    >>> from rlio.sampling.external_runner import ExternalRunner
     >>> runner = ExternalRunner(Countdown(Box(0.0, 3.0, (1,)), Discrete(2)), RandomPolicy(), seed=0)
     >>> batch = runner.run(6)
     >>> batch["obs"].ravel().tolist()
@@ -33,7 +33,7 @@ __all__ = ["EpisodeSink", "ExternalEnv"]
 
 
 class EpisodeSink(Protocol):
-    """Who answers loops: `rlio.rollout.external_episodes.ExternalEpisodes`, or a client of a server."""
+    """Who answers loops: `rlio.sampling.external_episodes.ExternalEpisodes`, or a client of a server."""
 
     def start(self, episode_id: str | None = None, *, training_enabled: bool = True) -> str: ...
 

@@ -12,7 +12,7 @@ import copy
 import functools
 from typing import TYPE_CHECKING, Any
 
-from rlio.envs.making import EnvLike
+from rlio.envs.make import EnvLike
 from rlio.errors import OptionError, excerpt
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from rlio.batch.nested import Path, path_text
 from rlio.errors import SchemaError, excerpt
-from rlio.nested import Path, path_text
 
 if TYPE_CHECKING:
     import gymnasium as gym

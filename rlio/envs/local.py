@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlio.envs.env_server import EnvServer
 from rlio.envs.outcome import Outcome
-from rlio.envs.stepping import VectorStep
 from rlio.envs.sub_envs import SubEnvStepper, action_iterator
+from rlio.envs.vector import VectorStep
 from rlio.errors import OptionError
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from rlio.envs.multi_agent_stepping import MultiAgentStep, MultiAgentStepper
 from rlio.envs.processes import EnvProcess
 from rlio.envs.served_envs import ProcessDied
 from rlio.errors import OptionError
-from rlio.forks import Owner
+from rlio.support.forks import Owner
 
 if TYPE_CHECKING:
     import gymnasium as gym

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlio.batch.nested import path_text, unflatten
 from rlio.envs.leaves import Leaf, leaf_of, leaves_of
 from rlio.errors import SchemaError
-from rlio.nested import path_text, unflatten
 
 if TYPE_CHECKING:
     import gymnasium as gym

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.envs.stepping import VectorStep
+from rlio.envs.vector import VectorStep
 
 __all__ = ["Outcome"]
 

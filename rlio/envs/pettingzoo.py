@@ -26,9 +26,9 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from rlio.batch.nested import map_structure
 from rlio.envs.multi_agent import ALL_AGENTS, AgentId, MultiAgentDict, MultiAgentEnv
 from rlio.errors import OptionError, SchemaError, excerpt
-from rlio.nested import map_structure
 
 __all__ = ["PettingZooAEC", "PettingZooParallel", "from_pettingzoo", "is_pettingzoo"]
 

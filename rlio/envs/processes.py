@@ -26,7 +26,7 @@ __all__ = ["EnvProcess", "EnvProcesses"]
 
 
 class EnvProcesses(ServedEnvs):
-    """N environments in a process each. `rlio.envs.waiting.ProcessStepper` steps them.
+    """N environments in a process each. `rlio.envs.process_stepper.ProcessStepper` steps them.
 
     Args:
         make: Makes one, given its index and whether it takes the place of one that failed.

@@ -39,7 +39,7 @@ _ACTOR_OPTIONS: dict[str, Any] = {
 
 
 class EnvActors(ServedEnvs):
-    """N environments in an actor each. `rlio.envs.waiting.ProcessStepper` steps them.
+    """N environments in an actor each. `rlio.envs.process_stepper.ProcessStepper` steps them.
 
     Arrays in infos and final observations are Ray's, and read-only. Ray is used as it is: call ``ray.init()``
     before, or Ray starts itself on this machine.

@@ -14,7 +14,7 @@ from gymnasium.vector.utils import batch_space
 
 from rlio.envs.env_server import EnvTraits, other_spaces
 from rlio.errors import EnvError
-from rlio.forks import Owner
+from rlio.support.forks import Owner
 
 __all__ = ["LAST_WORDS", "ProcessDied", "ServedEnvs", "ServerHandle"]
 

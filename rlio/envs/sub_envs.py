@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from rlio.envs.observation_buffer import ObservationBuffer
 from rlio.envs.outcome import Outcome
-from rlio.envs.restarting import RestartPolicy, Restarts
-from rlio.envs.seeding import EpisodeSeeds
-from rlio.envs.stepping import Stepper, VectorStep
+from rlio.envs.restarts import RestartPolicy, Restarts
+from rlio.envs.seeds import EpisodeSeeds
+from rlio.envs.vector import Stepper, VectorStep
 
 if TYPE_CHECKING:
     import gymnasium as gym

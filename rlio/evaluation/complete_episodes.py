@@ -26,11 +26,11 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.arrays import Column, concat_leaves, take_leaf
-from rlio.columns import Columns
+from rlio.batch.arrays import Column, concat_leaves, take_leaf
+from rlio.batch.columns import Columns
+from rlio.batch.nested import map_structure
 from rlio.errors import SchemaError, excerpt
 from rlio.evaluation.logged_rows import LoggedRows
-from rlio.nested import map_structure
 
 __all__ = ["EpisodeAssembler", "EpisodePart", "Episodes", "join_episodes", "join_ids"]
 

@@ -20,7 +20,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from rlio.columns import Columns
+from rlio.batch.columns import Columns
 from rlio.errors import OptionError, SchemaError, excerpt
 from rlio.evaluation.complete_episodes import Episodes
 from rlio.evaluation.estimates import OffPolicyEstimate, Overlap, measured

@@ -24,10 +24,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from rlio.arrays import Column
-from rlio.batch import MultiAgentBatch, SampleBatch
-from rlio.columns import Columns
-from rlio.dataset import Dataset
+from rlio.batch import Batch, MultiAgentBatch, SampleBatch
+from rlio.batch.arrays import Column
+from rlio.batch.columns import Columns
+from rlio.batch.nested import map_structure
+from rlio.dataset.dataset import Dataset
 from rlio.errors import DataNotFound, OptionError
 from rlio.evaluation.estimates import OffPolicyEstimate
 from rlio.evaluation.estimation import Estimation
@@ -41,10 +42,10 @@ from rlio.evaluation.logged_rows import (
     rows_of,
 )
 from rlio.evaluation.target import LogProbabilities, Target, as_target
-from rlio.interfaces import Batch, InputReader, ReadOptions
-from rlio.nested import map_structure
 from rlio.policies.policy import Policy
+from rlio.reader import InputReader
 from rlio.readers.dataset_reader import DatasetReader
+from rlio.readers.read_options import ReadOptions
 from rlio.resolve import read
 
 __all__ = ["Logged", "OffPolicyEvaluator", "evaluate_offline", "keeps_order"]

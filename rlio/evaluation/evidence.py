@@ -30,7 +30,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.columns import Columns
+from rlio.batch.columns import Columns
 from rlio.errors import OptionError, SchemaError
 from rlio.evaluation.complete_episodes import EpisodeAssembler, Episodes, join_episodes, join_ids
 from rlio.evaluation.fitted_q import ModelValues

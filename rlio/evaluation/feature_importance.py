@@ -23,13 +23,13 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.arrays import to_numpy
 from rlio.batch import SampleBatch
-from rlio.columns import Columns
+from rlio.batch.arrays import to_numpy
+from rlio.batch.columns import Columns
+from rlio.batch.nested import leaves
+from rlio.batch.rows import generator
 from rlio.errors import MissingColumn, OptionError, excerpt
-from rlio.nested import leaves
 from rlio.policies.policy import Policy
-from rlio.rows import generator
 
 __all__ = ["feature_importance"]
 

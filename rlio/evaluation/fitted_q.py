@@ -27,12 +27,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.arrays import Column, row_count, take_leaf
-from rlio.columns import Columns
+from rlio.batch.arrays import Column, row_count, take_leaf
+from rlio.batch.columns import Columns
+from rlio.batch.nested import map_structure
 from rlio.errors import MissingColumn, OptionError
 from rlio.evaluation.complete_episodes import Episodes
 from rlio.evaluation.target import Target
-from rlio.nested import map_structure
 from rlio.policies.torch_arrays import writable
 
 if TYPE_CHECKING:

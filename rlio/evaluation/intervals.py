@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from rlio.errors import OptionError, excerpt
 from rlio.evaluation.weighting import Contributions, rescaled
-from rlio.forks import cached_property
+from rlio.support.forks import cached_property
 
 __all__ = ["IntervalOptions", "Resampling", "empirical_bernstein", "influences_of"]
 

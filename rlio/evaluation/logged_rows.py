@@ -16,13 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.arrays import Column, to_numpy
-from rlio.batch import MultiAgentBatch, SampleBatch
-from rlio.columns import Columns
+from rlio.batch import Batch, MultiAgentBatch, SampleBatch
+from rlio.batch.arrays import Column, to_numpy
+from rlio.batch.columns import Columns
+from rlio.batch.nested import map_structure
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
 from rlio.evaluation.target import ROUNDING
-from rlio.interfaces import Batch
-from rlio.nested import map_structure
 
 __all__ = ["LoggedRows", "StepNumbers", "read_log_probabilities", "rows_of"]
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.arrays import row_count
-from rlio.columns import Columns
+from rlio.batch.arrays import row_count
+from rlio.batch.columns import Columns
 from rlio.errors import OptionError, SchemaError, excerpt
 from rlio.policies.policy import Policy
 

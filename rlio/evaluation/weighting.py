@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.errors import OptionError
-from rlio.forks import cached_property
+from rlio.support.forks import cached_property
 
 __all__ = [
     "Contributions",

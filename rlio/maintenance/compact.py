@@ -23,7 +23,10 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate, groupby
 from typing import Any, Final, Literal
 
-from rlio.dataset import require_header
+from rlio.dataset.dataset import require_header
+from rlio.dataset.listing import Segment, list_shards
+from rlio.dataset.names import parse_trim, writer_dir
+from rlio.dataset.shards import ParquetShard
 from rlio.errors import CorruptData, DataNotFound, OptionError
 from rlio.maintenance.compact_into import Copy
 from rlio.maintenance.compaction import (
@@ -40,9 +43,6 @@ from rlio.maintenance.compaction import (
 from rlio.maintenance.progress import Progress, silent
 from rlio.schemas.parquet import Compression
 from rlio.storage.filesystem import Storage
-from rlio.storage.listing import Segment, list_shards
-from rlio.storage.names import parse_trim, writer_dir
-from rlio.storage.shards import ParquetShard
 
 __all__ = ["compact"]
 

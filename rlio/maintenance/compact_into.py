@@ -10,7 +10,10 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 
-from rlio.dataset import dataset_on
+from rlio.dataset.commit import put_header
+from rlio.dataset.dataset import dataset_on
+from rlio.dataset.listing import Segment, list_shards
+from rlio.dataset.markers import seal
 from rlio.errors import OptionError
 from rlio.maintenance.compaction import (
     CompactReport,
@@ -23,9 +26,6 @@ from rlio.maintenance.compaction import (
 )
 from rlio.schemas.schema import canonical_json
 from rlio.storage.filesystem import Storage
-from rlio.storage.listing import Segment, list_shards
-from rlio.storage.markers import seal
-from rlio.storage.publish import put_header
 
 __all__ = ["Copy"]
 

@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
+from rlio.dataset.commit import put_shard
+from rlio.dataset.listing import Segment
+from rlio.dataset.names import schema_path
+from rlio.dataset.shards import ParquetShard
 from rlio.errors import CorruptData, OptionError
+from rlio.log.publisher import NewShard
 from rlio.maintenance.merging import ParquetMerger, open_whole, with_writer_column
 from rlio.maintenance.progress import Progress
 from rlio.schemas.parquet import Compression
 from rlio.schemas.schema import Schema, canonical_json
 from rlio.schemas.shard_file import ShardFile
 from rlio.storage.filesystem import Storage
-from rlio.storage.listing import Segment
-from rlio.storage.names import schema_path
 from rlio.storage.parallel import each
-from rlio.storage.publish import put_shard
-from rlio.storage.publisher import NewShard
-from rlio.storage.shards import ParquetShard
 
 __all__ = [
     "CompactReport",

@@ -35,17 +35,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
-from rlio.dataset import require_header
-from rlio.errors import CorruptData, DataNotFound, OptionError, excerpt
-from rlio.maintenance.merging import open_whole
-from rlio.maintenance.progress import Progress, silent
-from rlio.storage.filesystem import Storage
-from rlio.storage.json_shard import JsonShard, schema_lookup
-from rlio.storage.listing import Listing, PassedOver, Segment, ShardRef, list_shards
-from rlio.storage.names import (
+from rlio.dataset.dataset import require_header
+from rlio.dataset.json_shard import JsonShard, schema_lookup
+from rlio.dataset.listing import Listing, PassedOver, Segment, ShardRef, list_shards
+from rlio.dataset.names import (
     DATA_DIR,
     INDEX_DIR,
-    TMP_DIR,
     ShardName,
     is_writer_id,
     parse_trim,
@@ -54,7 +49,12 @@ from rlio.storage.names import (
     trim_name,
     writer_dir,
 )
+from rlio.errors import CorruptData, DataNotFound, OptionError, excerpt
+from rlio.maintenance.merging import open_whole
+from rlio.maintenance.progress import Progress, silent
+from rlio.storage.filesystem import Storage
 from rlio.storage.parallel import each
+from rlio.storage.paths import TMP_DIR
 
 __all__ = ["Collected", "GcReport", "Kept", "gc"]
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from rlio.dataset.names import MAX_ROW, ShardName
+from rlio.dataset.row_ranges import without
 from rlio.errors import CorruptData
+from rlio.log.spool import Spool, find_logs, spool_of
+from rlio.log.stray_logs import stray_logs
+from rlio.log.wal import read_segment
 from rlio.maintenance.findings import Findings
 from rlio.maintenance.set_aside import tell_set_aside
 from rlio.storage.filesystem import Storage
-from rlio.storage.names import MAX_ROW, ShardName
-from rlio.storage.row_ranges import without
-from rlio.storage.spool import Spool, find_logs, spool_of
-from rlio.storage.stray_logs import stray_logs
-from rlio.storage.wal import read_segment
 
 __all__ = ["waiting_rows"]
 

@@ -17,9 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
-from rlio.columns import DEFAULT_POLICY_ID, Columns
+from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
+from rlio.batch.multi_agent import step_numbers
+from rlio.dataset.listing import ShardRef, load_shard
 from rlio.errors import CorruptData
-from rlio.multi_agent import step_numbers
+from rlio.log.publisher import NewShard
 from rlio.schemas.batches import to_batch
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.parquet import Compression
@@ -28,8 +30,6 @@ from rlio.schemas.schema import Leaf, PolicySchema, Schema
 from rlio.schemas.shard_file import DecodedGroup, ShardFile
 from rlio.schemas.streams import WRITER
 from rlio.storage.filesystem import Storage
-from rlio.storage.listing import ShardRef, load_shard
-from rlio.storage.publisher import NewShard
 from rlio.writers.roll import Roll
 from rlio.writers.shard_maker import RowGroups, ShardMaker
 

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.arrays import to_numpy
-from rlio.columns import Columns, is_per_sequence
+from rlio.batch.arrays import to_numpy
+from rlio.batch.columns import Columns, is_per_sequence
+from rlio.batch.nested import leaves
+from rlio.dataset.listing import ShardRef
 from rlio.maintenance.findings import Findings
 from rlio.maintenance.scanned import Part, Rows
-from rlio.nested import leaves
 from rlio.schemas.column import TEXTS, ColumnSpec
 from rlio.schemas.json_values import dump_value
 from rlio.schemas.schema import Schema
-from rlio.storage.listing import ShardRef
 
 __all__ = ["OverlapCheck", "row_digests"]
 

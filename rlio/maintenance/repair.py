@@ -26,6 +26,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from rlio.dataset.commit import HEADER_BYTES
+from rlio.dataset.names import HEADER, schema_path, writer_dir
+from rlio.dataset.row_ranges import joined, without
 from rlio.errors import DataNotFound
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.maintenance.findings import Level, VerifyReport
@@ -33,9 +36,6 @@ from rlio.maintenance.progress import Progress, silent
 from rlio.maintenance.root_check import QUARANTINE_DIR
 from rlio.maintenance.verify import DamagedShard, Inspection, inspect
 from rlio.storage.filesystem import Storage
-from rlio.storage.names import HEADER, schema_path, writer_dir
-from rlio.storage.publish import HEADER_BYTES
-from rlio.storage.row_ranges import joined, without
 
 __all__ = ["Action", "RepairReport", "repair"]
 
@@ -148,7 +148,7 @@ def _recover_logs(
     """Store what dead writers left in their logs; those of living ones are theirs."""
     if not any(entry.waiting for entry in found.report.ledger):
         return []
-    from rlio.writers.recovery import recover
+    from rlio.log.recovery import recover
 
     report = recover(uri, spool="auto" if spool is None else spool, storage_options=storage_options)
     return [

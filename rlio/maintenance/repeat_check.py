@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rlio.columns import Columns
+from rlio.batch.columns import Columns
 from rlio.errors import excerpt
 from rlio.maintenance.findings import Findings
 from rlio.maintenance.scanned import Rows, flat_column

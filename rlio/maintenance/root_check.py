@@ -10,16 +10,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rlio.dataset import require_header
+from rlio.dataset.commit import HEADER_BYTES, read_header
+from rlio.dataset.dataset import require_header
+from rlio.dataset.listing import Listing
+from rlio.dataset.names import DATA_DIR, HEADER, INDEX_DIR, SCHEMA_DIR, WAL_DIR
+from rlio.dataset.schema_files import check_agreement
 from rlio.errors import CorruptData, DataNotFound, SchemaConflict, UnsafeData, excerpt
+from rlio.following.marks import PROGRESS_DIR, parse_mark_path
 from rlio.maintenance.findings import Findings
 from rlio.schemas.schema import Schema
 from rlio.storage.filesystem import Storage
-from rlio.storage.listing import Listing
-from rlio.storage.names import DATA_DIR, HEADER, INDEX_DIR, SCHEMA_DIR, TMP_DIR, WAL_DIR
-from rlio.storage.progress import PROGRESS_DIR, parse_mark_path
-from rlio.storage.publish import HEADER_BYTES, read_header
-from rlio.storage.schema_files import check_agreement
+from rlio.storage.paths import TMP_DIR
 
 __all__ = ["QUARANTINE_DIR", "SchemaFiles", "check_header", "check_strays", "read_schema_files"]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.arrays import to_numpy
 from rlio.batch import SampleBatch
+from rlio.batch.arrays import to_numpy
 from rlio.schemas.schema import Schema
 
 __all__ = ["Part", "Rows", "flat_column"]

@@ -7,11 +7,11 @@ import stat
 from collections.abc import Mapping
 from typing import Final
 
+from rlio.dataset.names import ShardName
+from rlio.dataset.row_ranges import without
+from rlio.log.spool import first_row
+from rlio.log.wal import whole_rows
 from rlio.maintenance.findings import Findings
-from rlio.storage.names import ShardName
-from rlio.storage.row_ranges import without
-from rlio.storage.spool import first_row
-from rlio.storage.wal import whole_rows
 
 __all__ = ["tell_set_aside"]
 

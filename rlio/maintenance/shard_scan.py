@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rlio.batch import MultiAgentBatch, count_units
+from rlio.batch import Batch, MultiAgentBatch, count_units
+from rlio.dataset.json_shard import JsonShard
+from rlio.dataset.listing import ShardRef
 from rlio.errors import CorruptData, DataNotFound, RlioError, UnsafeData
-from rlio.interfaces import Batch
 from rlio.maintenance.findings import Findings
 from rlio.maintenance.scanned import Part, Rows
 from rlio.schemas.batches import to_batch
@@ -22,8 +23,6 @@ from rlio.schemas.json_lines import SchemaLookup
 from rlio.schemas.schema import Schema
 from rlio.schemas.shard_file import DecodedGroup, ShardFile
 from rlio.storage.filesystem import Storage
-from rlio.storage.json_shard import JsonShard
-from rlio.storage.listing import ShardRef
 
 __all__ = ["ShardScan", "UnknownSchema", "unit_of"]
 

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.columns import Columns
+from rlio.batch.columns import Columns
 from rlio.maintenance.findings import Findings
 from rlio.maintenance.scanned import Part, Rows, flat_column
 from rlio.schemas.schema import Schema

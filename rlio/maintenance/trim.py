@@ -24,15 +24,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rlio.dataset import require_header
+from rlio.dataset.dataset import require_header
+from rlio.dataset.listing import Listing, Segment, ShardRef, list_shards
+from rlio.dataset.markers import trim as put_marker
+from rlio.dataset.shards import open_shard
 from rlio.errors import DataNotFound, OptionError, excerpt
 from rlio.maintenance.compaction import is_by_row
 from rlio.maintenance.progress import Progress, silent
 from rlio.storage.filesystem import Storage
-from rlio.storage.listing import Listing, Segment, ShardRef, list_shards
-from rlio.storage.markers import trim as put_marker
 from rlio.storage.parallel import each
-from rlio.storage.shards import open_shard
 
 __all__ = ["TrimReport", "Trimmed", "trim"]
 

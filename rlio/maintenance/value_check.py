@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.arrays import to_numpy
-from rlio.columns import Columns
+from rlio.batch.arrays import to_numpy
+from rlio.batch.columns import Columns
+from rlio.batch.nested import leaves
 from rlio.maintenance.findings import Findings
 from rlio.maintenance.scanned import Part, Rows, flat_column
-from rlio.nested import leaves
 from rlio.schemas.schema import Schema
 
 __all__ = ["ValueCheck"]

@@ -27,6 +27,9 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from rlio.dataset.listing import Listing, Rejected, Segment, ShardRef, list_settled
+from rlio.dataset.names import ShardName, part_of, schema_path, writer_dir
+from rlio.dataset.row_ranges import common, joined, without
 from rlio.errors import OptionError
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.maintenance.findings import Findings, Level, VerifyReport, WriterLedger
@@ -47,9 +50,6 @@ from rlio.maintenance.time_check import TimeCheck
 from rlio.maintenance.value_check import ValueCheck
 from rlio.schemas.schema import Schema
 from rlio.storage.filesystem import Storage
-from rlio.storage.listing import Listing, Rejected, Segment, ShardRef, list_settled
-from rlio.storage.names import ShardName, part_of, schema_path, writer_dir
-from rlio.storage.row_ranges import common, joined, without
 
 __all__ = ["DamagedShard", "Inspection", "inspect", "verify"]
 

@@ -2,8 +2,8 @@
 
 Example:
     >>> from rlio.policies.sgd import do_minibatch_sgd
-    >>> from rlio.rollout.config import RolloutConfig
-    >>> from rlio.rollout.env_runner import EnvRunner
+    >>> from rlio.sampling.config import RolloutConfig
+    >>> from rlio.sampling.env_runner import EnvRunner
     >>> policy = ActorCritic(clip_param=0.2)
     >>> runner = EnvRunner("CartPole-v1", policy, config=RolloutConfig(num_envs=4), seed=0)
     >>> batch = runner.run()
@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlio.columns import Columns
+from rlio.batch.columns import Columns
 from rlio.errors import OptionError
 from rlio.policies.postprocessing import GAE
 from rlio.policies.torch_policy import MakeModule, MakeOptimizer, TorchPolicy

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rlio.columns import Columns
-from rlio.nested import leaves
+from rlio.batch.columns import Columns
+from rlio.batch.nested import leaves
 from rlio.policies.torch_policy import TorchPolicy
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from rlio.errors import CorruptData, DataNotFound, OptionError, StateError, excerpt
 from rlio.storage import Storage
-from rlio.storage.names import TMP_DIR
+from rlio.storage.paths import TMP_DIR
 
 __all__ = [
     "load_components",

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch
-from rlio.columns import Columns
+from rlio.batch.columns import Columns
 from rlio.errors import OptionError, excerpt
 from rlio.policies.policy import PolicyOutput, PolicyState, RecurrentState, state_part
 from rlio.policies.postprocessing import N_STEP_DISCOUNT, NStep

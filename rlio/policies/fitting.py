@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rlio.arrays import to_numpy
+from rlio.batch.arrays import to_numpy
+from rlio.batch.nested import path_text
 from rlio.envs.leaves import Leaf, leaf_of, leaves_of
 from rlio.errors import SchemaError, excerpt
-from rlio.nested import path_text
 
 if TYPE_CHECKING:
     import gymnasium as gym

@@ -21,9 +21,9 @@ import torch
 from gymnasium.spaces import flatdim
 from torch import nn
 
+from rlio.batch.nested import map_structure
 from rlio.envs.leaves import Leaf, leaf_of, leaves_of
 from rlio.errors import OptionError, excerpt
-from rlio.nested import map_structure
 
 if TYPE_CHECKING:
     import gymnasium as gym

@@ -26,11 +26,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.arrays import object_column
-from rlio.batch import SampleBatch, concat_samples
+from rlio.batch import Batch, SampleBatch, concat_samples
+from rlio.batch.arrays import object_column
+from rlio.batch.nested import map_structure, unflatten
 from rlio.errors import OptionError, StateError, excerpt
-from rlio.interfaces import Batch
-from rlio.nested import map_structure, unflatten
 from rlio.policies.weights import GlobalVars, Gradients, Weights
 
 if TYPE_CHECKING:

@@ -20,11 +20,11 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.arrays import take_leaf, to_numpy
 from rlio.batch import MultiAgentBatch, SampleBatch
-from rlio.columns import Columns
+from rlio.batch.arrays import take_leaf, to_numpy
+from rlio.batch.columns import Columns
+from rlio.batch.nested import map_structure
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
-from rlio.nested import map_structure
 from rlio.replay.n_step import NStep
 
 __all__ = [

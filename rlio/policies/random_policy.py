@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.arrays import row_count
 from rlio.batch import SampleBatch
-from rlio.columns import Columns
+from rlio.batch.arrays import row_count
+from rlio.batch.columns import Columns
 from rlio.errors import OptionError, excerpt
 from rlio.policies.policy import Policy, PolicyOutput, PolicyState, RecurrentState, state_part
 

@@ -22,12 +22,11 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeAlia
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.arrays import take_leaf
-from rlio.batch import MultiAgentBatch, SampleBatch
-from rlio.columns import DEFAULT_POLICY_ID, STATE_IN_PREFIX, STATE_OUT_PREFIX, Columns
+from rlio.batch import Batch, MultiAgentBatch, SampleBatch
+from rlio.batch.arrays import take_leaf
+from rlio.batch.columns import DEFAULT_POLICY_ID, STATE_IN_PREFIX, STATE_OUT_PREFIX, Columns
+from rlio.batch.nested import leaves, map_structure
 from rlio.errors import MissingColumn, OptionError, SchemaError, StateError, excerpt
-from rlio.interfaces import Batch
-from rlio.nested import leaves, map_structure
 from rlio.policies.distributions import Distribution, distribution_for
 from rlio.policies.fitting import Fit
 from rlio.policies.policy import (

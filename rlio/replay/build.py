@@ -8,17 +8,18 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from rlio.columns import Columns
-from rlio.dataset import Dataset, common_columns
+from rlio.batch import Batch
+from rlio.batch.columns import Columns
+from rlio.dataset.dataset import Dataset, common_columns
+from rlio.dataset.listing import Segment
+from rlio.dataset.segment_reader import SegmentReader, counting_of, group_options, own_size
 from rlio.errors import ClosedError
-from rlio.forks import BackgroundThread
-from rlio.interfaces import Batch, ReadOptions
+from rlio.readers.read_options import ReadOptions
 from rlio.replay.rows import AddedRows, StoreRows
-from rlio.replay.segment_reader import SegmentReader, counting_of, group_options, own_size
 from rlio.schemas.filling import joint_columns
 from rlio.schemas.folded import unfold
 from rlio.schemas.schema import Leaf, PolicySchema, Schema
-from rlio.storage.listing import Segment
+from rlio.support.forks import BackgroundThread
 
 __all__ = ["Built", "SegmentKey", "Source", "build", "key_of", "schema_of"]
 

@@ -37,7 +37,7 @@ from typing import Any, Final, Self
 from filelock import FileLock, Timeout
 
 from rlio.errors import CacheError, ClosedError, CorruptData, OptionError, excerpt
-from rlio.forks import Owner
+from rlio.log.spool import sync_folder
 from rlio.replay.cache_files import (
     EXTENDING,
     MANIFEST,
@@ -59,7 +59,7 @@ from rlio.replay.manifests import MAX_BYTES, Manifest
 from rlio.replay.memory import FileArrays, file_name
 from rlio.schemas.schema import canonical_json
 from rlio.storage.local import sync_descriptor
-from rlio.storage.spool import sync_folder
+from rlio.support.forks import Owner
 
 __all__ = ["Build", "CacheFolder", "Entry", "Manifest", "Reading"]
 

@@ -29,9 +29,9 @@ from typing import Final, Literal
 from filelock import FileLock
 
 from rlio.errors import CacheError, OptionError, RlioError, UnsafeData
+from rlio.log.spool import on_network
 from rlio.replay.memory import is_array_file
 from rlio.storage.local import sync_descriptor, write_whole
-from rlio.storage.spool import on_network
 
 __all__ = [
     "EXTENDING",

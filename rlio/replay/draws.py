@@ -13,11 +13,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.batch import MultiAgentBatch, SampleBatch
-from rlio.columns import STATE_IN_PREFIX, STATE_OUT_PREFIX, Columns
+from rlio.batch import Batch, MultiAgentBatch, SampleBatch
+from rlio.batch.columns import STATE_IN_PREFIX, STATE_OUT_PREFIX, Columns
 from rlio.errors import MissingColumn, OptionError
-from rlio.forks import cached_property
-from rlio.interfaces import Batch, Unit
+from rlio.reader import Unit
 from rlio.replay.filters import RowFilter
 from rlio.replay.n_step import NStep, Window, windows
 from rlio.replay.numbers import Numbers
@@ -25,6 +24,7 @@ from rlio.replay.sequences import Sequences, chain_rows, completed_sequences
 from rlio.replay.steps import Steps, ranges
 from rlio.replay.table import Plan, RowTable
 from rlio.schemas.schema import Leaf, PolicySchema, rebuild
+from rlio.support.forks import cached_property
 
 __all__ = ["BATCH_INDEXES", "Draw", "Held", "RowRange", "RowUnits", "Units", "open_units"]
 

@@ -13,10 +13,10 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from rlio.batch import Batch
 from rlio.errors import EndOfData
-from rlio.forks import cached_property
-from rlio.interfaces import Batch, JsonState, ReadOptions, Unit
-from rlio.read_options import check_batch_size
+from rlio.reader import JsonState, Unit
+from rlio.readers.read_options import ReadOptions, check_batch_size
 from rlio.replay.order import ORDER_VERSION, share
 from rlio.replay.positions import (
     UnitRange,
@@ -26,6 +26,7 @@ from rlio.replay.positions import (
     own_batch_size,
     spans_of,
 )
+from rlio.support.forks import cached_property
 
 __all__ = ["EpochPass"]
 

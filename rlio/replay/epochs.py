@@ -9,14 +9,15 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.batch import SampleBatch
+from rlio.batch import Batch, SampleBatch
 from rlio.errors import EndOfData
-from rlio.forks import cached_property
-from rlio.interfaces import Batch, JsonState, ReadOptions, Unit
+from rlio.reader import JsonState, Unit
+from rlio.readers.read_options import ReadOptions
 from rlio.replay.draws import Draw, RowUnits, Units
 from rlio.replay.epoch_pass import EpochPass
 from rlio.replay.order import Permutation
 from rlio.replay.positions import UnitRange
+from rlio.support.forks import cached_property
 
 __all__ = ["OWN_BATCH", "Passage", "StorePass", "most_at_once"]
 

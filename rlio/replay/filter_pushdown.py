@@ -25,12 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch import MultiAgentBatch
-from rlio.columns import DEFAULT_POLICY_ID
-from rlio.dataset import Dataset
-from rlio.errors import OptionError, excerpt
-from rlio.interfaces import ReadOptions
-from rlio.replay.filters import Ref, RowFilter
-from rlio.replay.segment_reader import (
+from rlio.batch.columns import DEFAULT_POLICY_ID
+from rlio.dataset.dataset import Dataset
+from rlio.dataset.listing import Segment
+from rlio.dataset.segment_reader import (
     GroupOptions,
     SegmentReader,
     Span,
@@ -38,11 +36,13 @@ from rlio.replay.segment_reader import (
     group_options,
     with_step_columns,
 )
+from rlio.dataset.shards import OpenShard
+from rlio.errors import OptionError, excerpt
+from rlio.readers.read_options import ReadOptions
+from rlio.replay.filters import Ref, RowFilter
 from rlio.schemas.filling import joint_columns
 from rlio.schemas.parquet_statistics import Bounds
 from rlio.schemas.schema import PolicySchema, Schema
-from rlio.storage.listing import Segment
-from rlio.storage.shards import OpenShard
 
 __all__ = ["Matches", "check_filter", "filter_options", "is_ruled_out", "matches", "passing"]
 
@@ -139,7 +139,7 @@ def matches(
         OptionError: The filter does not fit the columns, or there are several policies.
         SchemaConflict: Only some writers have a column, and ``missing`` is ``"error"``.
         CorruptData: Rows are damaged. (HoleError: missing.)
-        ShardGone: A shard is not there any more: list again (`rlio.replay.segment_reader`).
+        ShardGone: A shard is not there any more: list again (`rlio.dataset.segment_reader`).
     """
     if on_error == "raise":
         dataset.check_complete()

@@ -38,11 +38,11 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.arrays import is_tensor, to_numpy
 from rlio.batch import SampleBatch
-from rlio.columns import Columns, is_per_sequence
+from rlio.batch.arrays import is_tensor, to_numpy
+from rlio.batch.columns import Columns, is_per_sequence
+from rlio.batch.nested import Path
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
-from rlio.nested import Path
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.parquet_statistics import Bounds
 from rlio.schemas.schema import PolicySchema, rebuild

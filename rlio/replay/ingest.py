@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch
-from rlio.columns import Columns
+from rlio.batch.columns import Columns
 from rlio.replay.table import Prepared, RowTable
 from rlio.schemas.observations import successors
 from rlio.schemas.schema import PolicySchema

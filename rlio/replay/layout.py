@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from rlio.columns import is_per_sequence
+from rlio.batch.columns import is_per_sequence
 from rlio.errors import MissingColumn
-from rlio.forks import cached_property
 from rlio.schemas.schema import Leaf, PolicySchema
+from rlio.support.forks import cached_property
 
 __all__ = ["RowLayout"]
 

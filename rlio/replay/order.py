@@ -30,8 +30,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from rlio.dataset.names import part_of
 from rlio.errors import OptionError
-from rlio.storage.names import part_of
 
 __all__ = ["ORDER_VERSION", "Permutation", "UniformDraws", "WindowOrder", "WindowRef", "rank_of", "share"]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from rlio.errors import StateError
-from rlio.interfaces import ReadOptions
+from rlio.readers.read_options import ReadOptions
 from rlio.schemas.schema import canonical_json
 
 __all__ = [

@@ -22,11 +22,10 @@ import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 
-from rlio.batch import MultiAgentBatch, SampleBatch
-from rlio.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
+from rlio.batch import Batch, MultiAgentBatch, SampleBatch
+from rlio.batch.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
+from rlio.batch.multi_agent import step_numbers
 from rlio.errors import OptionError, SchemaError, excerpt
-from rlio.interfaces import Batch
-from rlio.multi_agent import step_numbers
 from rlio.replay.draws import Draw, Held, RowRange, Units, open_units
 from rlio.replay.ingest import Ingest, Part
 from rlio.replay.layout import RowLayout

@@ -16,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 
-from rlio.batch import SampleBatch
-from rlio.columns import Columns
+from rlio.batch import Batch, SampleBatch
+from rlio.batch.columns import Columns
 from rlio.errors import EndOfData, OptionError, StateError, excerpt
-from rlio.interfaces import Batch, Endless, InputReader, JsonState, ReadOptions, Unit
+from rlio.reader import Endless, InputReader, JsonState, Unit
+from rlio.readers.read_options import ReadOptions
 from rlio.replay.draws import BATCH_INDEXES, Draw, RowUnits, Units
 from rlio.replay.epochs import OWN_BATCH, Passage, StorePass, most_at_once
 from rlio.replay.order import UniformDraws

@@ -16,8 +16,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.columns import Columns
+from rlio.batch.columns import Columns
 from rlio.errors import CorruptData, DataNotFound, RlioError, StateError, excerpt
+from rlio.log.spool import sync_folder
 from rlio.replay.cache_files import write_file
 from rlio.replay.draws import Draw
 from rlio.replay.ingest import Ingest
@@ -27,7 +28,6 @@ from rlio.replay.rows import Filled, StoreRows
 from rlio.replay.table import ROW_VERSION
 from rlio.schemas.dtypes import stored_dtype
 from rlio.schemas.schema import Schema
-from rlio.storage.spool import sync_folder
 
 __all__ = ["SavedStore", "load_rows", "save_rows"]
 

@@ -24,8 +24,8 @@ import numpy.typing as npt
 from numpy.typing import NDArray
 
 from rlio.errors import CacheError
-from rlio.forks import Owner
 from rlio.replay.memory import FileArrays
+from rlio.support.forks import Owner
 
 __all__ = ["ScratchArrays"]
 

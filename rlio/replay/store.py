@@ -26,12 +26,13 @@ from typing import Any, Literal, Self, TypedDict, Unpack
 
 from tqdm import tqdm
 
-from rlio.batch import MultiAgentBatch, SampleBatch
-from rlio.dataset import Dataset, Snapshot, opened
+from rlio.batch import Batch, MultiAgentBatch, SampleBatch
+from rlio.dataset.dataset import Dataset, Snapshot, opened
+from rlio.dataset.segment_reader import GoneShards, ShardGone
 from rlio.errors import ClosedError, OptionError, SchemaError, excerpt
-from rlio.interfaces import Batch, ReadOptions, Unit
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.options import checked_keywords, refuse_unknown
+from rlio.reader import Unit
+from rlio.readers.read_options import ReadOptions
 from rlio.replay.build import Source, build, key_of, schema_of
 from rlio.replay.cache import CacheFolder
 from rlio.replay.cached import Cached, open_cached
@@ -45,10 +46,10 @@ from rlio.replay.rows import AddedRows, StoreRows
 from rlio.replay.samplers import EpochReader, PrioritisedSampler, UniformSampler
 from rlio.replay.saved import load_rows, save_rows
 from rlio.replay.scratch import ScratchArrays
-from rlio.replay.segment_reader import GoneShards, ShardGone
 from rlio.replay.sequences import Sequences
 from rlio.replay.table import RowTable
 from rlio.schemas.schema import Schema
+from rlio.support.options import checked_keywords, refuse_unknown
 
 __all__ = ["DrawKeywords", "ReplayStore", "UnitKeywords", "draw_of"]
 

@@ -15,9 +15,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.columns import Columns
+from rlio.batch.columns import Columns
+from rlio.batch.nested import Path
 from rlio.errors import OptionError
-from rlio.nested import Path
 from rlio.replay.buffers import Buffers, batch_dtype
 from rlio.replay.frames import FramePool, Frames
 from rlio.replay.layout import RowLayout

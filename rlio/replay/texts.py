@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.arrays import object_column
+from rlio.batch.arrays import object_column
 from rlio.replay.memory import Arrays, copied
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.json_values import load_value

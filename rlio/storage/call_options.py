@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from rlio.errors import OptionError, excerpt
-from rlio.options import expected_mapping, refuse_unknown
+from rlio.support.options import expected_mapping, refuse_unknown
 
 __all__ = ["CallOptions", "refuse_call_options", "split_options"]
 

@@ -26,7 +26,6 @@ from typing import Any, Self, TypeVar
 
 from rlio.errors import DataNotFound, OptionError, PublishError, RlioError, UnsafeData, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.options import expected
 from rlio.storage.call_options import split_options
 from rlio.storage.clients import CONNECTING, within
 from rlio.storage.failures import is_permanent, store_error
@@ -34,6 +33,7 @@ from rlio.storage.inputs import InputFile, expand_inputs, open_input
 from rlio.storage.local import LocalFolder
 from rlio.storage.paths import Entry, Location, StrPath, check_path, is_uri, locate, locate_on, mask_secrets
 from rlio.storage.remote import RemoteFolder
+from rlio.support.options import expected
 
 __all__ = [
     "Entry",

@@ -27,8 +27,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from rlio.errors import UnsafeData, excerpt
-from rlio.storage.names import TMP_DIR
-from rlio.storage.paths import Entry
+from rlio.storage.paths import TMP_DIR, Entry
 
 __all__ = [
     "LocalFolder",

@@ -17,9 +17,22 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from rlio.errors import MissingExtra, OptionError, UnknownName, excerpt
 
-__all__ = ["Entry", "Location", "StrPath", "check_path", "is_uri", "locate", "locate_on", "mask_secrets"]
+__all__ = [
+    "TMP_DIR",
+    "Entry",
+    "Location",
+    "StrPath",
+    "check_path",
+    "is_uri",
+    "locate",
+    "locate_on",
+    "mask_secrets",
+]
 
 StrPath: TypeAlias = str | os.PathLike[str]
+
+#: Folder of a root in which objects lie until they are whole.
+TMP_DIR: Final = "_tmp"
 
 # A scheme has two characters at least: `C:\run` and `c:/run` are Windows drives. Before it may stand fsspec's
 # chained wrappers (`simplecache::s3://...`); `file:/run` is the short form of RFC 8089.

@@ -24,8 +24,7 @@ from rlio.errors import UnsafeData
 from rlio.storage.clients import Clients, protocols_of
 from rlio.storage.failures import behind_not_found
 from rlio.storage.local import warn_of_links
-from rlio.storage.names import TMP_DIR
-from rlio.storage.paths import Entry
+from rlio.storage.paths import TMP_DIR, Entry
 from rlio.storage.sftp import get_range, put_whole
 
 __all__ = ["RemoteFolder"]

@@ -8,7 +8,7 @@ Example:
     'rlio.testing.filesystem'
 """
 
-from rlio._lazy import lazy_exports
+from rlio.support.lazy import lazy_exports
 
 # The names and their homes are stated once, in __init__.pyi.
 __getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

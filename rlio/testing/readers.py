@@ -6,7 +6,7 @@ write.
 Example:
     >>> from rlio.batch import SampleBatch
     >>> from rlio.errors import EndOfData
-    >>> from rlio.interfaces import InputReader
+    >>> from rlio.reader import InputReader
     >>> class Three(InputReader):
     ...     number = 0
     ...     def _next(self):
@@ -37,10 +37,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples, count_units, split_units
+from rlio.batch import Batch, MultiAgentBatch, SampleBatch, concat_samples, count_units, split_units
+from rlio.batch.nested import leaves, path_text
 from rlio.errors import ClosedError, EndOfData, OptionError, RlioError, StateError
-from rlio.interfaces import Batch, InputReader, JsonState
-from rlio.nested import leaves, path_text
+from rlio.reader import InputReader, JsonState
 
 __all__ = ["ReaderTests", "assert_resumes", "assert_same"]
 

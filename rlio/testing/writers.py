@@ -2,7 +2,7 @@
 
 Example:
     >>> from rlio.batch import concat_samples
-    >>> from rlio.interfaces import OutputWriter
+    >>> from rlio.writer import OutputWriter
     >>> stored = {}
     >>> class Memory(OutputWriter):
     ...     def __init__(self, root):
@@ -28,10 +28,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rlio.batch import SampleBatch, concat_samples
+from rlio.batch import Batch, SampleBatch, concat_samples
 from rlio.errors import ClosedError, RlioError, SchemaError
-from rlio.interfaces import Batch, OutputWriter
 from rlio.testing.readers import assert_same
+from rlio.writer import OutputWriter
 
 __all__ = ["WriterTests"]
 

@@ -1,0 +1,202 @@
+"""Actions as a policy gives them and as an environment takes them: clipping, and scaling to and from [-1, 1].
+
+Functions work on arrays of actions with any leading axes, nested where the space is. `ClipActions` and
+`NormalizeActions` do the same to a batch, for `MappedInput`.
+
+Example:
+    >>> import numpy as np
+    >>> from gymnasium.spaces import Box
+    >>> space = Box(-2.0, 4.0, (1,), np.float32)
+    >>> unsquash_actions(np.array([[-1.0], [0.0], [3.0]], np.float32), space).ravel().tolist()
+    [-2.0, 1.0, 4.0]
+    >>> normalize_actions(np.array([[1.0], [4.0]], np.float32), space).ravel().tolist()
+    [0.0, 1.0]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import numpy as np
+
+from rlio.batch import MultiAgentBatch, SampleBatch
+from rlio.batch.columns import Columns
+from rlio.errors import MissingColumn, SchemaError, excerpt
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+    from gymnasium.spaces import Box
+
+__all__ = [
+    "ClipActions",
+    "NormalizeActions",
+    "clip_actions",
+    "has_boxes",
+    "normalize_actions",
+    "unsquash_actions",
+]
+
+BatchT = TypeVar("BatchT", bound=SampleBatch | MultiAgentBatch)
+
+# Any: arrays, or dicts and tuples of them, whose structure is the space's.
+
+
+def clip_actions(actions: Any, space: gym.Space[Any]) -> Any:
+    """Return ``actions`` with those of Box spaces brought within their bounds.
+
+    Args:
+        actions: Arrays of shape (..., *shape of the space), nested where the space is.
+        space: The space of one action.
+
+    Returns:
+        Fresh arrays of the same dtypes for Box spaces; what belongs to other spaces is returned as it is.
+
+    Raises:
+        SchemaError: ``actions`` are not nested as ``space``, or a shape does not fit.
+    """
+    return _map_boxes(_clip, actions, space, ())
+
+
+def unsquash_actions(actions: Any, space: gym.Space[Any]) -> Any:
+    """Return ``actions`` scaled from [-1, 1] to the bounds of ``space``, and clipped to these.
+
+    ``low + (action + 1) (high - low) / 2``, for each number of a floating-point Box that has two finite
+    bounds; other numbers, integer Boxes and other spaces are left as they are.
+
+    Args:
+        actions: As in `clip_actions`.
+        space: The space of one action.
+
+    Returns:
+        Fresh arrays in the dtypes of ``actions`` for Box spaces.
+
+    Raises:
+        SchemaError: As in `clip_actions`.
+    """
+    return _map_boxes(_unsquash, actions, space, ())
+
+
+def normalize_actions(actions: Any, space: gym.Space[Any]) -> Any:
+    """Return ``actions`` scaled from the bounds of ``space`` to [-1, 1]: the inverse of `unsquash_actions`.
+
+    ``2 (action - low) / (high - low) - 1``, for the same numbers; nothing is clipped. Where low and high are
+    equal the result is 0.
+    """
+    return _map_boxes(_normalize, actions, space, ())
+
+
+def has_boxes(space: gym.Space[Any]) -> bool:
+    """Whether clipping can change actions of ``space``: whether there is a Box in it."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict):
+        return any(has_boxes(child) for child in space.spaces.values())
+    if isinstance(space, spaces.Tuple):
+        return any(has_boxes(child) for child in space.spaces)
+    return isinstance(space, spaces.Box)
+
+
+def _map_boxes(
+    fn: Callable[[Any, Box], Any], actions: Any, space: gym.Space[Any], path: tuple[Any, ...]
+) -> Any:
+    """``fn`` applied to the arrays of Box spaces; the rest as it is."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict):
+        if not isinstance(actions, dict) or actions.keys() != space.spaces.keys():
+            raise _unlike(actions, f"a dict of {sorted(space.spaces)}", path)
+        return {key: _map_boxes(fn, actions[key], child, (*path, key)) for key, child in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        if not isinstance(actions, tuple) or len(actions) != len(space.spaces):
+            raise _unlike(actions, f"a tuple of {len(space.spaces)}", path)
+        return tuple(
+            _map_boxes(fn, part, child, (*path, i))
+            for i, (part, child) in enumerate(zip(actions, space.spaces, strict=True))
+        )
+    if not isinstance(space, spaces.Box):
+        return actions
+    if not isinstance(actions, np.ndarray) or actions.shape[actions.ndim - len(space.shape) :] != space.shape:
+        raise _unlike(actions, f"an array of shape (..., {', '.join(map(str, space.shape))})", path)
+    return fn(actions, space)
+
+
+def _unlike(found: Any, expected: str, path: tuple[Any, ...]) -> SchemaError:
+    what = f"an array of shape {found.shape}" if isinstance(found, np.ndarray) else excerpt(found)
+    place = f" at {'/'.join(map(str, path))}" if path else ""
+    return SchemaError(f"actions{place} are {what}, but their space wants {expected}")
+
+
+def _clip(actions: Any, space: Box) -> Any:
+    # Bounds of another dtype would promote the result.
+    return np.clip(actions, space.low, space.high).astype(actions.dtype, copy=False)
+
+
+def _finite(space: Box) -> Any:
+    """Which numbers of ``space`` can be scaled; None where none can, as in an integer Box."""
+    if space.dtype is None or space.dtype.kind != "f":
+        return None
+    return np.isfinite(space.low) & np.isfinite(space.high)
+
+
+def _unsquash(actions: Any, space: Box) -> Any:
+    finite = _finite(space)
+    if finite is None:
+        return actions
+    low, high = np.where(finite, space.low, 0.0), np.where(finite, space.high, 0.0)
+    scaled = np.clip(low + (actions + 1.0) * (high - low) / 2.0, low, high)
+    return np.where(finite, scaled, actions).astype(actions.dtype, copy=False)
+
+
+def _normalize(actions: Any, space: Box) -> Any:
+    finite = _finite(space)
+    if finite is None:
+        return actions
+    low, high = np.where(finite, space.low, 0.0), np.where(finite, space.high, 1.0)
+    width = high - low
+    scaled = np.where(width > 0, 2.0 * (actions - low) / np.where(width > 0, width, 1.0) - 1.0, 0.0)
+    return np.where(finite, scaled, actions).astype(actions.dtype, copy=False)
+
+
+@dataclass(frozen=True)
+class ClipActions:
+    """Brings a batch's ``actions`` within the bounds of ``space``: a function for `MappedInput`.
+
+    Attributes:
+        space: The action space; of every policy, if the batch is a MultiAgentBatch.
+    """
+
+    space: gym.Space[Any]
+
+    def __call__(self, batch: BatchT) -> BatchT:
+        """Return ``batch`` with clipped actions; the others are shared, ``batch`` is not changed."""
+        return _with_actions(batch, lambda actions: clip_actions(actions, self.space))
+
+
+@dataclass(frozen=True)
+class NormalizeActions:
+    """Scales a batch's ``actions`` from the bounds of ``space`` to [-1, 1]: a function for `MappedInput`.
+
+    For logged actions that are in the environment's units, when the policy gives normalised ones.
+
+    Attributes:
+        space: The action space; of every policy, if the batch is a MultiAgentBatch.
+    """
+
+    space: gym.Space[Any]
+
+    def __call__(self, batch: BatchT) -> BatchT:
+        """Return ``batch`` with normalised actions; the others are shared, ``batch`` is not changed."""
+        return _with_actions(batch, lambda actions: normalize_actions(actions, self.space))
+
+
+def _with_actions(batch: BatchT, fn: Callable[[Any], Any]) -> BatchT:
+    if isinstance(batch, MultiAgentBatch):
+        parts = {policy_id: _with_actions(rows, fn) for policy_id, rows in batch.items()}
+        return cast("BatchT", MultiAgentBatch(parts, batch.env_steps()))
+    if Columns.ACTIONS not in batch:
+        raise MissingColumn("the batch has no actions to clip or scale", column=Columns.ACTIONS)
+    changed = batch.copy(shallow=True)
+    changed[Columns.ACTIONS] = fn(batch[Columns.ACTIONS])
+    return cast("BatchT", changed)

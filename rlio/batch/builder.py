@@ -1,0 +1,303 @@
+"""`BatchBuilder`, `MultiAgentBatchBuilder`: batches out of rows that come one by one, from anywhere.
+
+Example:
+    >>> builder = BatchBuilder()
+    >>> for t in range(3):
+    ...     builder.add_values(obs=[float(t), 0.0], actions=t % 2, rewards=1.0, eps_id=7, t=t)
+    >>> batch = builder.build_and_reset()
+    >>> batch["obs"].dtype, batch["obs"].shape, batch["unroll_id"].tolist(), len(builder)
+    (dtype('float32'), (3, 2), [0, 0, 0], 0)
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
+from rlio.batch.arrays import object_column
+from rlio.batch.columns import Columns
+from rlio.batch.nested import leaves, map_structure, path_text, unflatten
+from rlio.errors import OptionError, SchemaError, excerpt
+
+__all__ = ["BatchBuilder", "MultiAgentBatchBuilder", "Postprocess"]
+
+#: Changes an agent's trajectory, given those of the other agents: agent id -> (policy id, rows).
+Postprocess = Callable[[SampleBatch, dict[Any, tuple[str, SampleBatch]]], SampleBatch]
+
+
+class BatchBuilder:
+    """Collects rows, and gives them as one `SampleBatch`.
+
+    Every row has the columns of the first one. A number without a dtype becomes int64, bool or float32 (what
+    policies compute in), lists likewise; NumPy values keep their dtype. Dicts and tuples are nested columns;
+    ``infos``, strings and None are objects.
+
+    Args:
+        unroll_ids: Whether batches get a column ``unroll_id``, unless the rows have one: the same number for
+            the rows of one episode (``eps_id``) in one batch, never used again by this builder.
+    """
+
+    def __init__(self, *, unroll_ids: bool = True) -> None:
+        self._rows: dict[str, list[Any]] = {}
+        self._batches: list[SampleBatch] = []
+        self._waiting = 0
+        self._built = 0
+        self._unroll = 0 if unroll_ids else None
+
+    def __len__(self) -> int:
+        return self._built + self._waiting
+
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return len(self)
+
+    def add_values(self, **values: Any) -> None:
+        """Add a row.
+
+        Args:
+            values: By column; tensors are taken for arrays. All of it is copied.
+
+        Raises:
+            SchemaError: There are other columns than in the row before; nothing is added.
+        """
+        if self._waiting and values.keys() != self._rows.keys():
+            raise SchemaError(
+                f"this row has the columns {excerpt(sorted(values))}, and the rows before have "
+                f"{excerpt(sorted(self._rows))}: give every row all of them"
+            )
+        row = {name: _copy(value) for name, value in values.items()}
+        if not self._waiting:
+            self._rows = {name: [] for name in values}
+        for name, value in row.items():
+            self._rows[name].append(value)
+        self._waiting += 1
+
+    def add_batch(self, batch: SampleBatch) -> None:
+        """Add rows that are a batch already; they are not copied before `build_and_reset`."""
+        self._close_rows()
+        self._batches.append(batch)
+        self._built += len(batch)
+
+    def _close_rows(self) -> None:
+        """Make a batch of the rows that came one by one."""
+        if self._waiting:
+            self._batches.append(
+                SampleBatch({name: _column(name, rows) for name, rows in self._rows.items()})
+            )
+            self._built += self._waiting
+            self._rows, self._waiting = {}, 0
+
+    def build_and_reset(self) -> SampleBatch:
+        """The rows so far, in their order; the builder is empty after it.
+
+        Returns:
+            A batch of its own memory. Without rows it is empty, and has no columns.
+
+        Raises:
+            SchemaError: The values of a column do not go together; the rows stay.
+        """
+        self._close_rows()
+        batch = concat_samples(self._batches)
+        self._batches, self._built = [], 0
+        if self._unroll is not None and len(batch) and Columns.UNROLL_ID not in batch:
+            pieces = np.zeros(len(batch), np.int64)
+            if Columns.EPS_ID in batch:
+                eps_id = batch[Columns.EPS_ID]
+                pieces[1:] = np.cumsum(eps_id[1:] != eps_id[:-1])
+            batch[Columns.UNROLL_ID] = self._unroll + pieces
+            self._unroll += int(pieces[-1]) + 1
+        return batch
+
+
+class MultiAgentBatchBuilder:
+    """Collects rows of several agents, and gives them as one `MultiAgentBatch`.
+
+    Args:
+        postprocess: Called with each agent's trajectory, in the order in which agents came, before it is part
+            of a batch. Rows of other agents are as they were recorded. None leaves all as they are. Each
+            trajectory gets an ``unroll_id`` of its own, unless it has one.
+    """
+
+    def __init__(self, postprocess: Postprocess | None = None) -> None:
+        self._postprocess = postprocess
+        #: Agent -> its policy and rows, of the running episode.
+        self._agents: dict[Any, tuple[str, BatchBuilder]] = {}
+        self._policies: dict[str, BatchBuilder] = {}
+        self._env_steps = 0
+        self._unrolls = itertools.count()
+
+    @property
+    def total(self) -> int:
+        """Number of rows, of all agents."""
+        return sum(len(builder) for _, builder in self._agents.values()) + sum(
+            map(len, self._policies.values())
+        )
+
+    @property
+    def env_steps(self) -> int:
+        """Steps of the environment: calls of `count_step`."""
+        return self._env_steps
+
+    @property
+    def has_pending_agent_data(self) -> bool:
+        """Whether rows wait for `postprocess_batch_so_far`."""
+        return any(len(builder) for _, builder in self._agents.values())
+
+    def add_values(self, agent_id: Any, policy_id: str, **values: Any) -> None:
+        """Add a row of an agent.
+
+        Args:
+            agent_id: Whose it is; any hashable.
+            policy_id: Who acts for it: the same one for the whole episode.
+            values: By column, as for `BatchBuilder.add_values`.
+
+        Raises:
+            OptionError: The agent had another policy before, in this episode.
+            SchemaError: Its columns are not those of its rows before.
+        """
+        known, builder = self._agents.setdefault(agent_id, (policy_id, BatchBuilder(unroll_ids=False)))
+        if known != policy_id:
+            raise OptionError(
+                f"agent {excerpt(agent_id)} has the policy {excerpt(known)} in this episode, and now "
+                f"{excerpt(policy_id)}: change it between episodes, after postprocess_batch_so_far()"
+            )
+        builder.add_values(**values)
+
+    def count_step(self) -> None:
+        """Note that the environment has made a step, in which any number of agents acted."""
+        self._env_steps += 1
+
+    def check_missing_dones(self) -> None:
+        """Check that an episode that is over is over for every agent.
+
+        Raises:
+            SchemaError: An agent's last row is neither terminated nor truncated.
+        """
+        for agent_id, (_, builder) in self._agents.items():
+            if not len(builder):
+                continue
+            rows = builder.build_and_reset()
+            builder.add_batch(rows)
+            ends = [rows[name][-1] for name in (Columns.TERMINATEDS, Columns.TRUNCATEDS) if name in rows]
+            if not any(ends):
+                raise SchemaError(
+                    f"the episode is over, but the last row of agent {excerpt(agent_id)} is neither "
+                    "terminated nor truncated: mark it, or keep the episode running"
+                )
+
+    def postprocess_batch_so_far(self) -> None:
+        """Put the agents' trajectories, postprocessed, to the rows of their policies.
+
+        If ``postprocess`` raises, the rows stay as they were.
+        """
+        parts = {
+            agent_id: (policy_id, builder.build_and_reset())
+            for agent_id, (policy_id, builder) in self._agents.items()
+            if len(builder)
+        }
+        try:
+            made = [
+                (policy_id, self._postprocessed(agent_id, parts))
+                for agent_id, (policy_id, _) in parts.items()
+            ]
+        except BaseException:
+            for agent_id, (_, rows) in parts.items():
+                self._agents[agent_id][1].add_batch(rows)
+            raise
+        for policy_id, done in made:
+            if Columns.UNROLL_ID not in done:
+                done[Columns.UNROLL_ID] = np.full(len(done), next(self._unrolls))
+            self._policies.setdefault(policy_id, BatchBuilder(unroll_ids=False)).add_batch(done)
+        self._agents = {}
+
+    def _postprocessed(self, agent_id: Any, parts: dict[Any, tuple[str, SampleBatch]]) -> SampleBatch:
+        _, rows = parts[agent_id]
+        if self._postprocess is None:
+            return rows.copy(shallow=True)
+        # A copy: the others are to see these rows as they were recorded, and so is a second attempt.
+        others = {other: part for other, part in parts.items() if other != agent_id}
+        return self._postprocess(rows.copy(), others).copy(shallow=True)
+
+    def build_and_reset(self) -> MultiAgentBatch:
+        """All rows so far, postprocessed, by policy; the builder is empty after it.
+
+        Raises:
+            OptionError: There are rows, but `count_step` was never called.
+            SchemaError: Trajectories of one policy came back with different columns; the rows stay.
+        """
+        if self.total and not self._env_steps:
+            raise OptionError(
+                f"{self.total} rows, but no environment step: call count_step() once for each step of the "
+                "environment"
+            )
+        self.postprocess_batch_so_far()
+        built: dict[str, SampleBatch] = {}
+        try:
+            for policy_id, builder in self._policies.items():
+                built[policy_id] = builder.build_and_reset()
+        except BaseException:
+            for policy_id, rows in built.items():
+                self._policies[policy_id].add_batch(rows)
+            raise
+        batch = MultiAgentBatch(built, self._env_steps)
+        self._policies, self._env_steps = {}, 0
+        return batch
+
+
+def _copy(value: Any) -> Any:
+    """A value that nobody else changes."""
+    return map_structure(_copy_leaf, value)
+
+
+def _copy_leaf(leaf: Any) -> Any:
+    if isinstance(leaf, np.ndarray):
+        return np.array(leaf)
+    if hasattr(leaf, "detach"):
+        return np.asarray(leaf.detach().cpu()).copy()
+    return copy.deepcopy(leaf) if isinstance(leaf, list) else leaf
+
+
+def _column(name: str, rows: list[Any]) -> Any:
+    """One column of the values of ``rows``, nested as they are."""
+    if name == Columns.INFOS or not isinstance(rows[0], (dict, tuple)):
+        return _leaf(name, rows)
+    first = leaves(rows[0])
+    found: list[list[Any]] = [[] for _ in first]
+    for row in rows:
+        parts = leaves(row)
+        if [path for path, _ in parts] != [path for path, _ in first]:
+            raise SchemaError(
+                f"a row is nested as {excerpt([path_text(path) for path, _ in parts])}, and the first one as "
+                f"{excerpt([path_text(path) for path, _ in first])}",
+                column=name,
+            )
+        for values, (_, leaf) in zip(found, parts, strict=True):
+            values.append(leaf)
+    return unflatten(
+        [path for path, _ in first],
+        [_leaf(f"{name}/{path_text(path)}", values) for (path, _), values in zip(first, found, strict=True)],
+    )
+
+
+def _leaf(name: str, values: list[Any]) -> Any:
+    if name == Columns.INFOS or any(
+        value is None or isinstance(value, (str, bytes, dict)) for value in values
+    ):
+        return object_column(values)
+    try:
+        array = np.array(values)
+    except ValueError as error:
+        raise SchemaError(f"the values have different shapes: {error}", column=name) from error
+    # Half of the unsigned 64 bits, and one more, are no int64: NumPy makes floats of these, or objects.
+    if array.dtype.kind in "fuO" and all(type(value) is int for value in values):
+        raise SchemaError("a whole number is beyond int64: cut ids to 63 bits", column=name)
+    if array.dtype == object:
+        return object_column(values)
+    typed = any(isinstance(value, (np.generic, np.ndarray)) for value in values)
+    return array.astype(np.float32) if array.dtype == np.float64 and not typed else array

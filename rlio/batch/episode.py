@@ -1,0 +1,410 @@
+"""`Episode`: one agent's trajectory, or a chunk of one: N actions and N + 1 observations.
+
+Example:
+    >>> episode = Episode(7, observations=[0.0, 1.0, 2.0], actions=[1, 0], rewards=[1, 1], terminated=True)
+    >>> len(episode), episode.total_reward, episode.is_done
+    (2, 2.0, True)
+    >>> episode.to_batch()["new_obs"]
+    array([1., 2.])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import numpy as np
+
+from rlio.batch import SampleBatch
+from rlio.batch.arrays import (
+    Column,
+    as_column,
+    concat_leaves,
+    equal_columns,
+    row_count,
+    take_leaf,
+    to_numpy,
+    zero_leaf,
+)
+from rlio.batch.columns import Columns, is_per_sequence
+from rlio.batch.nested import map_structure
+from rlio.errors import MissingColumn, SchemaError, excerpt
+
+__all__ = ["Episode"]
+
+#: The id of an agent that is no int, which `Columns.AGENT_INDEX` cannot hold.
+_AGENT_ID = "agent_id"
+_OWN_COLUMNS = frozenset(
+    {
+        Columns.OBS,
+        Columns.NEXT_OBS,
+        Columns.NEXT_OBS_VALID,
+        Columns.ACTIONS,
+        Columns.REWARDS,
+        Columns.TERMINATEDS,
+        Columns.TRUNCATEDS,
+        Columns.INFOS,
+        Columns.T,
+        Columns.EPS_ID,
+        Columns.AGENT_INDEX,
+        _AGENT_ID,
+    }
+)
+
+
+class Episode:
+    """One agent's trajectory from step ``t_started`` on: a whole episode, or any chunk of one.
+
+    The observation after the last action may be missing: there are then as many observations as actions. It
+    is never invented. Columns are kept, not copied, and an episode is not meant to be changed.
+
+    Args:
+        id_: The episode's id, an int or a str.
+        agent_id: Whose it is; None where there is one agent.
+        observations: N + 1 rows, or N if the final observation is missing; nested where the space is.
+        actions: N rows.
+        rewards: N rows.
+        infos: N rows: what the env gave with each reward; None: not recorded.
+        extra_outputs: More columns of N rows, such as ``action_logp``.
+        terminated: Whether the last step ended the episode.
+        truncated: Whether the episode was cut after the last step.
+        t_started: Step number of the first action.
+        lookback: The steps before this chunk, some of them at least, for whoever needs a little history; they
+            are no part of it. None: not at hand, or there are none.
+
+    Raises:
+        SchemaError: A column's rows do not fit the number of actions.
+    """
+
+    __slots__ = (
+        "actions",
+        "agent_id",
+        "extra_outputs",
+        "id_",
+        "infos",
+        "lookback",
+        "observations",
+        "rewards",
+        "t_started",
+        "terminated",
+        "truncated",
+    )
+
+    def __init__(
+        self,
+        id_: int | str,
+        *,
+        agent_id: int | str | None = None,
+        observations: Any,
+        actions: Any,
+        rewards: Any,
+        infos: Any = None,
+        extra_outputs: Mapping[str, Any] | None = None,
+        terminated: bool = False,
+        truncated: bool = False,
+        t_started: int = 0,
+        lookback: Episode | None = None,
+    ) -> None:
+        self.id_: int | str = id_.item() if isinstance(id_, np.generic) else id_
+        self.agent_id: int | str | None = agent_id.item() if isinstance(agent_id, np.generic) else agent_id
+        self.observations: Column = as_column("observations", observations)
+        self.actions: Column = as_column("actions", actions)
+        self.rewards: Column = as_column("rewards", rewards)
+        self.infos: Column | None = None if infos is None else as_column(Columns.INFOS, infos)
+        self.extra_outputs = {name: as_column(name, value) for name, value in (extra_outputs or {}).items()}
+        self.terminated, self.truncated = bool(terminated), bool(truncated)
+        self.t_started = int(t_started)
+        self.lookback = lookback
+        self._check()
+
+    def _check(self) -> None:
+        steps = len(self)
+        for name in self.extra_outputs:
+            if name in _OWN_COLUMNS or is_per_sequence(name):
+                raise SchemaError(
+                    "an extra output takes the name of a column with a meaning of its own: rename it",
+                    column=name,
+                )
+        per_step = {Columns.REWARDS: self.rewards, Columns.INFOS: self.infos, **self.extra_outputs}
+        for name, column in per_step.items():
+            rows = None if column is None else row_count(column)
+            if column is not None and rows != steps:
+                raise SchemaError(
+                    f"{rows} rows but 'actions' has {steps}: expected one an action", column=name
+                )
+        observations = row_count(self.observations)
+        if observations not in (steps, steps + 1):
+            raise SchemaError(
+                f"{observations} observations for {steps} actions: expected {steps + 1}, or {steps} "
+                "where the final one is missing",
+                column="observations",
+            )
+
+    # ---- what it is ----
+
+    def __len__(self) -> int:
+        """Steps, which is actions."""
+        return row_count(self.actions) or 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the episode ended here, by termination or truncation."""
+        return self.terminated or self.truncated
+
+    @property
+    def has_final_observation(self) -> bool:
+        """Whether the observation after the last action is known."""
+        return row_count(self.observations) == len(self) + 1
+
+    @property
+    def total_reward(self) -> float:
+        """Sum of the rewards, in float64."""
+        return float(np.sum(to_numpy(self.rewards), dtype=np.float64))
+
+    def __repr__(self) -> str:
+        agent = "" if self.agent_id is None else f" of agent {excerpt(self.agent_id)}"
+        end = " and ".join(name for name in ("terminated", "truncated") if getattr(self, name)) or "not ended"
+        final = "" if self.has_final_observation else ", final observation missing"
+        start, stop = self.t_started, self.t_started + len(self)
+        return f"Episode({excerpt(self.id_)}{agent}: steps {start} to {stop}, {end}{final})"
+
+    # ---- parts ----
+
+    def with_lookback(self) -> Episode:
+        """This chunk behind its `lookback`, joined in fresh memory; itself if there is none."""
+        return self if self.lookback is None else self.lookback.concat(self)
+
+    def slice(self, start: int = 0, stop: int | None = None) -> Self:
+        """The steps ``start`` to ``stop``, counted from the first step here (as in a Python slice), as views.
+
+        A part that stops before the last step has not ended, and its final observation is known.
+        """
+        steps = len(self)
+        first, end, _ = slice(start, stop).indices(steps)
+        end = max(first, end)
+
+        def part(column: Column) -> Column:
+            return map_structure(lambda leaf: leaf[first:end], column)
+
+        last = end == steps
+        return type(self)(
+            self.id_,
+            agent_id=self.agent_id,
+            observations=map_structure(lambda leaf: leaf[first : end + 1], self.observations),
+            actions=part(self.actions),
+            rewards=part(self.rewards),
+            infos=None if self.infos is None else part(self.infos),
+            extra_outputs={name: part(column) for name, column in self.extra_outputs.items()},
+            terminated=self.terminated and last,
+            truncated=self.truncated and last,
+            t_started=self.t_started + first,
+            lookback=None if first else self.lookback,
+        )
+
+    def concat(self, next_chunk: Episode) -> Self:
+        """This chunk and the one that follows it, joined in fresh memory.
+
+        Raises:
+            SchemaError: ``next_chunk`` is of another episode or agent, starts at another step than this one
+                stops at, has another first observation than the final one here, or other columns; or this one
+                has ended.
+        """
+        self._check_next(next_chunk)
+        observations = self.observations
+        if self.has_final_observation:
+            observations = map_structure(lambda leaf: leaf[:-1], observations)
+        infos = None
+        if self.infos is not None:
+            infos = _join(self.infos, next_chunk.infos)
+        return type(self)(
+            self.id_,
+            agent_id=self.agent_id,
+            observations=_join(observations, next_chunk.observations),
+            actions=_join(self.actions, next_chunk.actions),
+            rewards=_join(self.rewards, next_chunk.rewards),
+            infos=infos,
+            extra_outputs={
+                name: _join(column, next_chunk.extra_outputs[name])
+                for name, column in self.extra_outputs.items()
+            },
+            terminated=next_chunk.terminated,
+            truncated=next_chunk.truncated,
+            t_started=self.t_started,
+            lookback=self.lookback,
+        )
+
+    def _check_next(self, other: Episode) -> None:
+        here = f"{self!r} cannot be followed by {other!r}"
+        if (self.id_, self.agent_id) != (other.id_, other.agent_id):
+            raise SchemaError(f"{here}: chunks of one episode have the same id and agent_id")
+        if self.is_done:
+            raise SchemaError(f"{here}: the first has ended")
+        if other.t_started != self.t_started + len(self):
+            raise SchemaError(f"{here}: the next chunk starts at step {self.t_started + len(self)}")
+        if (self.infos is None) != (
+            other.infos is None
+        ) or self.extra_outputs.keys() != other.extra_outputs.keys():
+            raise SchemaError(f"{here}: one has infos or extra outputs that the other lacks")
+        if self.has_final_observation and row_count(other.observations):
+            final = map_structure(lambda leaf: leaf[-1:], self.observations)
+            if not equal_columns(final, map_structure(lambda leaf: leaf[:1], other.observations)):
+                raise SchemaError(
+                    f"{here}: the final observation of the first is not where the second starts"
+                )
+
+    # ---- as rows ----
+
+    def to_batch(self) -> SampleBatch:
+        """The steps as a `SampleBatch`: obs, actions, rewards, new_obs, done flags, t, eps_id, and the rest.
+
+        ``obs`` and ``new_obs`` are views of the same memory and therefore read-only, unless the final
+        observation is
+        missing: ``new_obs`` is then a copy that ends in zeros, and ``new_obs_valid`` says so. The agent id is
+        ``agent_index`` if an int, else the column ``agent_id``.
+        """
+        steps = len(self)
+        flags = np.zeros((2, steps), bool)
+        if steps:
+            flags[:, -1] = self.terminated, self.truncated
+        columns: dict[str, Column] = {
+            Columns.OBS: map_structure(lambda leaf: _read_only(leaf[:steps]), self.observations),
+            Columns.ACTIONS: self.actions,
+            Columns.REWARDS: self.rewards,
+            Columns.TERMINATEDS: flags[0],
+            Columns.TRUNCATEDS: flags[1],
+            Columns.T: np.arange(self.t_started, self.t_started + steps),
+            Columns.EPS_ID: _constant(self.id_, steps),
+        }
+        if self.has_final_observation:
+            columns[Columns.NEXT_OBS] = map_structure(lambda leaf: _read_only(leaf[1:]), self.observations)
+        else:
+            columns[Columns.NEXT_OBS] = map_structure(
+                lambda leaf: concat_leaves([leaf[1:], zero_leaf(leaf, min(1, steps))]), self.observations
+            )
+            columns[Columns.NEXT_OBS_VALID] = np.arange(steps) < steps - 1
+        if self.agent_id is not None:
+            name = Columns.AGENT_INDEX if isinstance(self.agent_id, int) else _AGENT_ID
+            columns[name] = _constant(self.agent_id, steps)
+        if self.infos is not None:
+            columns[Columns.INFOS] = self.infos
+        return SampleBatch({**columns, **self.extra_outputs})
+
+    @classmethod
+    def from_batch(cls, batch: SampleBatch, *, id_: int | str | None = None) -> Self:
+        """The single trajectory, in order, that ``batch`` holds.
+
+        Args:
+            batch: Rows of one episode and agent; at least one, with obs, actions and rewards. Without
+                ``new_obs`` the final observation is missing, as it is where the last ``new_obs_valid`` is
+                False.
+            id_: The episode's id where there is no ``eps_id``.
+
+        Raises:
+            MissingColumn: A column is absent, or there is neither ``eps_id`` nor ``id_``.
+            SchemaError: The rows are several trajectories, or not in order, or a ``new_obs`` is not the next
+                ``obs``; or the batch has ``seq_lens``, which an episode cannot keep.
+        """
+        if not len(batch):
+            raise SchemaError("a batch without rows is no trajectory: it has not even a first observation")
+        if Columns.SEQ_LENS in batch:
+            raise SchemaError("an episode has no sequences: unpad() and delete seq_lens and state_in_* first")
+        found = _constant_of(batch, Columns.EPS_ID)
+        id_ = found if id_ is None else id_
+        if id_ is None:
+            raise MissingColumn("there is no eps_id: give id_", column=Columns.EPS_ID)
+        agent_id = _constant_of(batch, Columns.AGENT_INDEX)
+        return cls(
+            id_,
+            agent_id=_constant_of(batch, _AGENT_ID) if agent_id is None else agent_id,
+            observations=_observations(batch),
+            actions=batch[Columns.ACTIONS],
+            rewards=batch[Columns.REWARDS],
+            infos=batch.get(Columns.INFOS),
+            extra_outputs={name: column for name, column in batch.items() if name not in _OWN_COLUMNS},
+            terminated=_ends(batch, Columns.TERMINATEDS),
+            truncated=_ends(batch, Columns.TRUNCATEDS),
+            t_started=_start(batch),
+        )
+
+
+def _join(first: Column, second: Column) -> Column:
+    return map_structure(lambda *leaf: concat_leaves(leaf), first, second)
+
+
+def _read_only(leaf: Any) -> Any:
+    """A view of ``leaf`` that cannot be written through; a tensor has none and stays as it is."""
+    if isinstance(leaf, np.ndarray):
+        leaf = leaf.view()
+        leaf.flags.writeable = False
+    return leaf
+
+
+def _constant(value: int | str, rows: int) -> np.ndarray:
+    return np.full(rows, value, np.int64 if isinstance(value, int) else object)
+
+
+def _constant_of(batch: SampleBatch, name: str) -> Any:
+    """The one value of column ``name`` as a Python object; None if there is no such column."""
+    if name not in batch:
+        return None
+    values = to_numpy(batch[name])
+    other = np.flatnonzero(values != values[0])
+    if len(other):
+        raise SchemaError(
+            f"row {other[0]} has {excerpt(values[other[0]])} but row 0 has {excerpt(values[0])}: "
+            "an episode is one trajectory; split_by_episode first",
+            column=name,
+        )
+    value = values[0]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _start(batch: SampleBatch) -> int:
+    if Columns.T not in batch:
+        return 0
+    times = to_numpy(batch[Columns.T]).astype(np.int64)
+    gaps = np.flatnonzero(np.diff(times) != 1)
+    if len(gaps):
+        row = int(gaps[0]) + 1
+        raise SchemaError(
+            f"row {row} is step {times[row]} but follows step {times[row - 1]}: an episode has every step",
+            column=Columns.T,
+        )
+    return int(times[0])
+
+
+def _ends(batch: SampleBatch, name: str) -> bool:
+    """Whether the last row has the flag; no other may."""
+    if name not in batch:
+        return False
+    flags = to_numpy(batch[name]).astype(bool)
+    if flags[:-1].any():
+        raise SchemaError(
+            f"row {int(flags.argmax())} of {len(flags)} ends an episode: an episode is one trajectory; "
+            "split_by_episode first",
+            column=name,
+        )
+    return bool(flags[-1])
+
+
+def _observations(batch: SampleBatch) -> Column:
+    """obs, and the last new_obs if it is known."""
+    obs = batch[Columns.OBS]
+    if Columns.NEXT_OBS not in batch:
+        return obs
+    new_obs, steps = batch[Columns.NEXT_OBS], len(batch)
+    valid = np.ones(steps, bool)
+    if Columns.NEXT_OBS_VALID in batch:
+        valid = to_numpy(batch[Columns.NEXT_OBS_VALID]).astype(bool)
+    # Where new_obs is missing inside, the next row's obs is what was missing.
+    known = np.flatnonzero(valid[:-1])
+    here = map_structure(lambda leaf: take_leaf(leaf, known), new_obs)
+    if not equal_columns(here, map_structure(lambda leaf: take_leaf(leaf, known + 1), obs)):
+        raise SchemaError(
+            "a new_obs is not the obs of the next row: an episode has one observation between two actions; "
+            "keep these rows as a SampleBatch",
+            column=Columns.NEXT_OBS,
+        )
+    if not valid[-1]:
+        return obs
+    return map_structure(lambda leaf, after: concat_leaves([leaf, after[-1:]]), obs, new_obs)

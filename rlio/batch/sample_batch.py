@@ -1,0 +1,563 @@
+"""`SampleBatch`: rows of experience as a mapping from column name to array.
+
+Users import it from `rlio.batch` or `rlio`. Joining is in `rlio.batch.concat`; compression, tensors, the
+arithmetic of sequences and policy inputs are in modules of their own, which the methods here call.
+
+Example:
+    >>> batch = SampleBatch(obs=[[0.0], [1.0], [2.0]], rewards=[1.0, 1.0, 0.5])
+    >>> batch
+    SampleBatch(3 steps: obs float64 (3, 1), rewards float64 (3,))
+    >>> batch[1:]["rewards"]
+    array([1. , 0.5])
+"""
+
+from __future__ import annotations
+
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+
+from rlio.batch import rows
+from rlio.batch.arrays import (
+    Column,
+    SwappedArray,
+    copy_leaf,
+    equal_columns,
+    row_count,
+    size_bytes,
+    slice_leaf,
+    table_columns,
+    to_numpy,
+)
+from rlio.batch.checks import check_layout
+from rlio.batch.column_mapping import ColumnMapping, named_column
+from rlio.batch.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
+from rlio.batch.compressed_rows import compress_column, decompress_column
+from rlio.batch.nested import leaves, map_structure, path_text
+from rlio.batch.policy_inputs import single_step_inputs
+from rlio.batch.sequences import boundaries, sequence_range
+from rlio.batch.tensors import to_tensors
+from rlio.errors import MissingColumn, OptionError, excerpt
+
+if TYPE_CHECKING:
+    import torch
+
+    from rlio.batch.multi_agent import MultiAgentBatch
+
+__all__ = ["SampleBatch"]
+
+# `slice` and `rows` are methods too: inside the class, annotations would mean those.
+_Slice = slice
+_SEQ_LENS = Columns.SEQ_LENS
+
+
+class SampleBatch(ColumnMapping):
+    """Rows of experience: a mutable mapping from column name to array; all columns have the same rows.
+
+    A column is an array, a torch tensor, or a dict or tuple of columns. Without ``seq_lens`` each row is a
+    step. With it, the rows are sequences, one after the other: ``seq_lens`` and ``state_in_k`` then have one
+    row a sequence, the others ``sum(seq_lens)`` rows; or, ``zero_padded``, ``max_seq_len`` rows a sequence of
+    which the last are padding; or, ``time_major`` too, the shape ``(max_seq_len, sequences, ...)``.
+
+    ``len(batch)`` and ``batch.count`` are the steps, padding not counted, computed from the columns when
+    asked for. No method changes the batch it is called on, apart from item assignment and deletion and
+    `set_training` and `set_get_interceptor`. Equality is identity; `equals` compares.
+
+    Reading ``batch["dones"]`` gives terminated OR truncated, where there is at least one of the two; it is no
+    column, and cannot be written.
+
+    Args:
+        columns: A mapping, (name, column) pairs, or a table: a data frame of pandas or Polars, or an Arrow
+            table. Arrays and tensors are kept, not copied; lists, numbers and the columns of tables become
+            arrays (`rlio.batch.arrays.as_column`). ``seq_lens`` that is None or ``[]`` is left out.
+        time_major: Columns are (T, B, ...); implies ``zero_padded``.
+        zero_padded: Each sequence takes ``max_seq_len`` rows.
+        max_seq_len: Rows of a padded sequence, or the bound that its maker promised; None: the longest
+            sequence.
+        num_grad_updates: Updates of the policy that made the rows, for judging how old they are.
+        more: Columns as keywords.
+
+    Raises:
+        SchemaError: Columns differ in rows (the message names two and their lengths), do not fit
+            ``seq_lens``, or one is no column.
+    """
+
+    __slots__ = ("_is_training", "_max_seq_len", "_time_major", "_zero_padded", "num_grad_updates")
+
+    def __init__(
+        self,
+        columns: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None,
+        /,
+        *,
+        time_major: bool = False,
+        zero_padded: bool = False,
+        max_seq_len: int | None = None,
+        num_grad_updates: float | None = None,
+        **more: Any,
+    ) -> None:
+        given = columns._columns if isinstance(columns, SampleBatch) else columns
+        raw = {**({} if given is None else table_columns(given)), **more}
+        made = {}
+        for name, value in raw.items():
+            if type(value) is np.ndarray and value.ndim and name != Columns.DONES:
+                made[name] = value
+            elif name == _SEQ_LENS and (value is None or (isinstance(value, list) and not value)):
+                continue
+            else:
+                made[name] = named_column(name, value)
+        self._set_state(made, time_major, zero_padded or time_major, max_seq_len, num_grad_updates, False)
+        self._check(made)
+
+    # ---- making batches without checks ----
+
+    def _set_state(
+        self,
+        columns: dict[str, Column],
+        time_major: bool,
+        zero_padded: bool,
+        max_seq_len: int | None,
+        num_grad_updates: float | None,
+        is_training: bool,
+    ) -> None:
+        self._set_columns(columns)
+        self._time_major = time_major
+        self._zero_padded = zero_padded
+        self._max_seq_len = max_seq_len
+        self.num_grad_updates = num_grad_updates
+        self._is_training = is_training
+
+    def _check(self, columns: dict[str, Column]) -> None:
+        check_layout(columns, self._time_major, self._zero_padded, self._max_seq_len)
+
+    @classmethod
+    def _trusted(
+        cls,
+        columns: dict[str, Column],
+        *,
+        time_major: bool = False,
+        zero_padded: bool = False,
+        max_seq_len: int | None = None,
+        num_grad_updates: float | None = None,
+        is_training: bool = False,
+    ) -> Self:
+        """A batch of ``columns`` that are known to be consistent; keeps the dict itself."""
+        batch = cls.__new__(cls)
+        batch._set_state(columns, time_major, zero_padded, max_seq_len, num_grad_updates, is_training)
+        return batch
+
+    def _like(self, columns: dict[str, Column]) -> Self:
+        """A batch of other rows in this one's layout."""
+        batch = self.__class__.__new__(self.__class__)
+        batch._set_state(
+            columns,
+            self._time_major,
+            self._zero_padded,
+            self._max_seq_len,
+            self.num_grad_updates,
+            self._is_training,
+        )
+        return batch
+
+    def _map(self, fn: Callable[[Any], Any]) -> dict[str, Column]:
+        """``fn`` applied to every leaf of every column."""
+        return {name: map_structure(fn, column) for name, column in self._columns.items()}
+
+    def _map_rows(
+        self, per_step: Callable[[Any], Any], per_sequence: Callable[[Any], Any]
+    ) -> dict[str, Column]:
+        """One function applied to the leaves with a row a step, another to those with a row a sequence."""
+        return {
+            name: map_structure(per_sequence if is_per_sequence(name) else per_step, column)
+            for name, column in self._columns.items()
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Interceptors are mostly closures over a device: they belong to a process, and stay there.
+        return {
+            "columns": self._map(SwappedArray.wrap),
+            "time_major": self._time_major,
+            "zero_padded": self._zero_padded,
+            "max_seq_len": self._max_seq_len,
+            "num_grad_updates": self.num_grad_updates,
+            "is_training": self._is_training,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._set_state(**state)
+        self._columns = self._map(SwappedArray.unwrap)
+
+    # ---- the mapping ----
+
+    def __getitem__(self, key: Any) -> Any:
+        """A column (str), or a batch: rows of a slice (views), of an index array or of a bool mask (copies).
+
+        A slice honours its step. In a batch with ``seq_lens`` it counts steps and falls on the boundaries of
+        sequences; index arrays and masks are refused there.
+
+        Raises:
+            MissingColumn: There is no such column; also a KeyError.
+            SchemaError: A slice cuts a sequence; the message names the nearest boundaries.
+            OptionError: The key is an int, or an index lies outside of the batch.
+        """
+        if isinstance(key, str):
+            return self._read(key)
+        if isinstance(key, slice):
+            return self._slice(key)
+        if isinstance(key, int | np.integer) and not isinstance(key, bool):
+            raise OptionError(
+                f"batch[{key}]: a batch is read by column, slice, mask or index array; for one row "
+                f"take batch[{key}:{key + 1}] or a dict from batch.rows()"
+            )
+        return rows.take(self, key)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def equals(self, other: object) -> bool:
+        """Whether ``other`` is a batch with the same columns, in any order, and layout.
+
+        Columns are the same if structure, dtype, shape and every value agree; NaN equals NaN.
+        """
+        return (
+            isinstance(other, SampleBatch)
+            and self._columns.keys() == other._columns.keys()
+            and self._time_major == other._time_major
+            and self._zero_padded == other._zero_padded
+            and self.max_seq_len == other.max_seq_len
+            and all(equal_columns(column, other._columns[name]) for name, column in self._columns.items())
+        )
+
+    def __repr__(self) -> str:
+        texts = []
+        for name, column in self._columns.items():
+            parts = [(path_text(path), f"{leaf.dtype} {tuple(leaf.shape)}") for path, leaf in leaves(column)]
+            inner = ", ".join(f"{path}: {text}" for path, text in parts)
+            shown = name if name.isprintable() and len(name) < 100 else excerpt(name)
+            texts.append(
+                f"{shown} {parts[0][1]}" if [p for p, _ in parts] == [""] else f"{shown} {{{inner}}}"
+            )
+        lens = f", {len(self._columns[_SEQ_LENS])} sequences" if _SEQ_LENS in self._columns else ""
+        layout = ", time-major" if self._time_major else ", padded" if self._zero_padded else ""
+        return f"{type(self).__name__}({self.count} steps{lens}{layout}: {', '.join(texts)})"
+
+    # ---- sizes and flags ----
+
+    @property
+    def count(self) -> int:
+        """Steps: the sum of ``seq_lens`` where there is one, else the rows."""
+        if _SEQ_LENS in self._columns:
+            return int(self._lens().sum())
+        for column in self._columns.values():
+            if type(column) is np.ndarray:  # It is asked for several times a batch.
+                return len(column)
+            rows = row_count(column)
+            if rows is not None:
+                return rows
+        return 0
+
+    def agent_steps(self) -> int:
+        """Same as ``count``: each row is one agent's step."""
+        return self.count
+
+    def env_steps(self) -> int:
+        """Same as ``count``: each row is a step of the environment."""
+        return self.count
+
+    def size_bytes(self) -> int:
+        """Memory of all columns in bytes; see `rlio.batch.arrays.size_bytes`."""
+        return sum(size_bytes(column) for column in self._columns.values())
+
+    @property
+    def time_major(self) -> bool:
+        """Whether columns are (T, B, ...)."""
+        return self._time_major
+
+    @property
+    def zero_padded(self) -> bool:
+        """Whether each sequence takes ``max_seq_len`` rows."""
+        return self._zero_padded
+
+    @property
+    def max_seq_len(self) -> int | None:
+        """As given, else the longest sequence; None without sequences."""
+        if self._max_seq_len is not None or _SEQ_LENS not in self._columns:
+            return self._max_seq_len
+        return int(self._lens().max(initial=0))
+
+    @property
+    def is_training(self) -> bool:
+        """Whether the batch is meant for a training pass; a flag for models, without effect here."""
+        return self._is_training
+
+    def set_training(self, training: bool = True) -> None:
+        """Set `is_training`."""
+        self._is_training = training
+
+    def is_terminated_or_truncated(self) -> bool:
+        """Whether the last step ends an episode; False for an empty batch. Needs one of the two flags."""
+        dones = rows.steps(self, self["dones"])
+        return bool(dones[-1]) if len(dones) else False
+
+    def is_single_trajectory(self) -> bool:
+        """Whether no step but the last ends an episode, and there is one ``eps_id``, if any."""
+        if bool(rows.steps(self, self["dones"])[:-1].any()):
+            return False
+        ids = rows.steps(self, self._columns[Columns.EPS_ID]) if Columns.EPS_ID in self else np.zeros(0)
+        return bool(np.all(ids[1:] == ids[:-1]))
+
+    # ---- rows ----
+
+    def _lens(self) -> np.ndarray:
+        return to_numpy(self._columns[_SEQ_LENS])
+
+    def _slice(self, key: _Slice) -> Self:
+        if key.step == 0:
+            raise OptionError("a slice's step is not 0")
+        if _SEQ_LENS in self._columns:
+            return self._sequences(*sequence_range(self._lens(), key))
+        return self._like(
+            {
+                name: column[key]
+                if type(column) is np.ndarray
+                else map_structure(lambda leaf: slice_leaf(leaf, key), column)
+                for name, column in self._columns.items()
+            }
+        )
+
+    def _sequences(self, first: int, end: int) -> Self:
+        if self._time_major:
+            return self._like(self._map_rows(lambda leaf: leaf[:, first:end], lambda leaf: leaf[first:end]))
+        if self._zero_padded:
+            length = self.max_seq_len or 0
+            start, stop = first * length, end * length
+        else:
+            bounds = boundaries(self._lens())
+            start, stop = int(bounds[first]), int(bounds[end])
+        return self._like(self._map_rows(lambda leaf: leaf[start:stop], lambda leaf: leaf[first:end]))
+
+    def sequences(self, start: int | None = None, stop: int | None = None) -> Self:
+        """The sequences ``start`` to ``stop`` (as in a slice), as views.
+
+        Raises:
+            MissingColumn: The batch has no ``seq_lens``.
+        """
+        if _SEQ_LENS not in self._columns:
+            raise MissingColumn("a batch without seq_lens has no sequences", column=_SEQ_LENS)
+        first, end, _ = slice(start, stop).indices(len(self._lens()))
+        return self._sequences(first, max(first, end))
+
+    def slice(
+        self, start: int, end: int, state_start: int | None = None, state_end: int | None = None
+    ) -> Self:
+        """Steps ``start`` to ``end``, through the middle of sequences where need be.
+
+        ``seq_lens`` and ``state_in_k`` are those of the sequences touched, shortened to what is left of each.
+        A sequence that loses its beginning keeps its ``state_in_k``, the state at the old beginning.
+
+        Args:
+            start: First step; below 0, that many zero steps are put before the first one and join its
+            sequence.
+            end: The step after the last; more than there are is the end.
+            state_start: First sequence to take lengths and states from; None: the one of ``start``.
+            state_end: The sequence after the last; given together with ``state_start``.
+
+        Returns:
+            Views, or, where ``start`` is negative, copies.
+
+        Raises:
+            SchemaError: The batch is padded (`unpad` first), or the sequences named are shorter than the
+            rows.
+        """
+        return rows.cut(self, start, end, state_start, state_end)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Each step as a dict from column to value (nested columns: to nested values), padding left out.
+
+        ``seq_lens`` reads 1 in each row; ``state_in_k`` is given on the first step of its sequence, else
+        None.
+        """
+        return rows.iterate(self)
+
+    def columns(self, keys: Sequence[str]) -> list[Column]:
+        """The columns ``keys``, in that order."""
+        return [self[key] for key in keys]
+
+    def timeslices(self, size: int | None = None, num_slices: int | None = None) -> list[Self]:
+        """Cut into parts of ``size`` steps, the last maybe shorter, or into ``num_slices`` about equal parts.
+
+        Parts are views, and joined they are the batch again. With ``seq_lens`` they are whole sequences: as
+        many as fit into ``size`` steps, a longer sequence alone. With ``num_slices`` some are empty where
+        there are fewer steps, or sequences, than parts.
+        """
+        return rows.timeslices(self, size, num_slices)
+
+    def split_by_episode(self, key: str | None = None) -> list[Self]:
+        """Cut into episodes, or the parts of them that the batch holds, as views in the batch's order.
+
+        Args:
+            key: ``"eps_id"``: at each change of the id, so that interleaved episodes give many parts;
+                ``"dones"``: after each step that terminates or truncates, the rest being the last part; None:
+                by ``eps_id`` if there is one, else by ``dones``.
+
+        Raises:
+            MissingColumn: The batch has neither, or not the one named.
+        """
+        return rows.split_by_episode(self, key)
+
+    # ---- transformations: each gives a new batch ----
+
+    def shuffle(self, seed: int | np.random.Generator | None = None) -> Self:
+        """The rows, or whole sequences, in random order: one permutation for every column, infos included.
+
+        Unlike RLlib's, this leaves the batch itself as it is, and gives one in fresh memory.
+
+        Args:
+            seed: A seed, or the generator to draw from; None draws a seed from the OS and logs it.
+        """
+        return rows.shuffle(self, seed)
+
+    def right_zero_pad(self, max_seq_len: int, *, time_major: bool = False) -> Self:
+        """Lay each sequence out in ``max_seq_len`` rows; those after its end are zeros, or None for objects.
+
+        Args:
+            max_seq_len: Rows a sequence; ``state_in_k`` have one row a sequence as before.
+            time_major: Give columns of shape (max_seq_len, sequences, ...) instead of (sequences *
+            max_seq_len, ...).
+
+        Returns:
+            A batch in fresh memory with ``zero_padded`` set. ``count`` is the same: padding is not counted.
+
+        Raises:
+            MissingColumn: The batch has no ``seq_lens``.
+            SchemaError: A sequence is longer than ``max_seq_len``.
+        """
+        return rows.pad(self, max_seq_len, time_major=time_major)
+
+    def unpad(self) -> Self:
+        """The inverse of `right_zero_pad`: sequences one after the other, in fresh memory.
+
+        A batch that is not padded gives a shallow copy.
+        """
+        return rows.unpad(self) if self._zero_padded else self.copy(shallow=True)
+
+    def concat(self, other: SampleBatch) -> SampleBatch:
+        """This batch and ``other`` joined; see `rlio.batch.concat.concat_samples`."""
+        from rlio.batch.concat import concat_sample_batches
+
+        return concat_sample_batches([self, other])
+
+    def copy(self, shallow: bool = False) -> Self:
+        """A copy that owns its arrays and infos; if ``shallow``, one that shares them but not the mapping."""
+        batch = self._like(self._map((lambda leaf: leaf) if shallow else copy_leaf))
+        batch._interceptor = self._interceptor
+        return batch
+
+    def to_torch(
+        self,
+        device: torch.device | str | None = None,
+        *,
+        pin_memory: bool = False,
+        non_blocking: bool = False,
+    ) -> dict[str, Any]:
+        """The columns as a dict of tensors, nested as they are; what cannot be a tensor stays NumPy.
+
+        On the CPU, tensors share the memory of writable arrays; read-only ones are copied once. To another
+        device, columns that lie in one piece of memory go in one copy; see `rlio.batch.tensors.to_tensors`.
+
+        Args:
+            device: Where the tensors go; None: the CPU.
+            pin_memory: Copy through pinned memory, which is used again; without a device, tensors lie in it.
+            non_blocking: Start copies without waiting for them; of use with ``pin_memory`` only.
+
+        Raises:
+            OptionError: ``pin_memory`` where torch has no accelerator to pin memory for.
+        """
+        return to_tensors(self._columns, device, pin_memory=pin_memory, non_blocking=non_blocking)
+
+    def to_device(
+        self,
+        device: torch.device | str,
+        framework: Literal["torch"] = "torch",
+        *,
+        pin_memory: bool = False,
+        non_blocking: bool = False,
+        stream: torch.cuda.Stream | None = None,
+    ) -> Self:
+        """A batch with tensors on ``device`` for columns; what cannot be a tensor stays NumPy."""
+        if framework != "torch":
+            raise OptionError(f"framework={framework!r}: only 'torch' has devices here")
+        return self._like(
+            to_tensors(self._columns, device, pin_memory=pin_memory, non_blocking=non_blocking, stream=stream)
+        )
+
+    def compress(self, bulk: bool = False, columns: Iterable[str] = ("obs", "new_obs")) -> Self:
+        """A batch with ``columns`` compressed in memory; the others are shared.
+
+        Args:
+            bulk: Compress a column as one block; else row by row.
+            columns: Their names; those that the batch lacks are passed over. Object arrays and tensors in
+                them stay as they are.
+        """
+        chosen = _names(columns)
+        return self._like(
+            {
+                name: compress_column(column, bulk=bulk) if name in chosen else column
+                for name, column in self._columns.items()
+            }
+        )
+
+    def decompress_if_needed(self, columns: Iterable[str] | None = None) -> Self:
+        """A batch with ``columns`` (None: all) decompressed; what is not compressed is shared."""
+        chosen = self._columns.keys() if columns is None else _names(columns)
+        return self._like(
+            {
+                name: decompress_column(column) if name in chosen else column
+                for name, column in self._columns.items()
+            }
+        )
+
+    def policies(self) -> Mapping[str, SampleBatch]:
+        """Policy id -> its rows, as of a `MultiAgentBatch`: this batch is that of ``default_policy``."""
+        return {DEFAULT_POLICY_ID: self}
+
+    def as_multi_agent(self, policy_id: str = DEFAULT_POLICY_ID) -> MultiAgentBatch:
+        """This batch as the only policy of a `MultiAgentBatch`; each row is an environment step."""
+        from rlio.batch.multi_agent import MultiAgentBatch
+
+        return MultiAgentBatch({policy_id: self}, self.count)
+
+    def get_single_step_input_dict(
+        self,
+        view_requirements: Mapping[str, tuple[str, int | Sequence[int]]],
+        index: int | Literal["last"] = "last",
+    ) -> dict[str, Column]:
+        """The input, one row, that a policy needs to act at step ``index``.
+
+        Args:
+            view_requirements: Name of an input -> (column, shift): the column's row ``shift`` steps from
+                ``index``; several shifts give an input with one more axis, after the row axis. Steps before
+                the first are zeros. (RLlib takes ViewRequirement objects; their ``data_col`` and ``shift`` go
+                here.)
+            index: A step, or ``"last"``: the one after the last row, whose ``obs`` is the last ``new_obs``.
+
+        Returns:
+            Fresh arrays, and ``seq_lens`` of one 1 where a ``state_in_k`` is among the inputs.
+
+        Raises:
+            MissingColumn: A column is absent, or the last observation is not known.
+            OptionError: A step lies outside of the batch.
+        """
+        return single_step_inputs(self, view_requirements, index)
+
+
+def _names(columns: Iterable[str]) -> set[str]:
+    if isinstance(columns, str):
+        raise OptionError(f"columns={columns!r}: a list of names, not one str")
+    return set(columns)

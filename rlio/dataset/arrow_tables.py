@@ -1,0 +1,302 @@
+"""Batches as Arrow tables with one row a step, for other tools and for Ray Data.
+
+A column of a table is a leaf of a batch's column, under the name that the written format has for it
+(docs/format.md, 2.2): ``obs``, or ``obs/position`` where ``obs`` is nested.
+
+- Scalars, texts and byte strings have Arrow's own types.
+- A row of several values is a list of fixed size, nested where it has several axes: an ``Array`` in Polars,
+  an ``ARRAY`` in DuckDB. `Layout.tensors` can make it another type.
+- Objects (``infos``) are their JSON text (docs/format.md, section 5).
+- Columns with one row a sequence (``seq_lens``, ``state_in_k``) have their value on the first row of each
+  sequence, and zeros on the others.
+- Where several agents were recorded, the column ``policy_id`` names the policy of each row, and the rows of a
+  joint step follow each other.
+
+Arrow has no complex numbers, which are refused, and no foreign byte order, which becomes this machine's.
+What Arrow's types do not tell (tuples, objects, widths of texts) is in the fields' metadata.
+
+Not here: which rows are read (`rlio.dataset.part_reader`), and tables as batches again
+(`rlio.distributed.ray_data.blocks`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rlio.batch import Batch, MultiAgentBatch, SampleBatch
+from rlio.batch.arrays import to_numpy
+from rlio.batch.columns import Columns, is_per_sequence
+from rlio.batch.multi_agent import step_numbers
+from rlio.batch.nested import Path, leaves
+from rlio.errors import MissingColumn, SchemaError
+from rlio.replay.weaving import in_c_order
+from rlio.schemas.json_values import dump_value
+from rlio.schemas.schema import Leaf, leaf_name
+
+__all__ = ["POLICY_ID", "WRITER", "Layout", "TableColumn", "nested_lists", "to_table"]
+
+#: The column that names the policy of a row, where several agents were recorded.
+POLICY_ID: Final = "policy_id"
+
+#: The column that says whose a row is, where rows of several writers come together.
+WRITER: Final = "_writer"
+
+_NOTE: Final = b"rlio.column"
+_DIGITS = re.compile(r"0|[1-9][0-9]{0,8}")
+
+
+def nested_lists(values: NDArray[Any]) -> pa.Array:
+    """Rows of several values as lists of fixed size, over the same memory.
+
+    Args:
+        values: In C order, of two or more axes.
+    """
+    found = pa.array(values.reshape(-1))
+    for axis in range(values.ndim - 1, 0, -1):
+        size = values.shape[axis]
+        if size:
+            found = pa.FixedSizeListArray.from_arrays(found, size)
+        else:  # The number of lists of no values cannot be told from their values.
+            lists = math.prod(values.shape[:axis])
+            found = pa.ListArray.from_arrays(pa.array(np.zeros(lists + 1, np.int32)), found)
+    return found
+
+
+@dataclass(frozen=True)
+class TableColumn:
+    """A leaf of a batch's column as a column of tables.
+
+    Attributes:
+        name: In tables.
+        column: The logical column.
+        path: Of the leaf within it.
+        dtype: ``dtype.str`` as in `rlio.schemas.column.ColumnSpec`; "" where that is not known.
+        shape: Of a row; None where that is not known.
+        is_json: Whether rows are objects, in tables their JSON text.
+    """
+
+    name: str
+    column: str
+    path: Path
+    dtype: str = ""
+    shape: tuple[int, ...] | None = None
+    is_json: bool = False
+
+    @property
+    def note(self) -> dict[bytes, bytes]:
+        """The metadata of its field."""
+        known = {"column": self.column, "path": list(self.path), "dtype": self.dtype, "json": self.is_json}
+        return {_NOTE: json.dumps(known).encode()}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The columns of tables.
+
+    Attributes:
+        columns: In order.
+        joint: Whether there is a `POLICY_ID`.
+        tensors: Makes the Arrow array of a column whose rows have several values.
+    """
+
+    columns: tuple[TableColumn, ...]
+    joint: bool = False
+    tensors: Callable[[NDArray[Any]], pa.Array] = nested_lists
+
+    @classmethod
+    def of_leaves(cls, columns: Mapping[str, list[Leaf]]) -> Layout:
+        """The leaves of the columns of a policy."""
+        return cls(
+            tuple(
+                TableColumn(
+                    name=leaf.name,
+                    column=leaf.column,
+                    path=leaf.path,
+                    dtype=leaf.spec.dtype,
+                    shape=leaf.spec.shape,
+                    is_json=leaf.spec.kind == "json",
+                )
+                for own in columns.values()
+                for leaf in own
+            )
+        )
+
+    @classmethod
+    def of_fields(cls, fields: pa.Schema, *, like: Layout | None = None) -> Layout:
+        """The columns of a table that may come from anywhere.
+
+        Of each column, what counts is the metadata of its field; else the column of that name in ``like``;
+        else its name: tokens that are the numbers 0, 1, ... without a gap are the places of a tuple, others
+        keys; ``infos`` holds objects.
+        """
+        known = {} if like is None else {column.name: column for column in like.columns}
+        named = {column.name: column for column in cls.of_names(fields.names).columns}
+        found = []
+        for name in fields.names:
+            if name != POLICY_ID:
+                noted = _noted(name, fields.field(name).metadata)
+                found.append(noted or known.get(name) or named[name])
+        return cls(tuple(found), POLICY_ID in fields.names)
+
+    @classmethod
+    def of_names(cls, names: Iterable[str]) -> Layout:
+        """The columns of tables of which only the names are known; see `of_fields`."""
+        tokens = {name: _tokens(name) for name in names if name != POLICY_ID}
+        siblings: dict[tuple[str, ...], set[str]] = {}
+        for parts in tokens.values():
+            for depth in range(1, len(parts)):
+                siblings.setdefault(parts[:depth], set()).add(parts[depth])
+        tuples = {
+            parent
+            for parent, keys in siblings.items()
+            if all(map(_DIGITS.fullmatch, keys)) and set(map(int, keys)) == set(range(len(keys)))
+        }
+        return cls(
+            tuple(
+                TableColumn(
+                    name=name,
+                    column=parts[0],
+                    path=tuple(
+                        int(part) if parts[:depth] in tuples else part
+                        for depth, part in enumerate(parts[1:], start=1)
+                    ),
+                    dtype="<U" if parts == (WRITER,) else "",
+                    is_json=parts == (Columns.INFOS,),
+                )
+                for name, parts in tokens.items()
+            )
+        )
+
+    def only(self, names: Sequence[str]) -> Layout:
+        """The columns of some names, in the order of the layout."""
+        return replace(self, columns=tuple(column for column in self.columns if column.name in names))
+
+    @property
+    def names(self) -> list[str]:
+        """All names, `POLICY_ID` included."""
+        return [*([POLICY_ID] if self.joint else []), *(column.name for column in self.columns)]
+
+    @property
+    def logical(self) -> list[str]:
+        """The batch's columns that are needed."""
+        return list(dict.fromkeys(column.column for column in self.columns))
+
+    def empty(self) -> pa.Table:
+        """A table without rows."""
+        arrays = {
+            c.name: np.empty((0, *(c.shape or ())), object if c.is_json else np.dtype(c.dtype or "f8"))
+            for c in self.columns
+        }
+        return _table(self, arrays, np.empty(0, object))
+
+
+def _tokens(name: str) -> tuple[str, ...]:
+    return tuple(token.replace("~1", "/").replace("~0", "~") for token in name.split("/"))
+
+
+def _noted(name: str, metadata: Mapping[bytes, bytes] | None) -> TableColumn | None:
+    """What the metadata of a field says; None: nothing that is ours."""
+    try:
+        note = json.loads((metadata or {})[_NOTE])
+        column, path, dtype, is_json = note["column"], note["path"], note["dtype"], note["json"]
+        if (
+            type(column) is str
+            and type(dtype) is str
+            and type(is_json) is bool
+            and all(type(part) in (str, int) for part in path)
+            and leaf_name(column, tuple(path)) == name  # Else the column was renamed.
+        ):
+            return TableColumn(name, column, tuple(path), dtype, None, is_json)
+    except (KeyError, ValueError, TypeError):
+        pass
+    return None
+
+
+def to_table(batch: Batch, layout: Layout) -> pa.Table:
+    """The rows of a batch as a table. Arrays of numbers are viewed, not copied, where they are in C order.
+
+    Raises:
+        MissingColumn: The batch lacks a column of the layout.
+        SchemaError: Arrow has no such type.
+    """
+    if isinstance(batch, MultiAgentBatch):
+        return _joint_table(batch, layout)
+    return _table(layout, _arrays(batch, layout), None)
+
+
+def _joint_table(batch: MultiAgentBatch, layout: Layout) -> pa.Table:
+    """The rows of all policies, those of a joint step one after the other."""
+    numbers, _ = step_numbers(batch)
+    order = np.argsort(np.concatenate([numbers[pid] for pid in batch]), kind="stable")
+    parts = [_arrays(rows, layout) for rows in batch.values()]
+    arrays = {name: np.concatenate([part[name] for part in parts])[order] for name in parts[0]}
+    counts = [rows.count for rows in batch.values()]
+    owners = np.repeat(np.array(list(batch), object), counts)[order]
+    return _table(layout, arrays, owners)
+
+
+def _arrays(batch: SampleBatch, layout: Layout) -> dict[str, NDArray[Any]]:
+    """Name in the table -> array with one row a step."""
+    found: dict[str, NDArray[Any]] = {}
+    nested: dict[str, dict[Path, Any]] = {}
+    firsts = _sequence_starts(batch)
+    for column in layout.columns:
+        if column.column not in nested:
+            if column.column not in batch:
+                raise MissingColumn(f"the batch has only {sorted(batch.keys())}", column=column.column)
+            nested[column.column] = dict(leaves(batch[column.column]))
+        values = to_numpy(nested[column.column][column.path])
+        if firsts is not None and is_per_sequence(column.column):
+            spread = np.zeros((batch.count, *values.shape[1:]), values.dtype)
+            spread[firsts] = values
+            values = spread
+        found[column.name] = values
+    return found
+
+
+def _sequence_starts(batch: SampleBatch) -> NDArray[np.int64] | None:
+    if Columns.SEQ_LENS not in batch:
+        return None
+    lengths = np.asarray(batch[Columns.SEQ_LENS], np.int64)
+    return np.cumsum(lengths) - lengths
+
+
+def _table(layout: Layout, arrays: Mapping[str, NDArray[Any]], owners: NDArray[Any] | None) -> pa.Table:
+    found = [_to_arrow(arrays[column.name], column, layout.tensors) for column in layout.columns]
+    fields = [
+        pa.field(c.name, array.type, metadata=c.note) for c, array in zip(layout.columns, found, strict=True)
+    ]
+    if layout.joint:
+        assert owners is not None
+        found.insert(0, pa.array(owners, pa.string()))
+        fields.insert(0, pa.field(POLICY_ID, pa.string()))
+    return pa.Table.from_arrays(found, schema=pa.schema(fields))
+
+
+def _to_arrow(
+    values: NDArray[Any], column: TableColumn, tensors: Callable[[NDArray[Any]], pa.Array]
+) -> pa.Array:
+    if column.is_json:
+        # Most infos are one and the same, and as text they compare as their bytes.
+        return pa.array([dump_value(value) for value in values], pa.string())
+    if values.dtype.kind in "OU":
+        # Not the array itself: of NumPy's own texts, Arrow cuts each at a NUL.
+        return pa.array(values.tolist(), pa.string())
+    if values.dtype.kind == "S":
+        return pa.array(values.tolist(), pa.binary())
+    native = values.astype(values.dtype.newbyteorder("="), copy=False)
+    try:
+        return pa.array(native) if native.ndim == 1 else tensors(in_c_order(native))
+    except (pa.ArrowException, NotImplementedError, TypeError) as error:
+        raise SchemaError(
+            f"Arrow has no type for {values.dtype}: leave the column out (columns=[...])", column=column.name
+        ) from error

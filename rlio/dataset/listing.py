@@ -1,0 +1,467 @@
+"""Reading what is committed: the listing is the manifest.
+
+A shard is a range of one writer's rows. Ranges may repeat and overlap (compaction, retries); a reader walks
+a cursor over them and so gets every row exactly once, whatever shards there are. Of several attempts at one
+part of a job, each a writer of its own, the first one that is sealed is taken (docs/design/attempts.md).
+
+Example:
+    >>> def shard(first, rows):
+    ...     name = ShardName(first=first, rows=rows, size=1, crc32=0, footer_crc32=0)
+    ...     return ShardRef("w", name, f"data/w/{name.format()}")
+    >>> shards = [shard(0, 10), shard(10, 5), shard(0, 12), shard(20, 5)]
+    >>> segments, holes = cover_rows(shards)
+    >>> [(part.ref.name.first, part.skip, part.rows) for part in segments]
+    [(0, 0, 12), (10, 2, 3), (20, 0, 5)]
+    >>> holes
+    [range(15, 20)]
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from types import MappingProxyType
+from typing import NamedTuple
+
+from rlio.dataset.names import (
+    DATA_DIR,
+    ShardName,
+    is_writer_id,
+    parse_sealed,
+    parse_trim,
+    part_of,
+    writer_dir,
+)
+from rlio.errors import CorruptData, OptionError
+from rlio.storage.filesystem import Storage
+
+__all__ = [
+    "Coverage",
+    "Listing",
+    "PassedOver",
+    "Patience",
+    "Rejected",
+    "Segment",
+    "ShardRef",
+    "cover_rows",
+    "list_settled",
+    "list_shards",
+    "list_writer",
+    "load_shard",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """When a hole is believed: a listing of a growing data set is no snapshot, and may lack what was stored.
+
+    Attributes:
+        listings: Listings that must all lack the rows.
+        seconds: Time between two of them. Stores that list page by page are right the next time; the wait is
+            for those that take a moment to show what was put.
+        sleep: Waits that many seconds.
+    """
+
+    listings: int = 3
+    seconds: float = 0.1
+    sleep: Callable[[float], object] = time.sleep
+
+    def __post_init__(self) -> None:
+        if self.listings < 1 or self.seconds < 0:
+            raise OptionError(f"{self}: expected listings >= 1 and seconds >= 0")
+
+
+#: What holds unless a caller says otherwise; tests shorten it.
+PATIENCE = Patience()
+
+
+class ShardRef(NamedTuple):
+    """A shard that is stored: whose it is, what its name certifies, and its path below the root.
+
+    The path is kept because a foreign tool may have written the same numbers with another padding.
+    """
+
+    writer: str
+    name: ShardName
+    path: str
+
+
+class Segment(NamedTuple):
+    """The part of a shard that is served: ``rows`` rows from its row ``skip`` on."""
+
+    ref: ShardRef
+    skip: int
+    rows: int
+
+    @property
+    def first(self) -> int:
+        """Row number, within the writer, of the first row served."""
+        return self.ref.name.first + self.skip
+
+    @property
+    def end(self) -> int:
+        """The row after the last one served."""
+        return self.first + self.rows
+
+
+class Rejected(NamedTuple):
+    """An object in the data folder that is not served, and why."""
+
+    path: str
+    reason: str
+
+
+class Coverage(NamedTuple):
+    """The rows of one writer: what serves them, and which are missing."""
+
+    segments: list[Segment]
+    holes: list[range]
+
+
+@dataclass(frozen=True)
+class PassedOver:
+    """An attempt at a part of a job of which no row is served: it is not sealed, or another one is taken.
+
+    Attributes:
+        shards: Its shards, by first row.
+        rejected: Its objects that are neither shards nor markers, or have another size than their name.
+        sealed: Its rows, if it is closed for good: a snapshot or a follower that began with it stays with it.
+        trimmed: The row of its marker; None without one.
+    """
+
+    shards: list[ShardRef]
+    rejected: list[Rejected]
+    sealed: int | None
+    trimmed: int | None
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What one listing of a data set found.
+
+    Attributes:
+        shards: Writer id -> its shards, by first row; writers by id. Of several attempts at a part of a job,
+            the one that is taken.
+        rejected: Objects under the data folder that are neither shards nor markers, or whose size is not
+            that of their name (being uploaded, or torn).
+        sealed: Writer id -> rows, for writers that are closed for good.
+        trimmed: Writer id -> row, for writers whose rows below it are gone on purpose. Of parts that were
+            begun and have no sealed attempt yet, each attempt, with row 0: something may still come.
+        passed_over: Writer id -> the attempts that are not taken.
+    """
+
+    shards: dict[str, list[ShardRef]] = field(default_factory=dict)
+    rejected: list[Rejected] = field(default_factory=list)
+    sealed: dict[str, int] = field(default_factory=dict)
+    trimmed: dict[str, int] = field(default_factory=dict)
+    passed_over: dict[str, PassedOver] = field(default_factory=dict)
+
+    @property
+    def writers(self) -> list[str]:
+        """Ids of the writers that have shards or are sealed, sorted."""
+        return sorted(self.shards.keys() | self.sealed.keys())
+
+    def cover(self, writer: str, *, start: int = 0, end: int | None = None) -> Coverage:
+        """The rows of ``writer``, its markers honoured.
+
+        Args:
+            writer: Its id; one that is not listed has no rows.
+            start: Row below which nothing is wanted. Rows below the mark of a trim are not either, although
+                a late retry may have stored them again.
+            end: Row from which on nothing is wanted; None: all that there are, or were promised by a seal.
+
+        An attempt that is not taken has its rows all the same if it is sealed: whoever names it began with it
+        when no other was. One that is not sealed has none.
+        """
+        passed = self.passed_over.get(writer)
+        if passed is None:
+            refs, trim, sealed = (
+                self.shards.get(writer, []),
+                self.trimmed.get(writer),
+                self.sealed.get(writer),
+            )
+        else:
+            refs = [] if passed.sealed is None else passed.shards
+            trim, sealed = passed.trimmed, passed.sealed
+        return cover_rows(refs, trim=max(start, trim or 0), sealed=sealed, end=end)
+
+    def trimmed_below(self, writer: str) -> int:
+        """The row below which rows of ``writer``, also of an attempt not taken, are gone on purpose."""
+        passed = self.passed_over.get(writer)
+        return (self.trimmed.get(writer) if passed is None else passed.trimmed) or 0
+
+    def torn(self) -> dict[str, list[tuple[Rejected, ShardName]]]:
+        """Writer id -> the objects that are named like its shards but have another size."""
+        found: dict[str, list[tuple[Rejected, ShardName]]] = {}
+        for rejected in self.rejected:
+            parts = rejected.path.split("/")
+            if len(parts) == 3 and is_writer_id(parts[1]) and (name := ShardName.parse(parts[2])) is not None:
+                found.setdefault(parts[1], []).append((rejected, name))
+        return found
+
+    def joined(self, later: Listing) -> Listing:
+        """What either listing saw. Shards never change, so that one which was seen once was stored."""
+        one, other = self._with_all(), later._with_all()
+        shards = {}
+        for writer in sorted(one.shards.keys() | other.shards.keys()):
+            both = {*one.shards.get(writer, []), *other.shards.get(writer, [])}
+            shards[writer] = sorted(both, key=_order)
+        return Listing(
+            shards=shards,
+            rejected=other.rejected,
+            sealed=_larger(one.sealed, other.sealed),
+            trimmed=_larger(one.trimmed, other.trimmed),
+        )._chosen()
+
+    def staying_with(self, begun: Collection[str]) -> Listing:
+        """This listing for whoever has begun to read some writers: of a part, no other attempt is taken.
+
+        Args:
+            begun: Ids of writers; those that are no attempts do not matter.
+        """
+        kept = {part: writer for writer in begun if (part := part_of(writer)) is not None}
+        return self._with_all()._chosen(kept) if kept else self
+
+    def _with_all(self) -> Listing:
+        """This listing with every attempt among the writers, whether it is taken or not."""
+        if not self.passed_over:
+            return self
+        found = Listing({**self.shards}, [*self.rejected], {**self.sealed}, {**self.trimmed})
+        for writer, passed in self.passed_over.items():
+            found.rejected.extend(passed.rejected)
+            if passed.shards:
+                found.shards[writer] = passed.shards
+            if passed.sealed is not None:
+                found.sealed[writer] = passed.sealed
+            if passed.trimmed is not None:
+                found.trimmed[writer] = passed.trimmed
+        return replace(found, shards=dict(sorted(found.shards.items())))
+
+    def _chosen(self, kept: Mapping[str, str] = MappingProxyType({})) -> Listing:
+        """This listing, of which every attempt is among the writers, with one attempt taken of each part.
+
+        The first sealed one: of those that are sealed, the one with the smallest id.
+
+        Args:
+            kept: Part -> the attempt at it that is taken, whatever others there are.
+        """
+        torn: dict[str, list[Rejected]] = {}
+        for rejected in self.rejected:
+            torn.setdefault(_writer_of(rejected.path.rpartition("/")[0]) or "", []).append(rejected)
+        # What else lies in a folder (a file browser's notes) is no sign of an attempt.
+        begun = {writer for writer, found in torn.items() if any(map(_is_shard, found))}
+        known = self.shards.keys() | self.sealed.keys() | self.trimmed.keys() | begun
+        attempts: dict[str, list[str]] = {}
+        for writer in sorted(writer for writer in known if "~" in writer):
+            attempts.setdefault(part_of(writer) or "", []).append(writer)
+        if not attempts:
+            return self
+        found = Listing({**self.shards}, [], {**self.sealed}, {**self.trimmed})
+        for part, writers in attempts.items():
+            taken = kept.get(part) or next((writer for writer in writers if writer in self.sealed), None)
+            for writer in writers:
+                if writer == taken and writer in self.sealed:
+                    continue
+                found.passed_over[writer] = PassedOver(
+                    shards=found.shards.pop(writer, []),
+                    rejected=torn.get(writer, []),
+                    sealed=found.sealed.pop(writer, None),
+                    trimmed=found.trimmed.pop(writer, None),
+                )
+                if taken is None or writer == taken:
+                    found.trimmed[writer] = 0
+        passed = {rejected for over in found.passed_over.values() for rejected in over.rejected}
+        found.rejected.extend(rejected for rejected in self.rejected if rejected not in passed)
+        return found
+
+
+# Equal rows take the fewest bytes: 65,536 of them some 500. A name that claims more could make readers walk
+# rows for years that are not there.
+_ROWS_PER_BYTE = 1000
+_FREE_ROWS = 1 << 24
+
+
+def list_shards(storage: Storage, *, limit: int | None = None) -> Listing:
+    """List the data set at ``storage`` in one pass, with no object opened.
+
+    A listing of a growing data set is no snapshot: a later shard may be seen and an earlier one not yet.
+    Whoever finds a hole lists again before believing it.
+
+    Raises:
+        UnsafeData: There are more than ``limit`` names.
+    """
+    return _listing_of(storage.list(DATA_DIR, limit=limit))
+
+
+def list_writer(storage: Storage, writer: str) -> Listing:
+    """List the folder of one writer: a request, however many others there are."""
+    return _listing_of(storage.list(writer_dir(writer)))
+
+
+def _listing_of(entries: Iterable[tuple[str, int | None]]) -> Listing:
+    """What the names and sizes of objects say.
+
+    Args:
+        entries: Path and bytes of each, sorted by path.
+    """
+    listing = Listing()
+    # Those of one folder come one after the other, but for what is deeper.
+    folder: str = ""
+    writer: str | None = None
+    refs: list[ShardRef] = []
+    for path, size in entries:
+        parent, _, text = path.rpartition("/")
+        if parent != folder:
+            folder, writer = parent, _writer_of(parent)
+            refs = []
+        if writer is None:
+            listing.rejected.append(Rejected(path, f"not in a writer's folder ({DATA_DIR}/<writer>/)"))
+            continue
+        name = ShardName.parse(text)
+        if name is None:
+            _take_marker(listing, writer, text, path)
+        elif size is not None and size != name.size:
+            reason = f"has {size} bytes and its name says {name.size}: torn, or not uploaded yet"
+            listing.rejected.append(Rejected(path, reason))
+        elif name.rows > _ROWS_PER_BYTE * name.size + _FREE_ROWS:
+            reason = f"claims {name.rows} rows in {name.size} bytes, which no shard has"
+            listing.rejected.append(Rejected(path, reason))
+        else:
+            if not refs:
+                refs = listing.shards.setdefault(writer, refs)
+            refs.append(_new(ShardRef, (writer, name, path)))
+    for refs in listing.shards.values():
+        refs.sort(key=_first_row)  # Stable: shards of one first row stay sorted by path.
+    return listing._chosen()
+
+
+def _is_shard(rejected: Rejected) -> bool:
+    return ShardName.parse(rejected.path.rpartition("/")[2]) is not None
+
+
+def _writer_of(folder: str) -> str | None:
+    """The writer whose shards are directly in ``folder``, a path below the root; None: it is no writer's."""
+    parts = folder.split("/")
+    return parts[1] if len(parts) == 2 and is_writer_id(parts[1]) else None
+
+
+def list_settled(
+    storage: Storage,
+    *,
+    lacks: Callable[[Listing], bool],
+    patience: Patience | None = None,
+) -> Listing:
+    """List until nothing is lacking, or until several listings together lack it.
+
+    Args:
+        storage: The data set's root.
+        lacks: Whether rows are missing in a listing.
+        patience: How often and how long apart; None for the default.
+
+    Returns:
+        What the listings saw together: a row that is missing here was in none of them.
+    """
+    patience = patience or PATIENCE
+    found = list_shards(storage)
+    for _ in range(patience.listings - 1):
+        if not lacks(found):
+            break
+        patience.sleep(patience.seconds)
+        found = found.joined(list_shards(storage))
+    return found
+
+
+def _larger(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
+    return {key: max(one.get(key, 0), other.get(key, 0)) for key in sorted(one.keys() | other.keys())}
+
+
+def _take_marker(listing: Listing, writer: str, text: str, path: str) -> None:
+    rows, row = parse_sealed(text), parse_trim(text)
+    if rows is not None:
+        listing.sealed[writer] = max(rows, listing.sealed.get(writer, 0))
+    elif row is not None:
+        listing.trimmed[writer] = max(row, listing.trimmed.get(writer, 0))
+    else:
+        listing.rejected.append(Rejected(path, "the name is that of no shard and no marker"))
+
+
+_first_row = attrgetter("name.first")
+# Makes a tuple of a class at once; what NamedTuple makes of its fields calls this, too, in twice the time.
+_new = tuple.__new__
+
+
+def _order(ref: ShardRef) -> tuple[int, str]:
+    return ref.name.first, ref.path
+
+
+def cover_rows(
+    refs: Iterable[ShardRef], *, trim: int = 0, sealed: int | None = None, end: int | None = None
+) -> Coverage:
+    """Choose the shards that serve one writer's rows, each row exactly once.
+
+    The rule, for the next row c: among the shards with first <= c < first + rows, the one with the largest
+    end (of equal ones, the smallest path), from its row c - first on; then c is its end. Larger covers win:
+    a compacted shard is used at once, and the shards that it covers may go.
+
+    Args:
+        refs: Shards of one writer, in any order.
+        trim: Row below which nothing is wanted or missed.
+        sealed: Rows that the writer had when it was closed for good; None while it may grow.
+        end: Row from which on nothing is wanted, and up to which everything is, whatever ``sealed`` says.
+
+    Returns:
+        Segments in row order, and the ranges of rows from ``trim`` on that no shard holds although a later
+        row is stored or was promised.
+    """
+    segments: list[Segment] = []
+    holes: list[range] = []
+    cursor = trim
+    waiting = sorted(refs, key=_first_row)
+    # The best of all shards that start at or before the cursor; its end, reach, says whether it goes past it.
+    best: ShardRef | None = None
+    reach = best_first = i = 0
+    count = len(waiting)
+    while end is None or cursor < end:
+        while i < count:
+            ref = waiting[i]
+            first, rows = ref.name[:2]
+            if first > cursor:
+                break
+            ref_end = first + rows
+            if best is None or ref_end > reach or (ref_end == reach and ref.path < best.path):
+                best, reach, best_first = ref, ref_end, first
+            i += 1
+        if best is not None and reach > cursor:
+            stop = reach if end is None else min(reach, end)
+            segments.append(_new(Segment, (best, cursor - best_first, stop - cursor)))
+        elif i < count:
+            stop = waiting[i].name.first if end is None else min(waiting[i].name.first, end)
+            holes.append(range(cursor, stop))
+        else:
+            break
+        cursor = stop
+    promised = sealed if end is None else end
+    if promised is not None and promised > cursor:
+        holes.append(range(cursor, promised))
+    return Coverage(segments, holes)
+
+
+def load_shard(storage: Storage, ref: ShardRef) -> bytes:
+    """Read a whole shard. Its size is checked; its CRCs are the decoder's to check, before anything else.
+
+    Raises:
+        CorruptData: It has more or fewer bytes than its name says.
+        DataNotFound: It is gone (covered by a larger one and collected): list again.
+    """
+    # One byte more than expected: an object that was swapped for a larger one is seen, and never read whole.
+    data = storage.read_range(ref.path, 0, ref.name.size + 1)
+    if len(data) != ref.name.size:
+        found = f"more than {ref.name.size}" if len(data) > ref.name.size else str(len(data))
+        raise CorruptData(
+            f"the shard has {found} bytes and its name says {ref.name.size}: it is torn or was changed; "
+            "copy it again from where it came",
+            uri=storage.uri_of(ref.path),
+        )
+    return data

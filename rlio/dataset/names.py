@@ -1,0 +1,297 @@
+"""The names in a data set: a shard's own says which rows it holds and what its bytes must be.
+
+Names are what readers trust, so each is one strict grammar: what does not match is not ours.
+
+Example:
+    >>> name = ShardName(first=4096, rows=2048, size=913422, crc32=0x9F0C11AA, footer_crc32=0x1B)
+    >>> name.format()
+    '000000004096-2048-913422-9f0c11aa-0000001b.parquet'
+    >>> ShardName.parse(name.format()) == name
+    True
+    >>> ShardName.parse("../escape.parquet") is None
+    True
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias, get_args
+
+from rlio.errors import OptionError, excerpt
+
+__all__ = [
+    "DATA_DIR",
+    "HEADER",
+    "INDEX_DIR",
+    "MAX_ROW",
+    "MAX_ROWS",
+    "MAX_SHARD_BYTES",
+    "SCHEMA_DIR",
+    "WAL_DIR",
+    "ShardName",
+    "Suffix",
+    "check_writer_id",
+    "is_job",
+    "is_writer_id",
+    "make_attempt_id",
+    "make_writer_id",
+    "parse_sealed",
+    "parse_trim",
+    "part_id",
+    "part_of",
+    "schema_path",
+    "sealed_name",
+    "shard_path",
+    "trim_name",
+    "writer_dir",
+]
+
+HEADER: Final = "_rlio.json"
+SCHEMA_DIR: Final = "_schema"
+DATA_DIR: Final = "data"
+#: What early versions left as advice to readers: it is not used, and `gc` removes it.
+INDEX_DIR: Final = "_index"
+WAL_DIR: Final = "_wal"
+
+Suffix: TypeAlias = Literal["parquet", "jsonl", "jsonl.zst"]
+_SUFFIXES: Final = get_args(Suffix)
+
+#: Rows of one shard, its bytes, and the last row of a writer: bounds that arithmetic in any language keeps
+#: exact (int64), far above what can be written and far below what a hostile name could ask for.
+MAX_ROWS: Final = 2**48
+MAX_SHARD_BYTES: Final = 2**48
+MAX_ROW: Final = 2**62
+
+_MAX_PART: Final = 10**6 - 1
+_MAX_ATTEMPT: Final = 9999
+
+# ASCII digits only: \d would also match other scripts' digits.
+_SHARD = re.compile(
+    r"([0-9]{1,19})-([0-9]{1,19})-([0-9]{1,19})-([0-9a-f]{8})-([0-9a-f]{8})\.(parquet|jsonl|jsonl\.zst)"
+)
+_WRITER = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+_JOB = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
+_ATTEMPT = re.compile(rf"(x{_JOB.pattern}-[0-9]{{6}})~[0-9]{{4}}-[0-9a-f]{{8}}")
+_SEALED = re.compile(r"_sealed-([0-9]{1,19})")
+_TRIM = re.compile(r"_trim-([0-9]{1,19})")
+_SCHEMA_HASH = re.compile(r"[0-9a-f]{8,64}")
+
+
+class _Certified(NamedTuple):
+    """The fields of a `ShardName`, unchecked: a tuple is made several times faster than a dataclass."""
+
+    first: int
+    rows: int
+    size: int
+    crc32: int
+    footer_crc32: int
+    suffix: Suffix
+
+
+class ShardName(_Certified):
+    """What a shard's name certifies. Immutable.
+
+    Attributes:
+        first: Row number, within its writer, of the first row.
+        rows: Rows in the shard, at least 1.
+        size: Its bytes.
+        crc32: zlib's CRC-32 of all its bytes.
+        footer_crc32: CRC-32 of a Parquet shard's footer (thrift metadata, its length and magic); of a JSON
+            shard, of whatever the encoding declares, or 0.
+        suffix: What the bytes are.
+
+    Raises:
+        OptionError: A value is out of bounds.
+    """
+
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        *,
+        first: int,
+        rows: int,
+        size: int,
+        crc32: int,
+        footer_crc32: int,
+        suffix: Suffix = "parquet",
+    ) -> Self:
+        self = super().__new__(cls, first, rows, size, crc32, footer_crc32, suffix)
+        if not (
+            first >= 0
+            and 1 <= rows <= MAX_ROWS
+            and first + rows <= MAX_ROW
+            and 1 <= size <= MAX_SHARD_BYTES
+            and 0 <= crc32 < 2**32
+            and 0 <= footer_crc32 < 2**32
+            and suffix in _SUFFIXES
+        ):
+            raise OptionError(
+                f"{self}: expected first >= 0, 1 <= rows <= 2**48, first + rows <= 2**62, "
+                f"1 <= size <= 2**48, two CRC-32s and a suffix of {', '.join(_SUFFIXES)}"
+            )
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The arguments are keywords, and a tuple is pickled with positions.
+        return _unpickled, tuple(self)
+
+    @property
+    def end(self) -> int:
+        """The row after the last."""
+        return self.first + self.rows
+
+    def format(self) -> str:
+        """The file name."""
+        crcs = f"{self.crc32:08x}-{self.footer_crc32:08x}"
+        return f"{self.first:012d}-{self.rows}-{self.size}-{crcs}.{self.suffix}"
+
+    @classmethod
+    def parse(cls, name: str) -> Self | None:
+        """The shard that the file name ``name`` (no folder) declares, or None if it is no shard's name."""
+        match = _SHARD.fullmatch(name)
+        if match is None:
+            return None
+        first_text, rows_text, size_text, crc32, footer_crc32, suffix = match.groups()
+        first, rows, size = int(first_text), int(rows_text), int(size_text)
+        if not (1 <= rows <= MAX_ROWS and first + rows <= MAX_ROW and 1 <= size <= MAX_SHARD_BYTES):
+            return None
+        # Not by __new__, which would check again what the pattern and the line above have: large data sets
+        # have hundreds of thousands of names.
+        return tuple.__new__(cls, (first, rows, size, int(crc32, 16), int(footer_crc32, 16), suffix))
+
+
+def _unpickled(first: int, rows: int, size: int, crc32: int, footer_crc32: int, suffix: Suffix) -> ShardName:
+    return ShardName(first=first, rows=rows, size=size, crc32=crc32, footer_crc32=footer_crc32, suffix=suffix)
+
+
+def make_writer_id(worker_index: int) -> str:
+    """A new id, ``w<worker_index:05d>-<8 hex>``: no other process start has it, on any machine.
+
+    Raises:
+        OptionError: ``worker_index`` is negative.
+    """
+    if worker_index < 0:
+        raise OptionError(f"worker_index={worker_index}: expected 0 for a local worker, else 1, 2, ...")
+    return f"w{worker_index:05d}-{uuid.uuid4().hex[:8]}"
+
+
+def is_writer_id(text: object) -> bool:
+    """Whether ``text`` may be a writer's id, an attempt's included, and so a folder's name."""
+    return isinstance(text, str) and (_WRITER.fullmatch(text) is not None or part_of(text) is not None)
+
+
+def check_writer_id(writer_id: str) -> str:
+    """Return ``writer_id`` if it may be one.
+
+    Raises:
+        OptionError: It is not 1 to 64 of ``a-z 0-9 -``, or starts with ``-``; nor is it an attempt's id.
+    """
+    if not is_writer_id(writer_id):
+        raise OptionError(
+            f"writer_id={excerpt(writer_id)}: expected 1 to 64 of the characters a-z, 0-9 and '-', "
+            "the first no '-'"
+        )
+    return writer_id
+
+
+def is_job(text: object) -> bool:
+    """Whether ``text`` may name a job whose parts are written by attempts."""
+    return isinstance(text, str) and _JOB.fullmatch(text) is not None
+
+
+def part_id(job: str, number: int) -> str:
+    """What all attempts at one part of a job share: ``x<job>-<number:06d>``.
+
+    Raises:
+        OptionError: ``job`` is not 1 to 31 of ``a-z 0-9 -`` or starts with ``-``, or the number is too large.
+    """
+    if not is_job(job):
+        raise OptionError(
+            f"job={excerpt(job)}: expected 1 to 31 of the characters a-z, 0-9 and '-', the first no '-'"
+        )
+    if not 0 <= number <= _MAX_PART:
+        raise OptionError(f"part {number}: a job has at most {_MAX_PART + 1}; give each more rows")
+    return f"x{job}-{number:06d}"
+
+
+def make_attempt_id(part: str, number: int) -> str:
+    """A new writer id, ``<part>~<number:04d>-<8 hex>``: no other attempt at the part has it.
+
+    Args:
+        part: From `part_id`.
+        number: From 0; that of a later attempt is larger than those of all that are known.
+
+    Raises:
+        OptionError: There were too many attempts.
+    """
+    if not 0 <= number <= _MAX_ATTEMPT:
+        raise OptionError(f"attempt {number} at {part}: after {_MAX_ATTEMPT + 1}, give the job another name")
+    return check_writer_id(f"{part}~{number:04d}-{uuid.uuid4().hex[:8]}")
+
+
+def part_of(writer_id: str) -> str | None:
+    """The part that an attempt is at; None: it is the id of no attempt.
+
+    Example:
+        >>> part_of("xnightly-000007~0001-9b1c22aa"), part_of("w00000-0a1b2c3d")
+        ('xnightly-000007', None)
+    """
+    match = _ATTEMPT.fullmatch(writer_id)
+    return None if match is None else match[1]
+
+
+def writer_dir(writer_id: str) -> str:
+    """The folder of a writer's shards, relative to the root."""
+    return f"{DATA_DIR}/{check_writer_id(writer_id)}"
+
+
+def shard_path(writer_id: str, name: ShardName) -> str:
+    """Where a shard is, relative to the root."""
+    return f"{writer_dir(writer_id)}/{name.format()}"
+
+
+def schema_path(schema_hash: str) -> str:
+    """Where the schema with that hash (8 to 64 lower-case hex digits) is, relative to the root.
+
+    Raises:
+        OptionError: ``schema_hash`` is none.
+    """
+    if _SCHEMA_HASH.fullmatch(schema_hash) is None:
+        raise OptionError(f"schema hash {excerpt(schema_hash)}: expected 8 to 64 lower-case hex digits")
+    return f"{SCHEMA_DIR}/{schema_hash}.json"
+
+
+def sealed_name(rows: int) -> str:
+    """Name of the marker that says: the writer is closed for good, after ``rows`` rows."""
+    return f"_sealed-{_check_row(rows)}"
+
+
+def trim_name(row: int) -> str:
+    """Name of the marker that says: rows below ``row`` are gone on purpose."""
+    return f"_trim-{_check_row(row)}"
+
+
+def parse_sealed(name: str) -> int | None:
+    """Rows that a `sealed_name` declares, or None if ``name`` is none."""
+    return _parse_row(_SEALED, name)
+
+
+def parse_trim(name: str) -> int | None:
+    """Row that a `trim_name` declares, or None if ``name`` is none."""
+    return _parse_row(_TRIM, name)
+
+
+def _check_row(row: int) -> int:
+    if not 0 <= row <= MAX_ROW:
+        raise OptionError(f"row {row}: expected 0 to 2**62")
+    return row
+
+
+def _parse_row(pattern: re.Pattern[str], name: str) -> int | None:
+    match = pattern.fullmatch(name)
+    if match is None:
+        return None
+    row = int(match[1])
+    return row if row <= MAX_ROW else None

@@ -1,0 +1,383 @@
+"""A part of a data set as Arrow tables, read a row group at a time; and how a data set is cut into parts.
+
+A part is a range of rows of each of some writers, so that it means the same rows whatever is compacted,
+collected or written meanwhile. Exports read a data set as one part, Ray Data one part a task.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rlio.batch import Batch, MultiAgentBatch, SampleBatch
+from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
+from rlio.dataset.arrow_tables import WRITER, Layout, TableColumn, to_table
+from rlio.dataset.dataset import Dataset, common_columns
+from rlio.dataset.listing import Listing, Segment, ShardRef
+from rlio.dataset.segment_reader import (
+    GoneShards,
+    GroupOptions,
+    SegmentReader,
+    ShardGone,
+    Span,
+    counting_of,
+    group_options,
+    with_step_columns,
+)
+from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
+from rlio.readers.read_options import ReadOptions
+from rlio.replay.filter_pushdown import check_filter, filter_options, passing
+from rlio.replay.filters import RowFilter
+from rlio.schemas.filling import joint_columns
+from rlio.schemas.folded import unfold
+from rlio.schemas.schema import Schema
+from rlio.storage.filesystem import Storage
+
+__all__ = ["PartReader", "Plan", "Rows", "plan_of", "split"]
+
+logger = logging.getLogger("rlio")
+
+Missing = Literal["error", "drop", "fill"]
+
+# A table has at most so many bytes, or is one row: what is decoded at once, where stacks are looked up.
+_TABLE_BYTES: Final = 32 << 20
+# A task reads at most so many bytes of shards, or one shard.
+_TASK_BYTES: Final = 64 << 20
+# Few bytes are shared out, too, into so many tasks at most, of a megabyte at least: by the data alone.
+_TASKS: Final = 32
+_LEAST_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A range of a writer's rows, and the shards that held them when they were listed."""
+
+    writer: str
+    first: int
+    stop: int
+    shards: tuple[ShardRef, ...]
+
+    def __len__(self) -> int:
+        return self.stop - self.first
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is read of a data set, and how it comes.
+
+    Attributes:
+        options: What is read of each group.
+        layout: The columns of the tables.
+        policy: Of several policies, the one whose rows are read; None: all, or the only one.
+        row_filter: Which rows; None: all.
+        filter_options: What is read of each group to find them.
+        schemas: Of all writers, by hash.
+        writers: Whether a column says whose each row is.
+        row_bytes: What a row takes in memory; texts are guessed.
+        shown: Columns of the tables, where the layout has others that are only needed to make them.
+    """
+
+    options: GroupOptions
+    layout: Layout
+    policy: str | None
+    row_filter: RowFilter | None
+    filter_options: GroupOptions
+    schemas: Mapping[str, Schema]
+    writers: bool
+    row_bytes: int
+    shown: tuple[str, ...] | None = None
+
+    def shows(self, table: pa.Table) -> pa.Table:
+        """What is asked for of a table that has all columns of the layout."""
+        return table if self.shown is None else table.select(list(self.shown))
+
+    def only(self, names: Sequence[str]) -> Plan:
+        """The same rows with some of the columns.
+
+        Raises:
+            MissingColumn: There is no such column.
+        """
+        for name in names:
+            if name not in self.layout.names:
+                raise MissingColumn(f"the table has only {', '.join(self.layout.names)}", column=name)
+        layout = self.layout.only(names)
+        # A table without columns would have no rows either: Ray counts them by one, and drops it.
+        if not layout.columns:
+            layout = replace(layout, columns=self.layout.columns[:1])
+        needed = layout.logical
+        if self.layout.joint:
+            layout = replace(layout, joint=True)
+            known = self.layout.logical
+            needed += [name for name in (Columns.EPS_ID, Columns.T) if name in known and name not in needed]
+        columns = [name for name in needed if name != WRITER or not self.writers]
+        shown = tuple(name for name in layout.names if name in names) or None
+        options = replace(self.options, columns=columns or None)
+        return replace(self, layout=layout, options=options, shown=shown)
+
+
+def plan_of(
+    dataset: Dataset,
+    options: ReadOptions,
+    *,
+    missing: Missing,
+    policy: str | None,
+    filter: str | RowFilter | Any | None,
+    writers: bool,
+) -> Plan:
+    """Check what is asked for, before anything is read.
+
+    Raises:
+        OptionError: Options do not fit each other or the data.
+        MissingColumn: There is no such column.
+        SchemaConflict: Only some writers have a column, and ``missing`` is "error".
+        SchemaError: The policies' columns differ.
+    """
+    schemas = list(dataset.schemas.values())
+    joint = any(schema.multi_agent for schema in schemas)
+    policies = sorted({pid for schema in schemas for pid in schema.policies})
+    if policy is not None and policy not in policies and policies:
+        raise OptionError(f"policy={excerpt(policy)}: there are {excerpt(policies)}", uri=dataset.uri)
+    pids = [policy] if policy is not None else policies or [DEFAULT_POLICY_ID]
+    wanted = None if options.columns is None else with_step_columns(dataset, options.columns)
+    shared = common_columns(dataset, missing=missing, wanted=wanted)
+    wanted = shared if missing == "drop" else wanted
+    chosen = group_options(dataset, replace(options, columns=wanted), missing)
+    row_filter = None if filter is None else RowFilter.of(filter)
+    if not schemas:  # There are no rows to choose among.
+        row_filter = None
+    searched = chosen
+    if row_filter is not None:
+        _check_chooses_rows(dataset, chosen, joint=joint and policy is None)
+        check_filter(row_filter, schemas, pids[0])
+        searched = filter_options(dataset, row_filter, missing=missing, on_error=options.on_error)
+    layout = _shared_layout(
+        {pid: Layout.of_leaves(joint_columns(schemas, pid, chosen.columns)) for pid in pids},
+        joint=joint and policy is None,
+        uri=dataset.uri,
+    )
+    if options.columns is not None and joint:  # Those that joint steps are told apart by are read, not given.
+        given = {*options.columns, Columns.NEXT_OBS_VALID}
+        layout = replace(layout, columns=tuple(c for c in layout.columns if c.column in given))
+    for name in options.columns or () if missing != "drop" else ():
+        if name not in layout.logical:
+            raise MissingColumn(
+                f"policy {excerpt(pids[0])} has only {', '.join(sorted(layout.logical))}",
+                uri=dataset.uri,
+                column=name,
+            )
+    return Plan(
+        options=chosen,
+        layout=_with_writers(layout, uri=dataset.uri) if writers else layout,
+        policy=policy,
+        row_filter=row_filter,
+        filter_options=searched,
+        schemas=dataset.schemas,
+        writers=writers,
+        row_bytes=max((schema.row_bytes for schema in schemas), default=1),
+    )
+
+
+def _check_chooses_rows(dataset: Dataset, options: GroupOptions, *, joint: bool) -> None:
+    """Refuse a filter where single rows are not units.
+
+    Raises:
+        OptionError: The data has sequences; or the joint steps of several agents are read (``joint``).
+    """
+    sequences = counting_of(dataset, options.columns).unit == "sequences"
+    if sequences or joint:
+        what = "sequences (seq_lens)" if sequences else "joint steps of several agents"
+        hint = "leave filter= out, and" if sequences else "name one policy=, or"
+        raise OptionError(
+            f"filter chooses among rows, and the data has {what}: {hint} filter the result",
+            uri=dataset.uri,
+        )
+
+
+def _with_writers(layout: Layout, *, uri: str) -> Layout:
+    """The columns, and one that says whose each row is."""
+    if WRITER in layout.logical:
+        raise OptionError("writers=True: the data has a column '_writer' already", uri=uri)
+    return replace(layout, columns=(*layout.columns, TableColumn(WRITER, WRITER, (), "<U", ())))
+
+
+def _shared_layout(layouts: dict[str, Layout], *, joint: bool, uri: str) -> Layout:
+    """The columns that all policies have.
+
+    Raises:
+        OptionError: Several agents have sequences.
+        SchemaError: One lacks a column of another, or has it of another type.
+    """
+    (first, layout), *others = layouts.items()
+    for pid, other in others:
+        unlike = set(layout.columns) ^ set(other.columns)
+        if unlike:
+            names = excerpt(sorted({column.name for column in unlike}))
+            raise SchemaError(
+                f"policies {first!r} and {pid!r} differ in {names}, and a table has one type a column: name "
+                "one policy=, or columns=[...] that they share",
+                uri=uri,
+                column=min(c.name for c in unlike),
+            )
+    if joint and Columns.SEQ_LENS in layout.logical:
+        raise OptionError(
+            "the data has sequences (seq_lens) of several agents: name one policy=, or columns=[...] without "
+            "seq_lens and the states",
+            uri=uri,
+        )
+    if joint and "policy_id" in layout.logical:
+        raise SchemaError("the data has a column 'policy_id': name one policy=", uri=uri, column="policy_id")
+    return replace(layout, joint=joint)
+
+
+def split(dataset: Dataset, *, tasks: int | None = None) -> list[list[Rows]]:
+    """Cut a data set into parts of about equal bytes; a shard is never cut.
+
+    Args:
+        dataset: It.
+        tasks: At most so many parts, and as many where there are shards enough. None: by the bytes.
+    """
+    total = dataset.bytes()
+    if tasks is None:
+        target = min(_TASK_BYTES, max(_LEAST_BYTES, -(-total // _TASKS)))
+    else:
+        target = max(-(-total // tasks), 1)
+    parts: list[list[Rows]] = []
+    done, at = 0, -1
+    for segment in dataset.segments:
+        size = segment.ref.name.size
+        # By where a shard's middle lies: there are never more parts than asked for.
+        number = (2 * done + size) // (2 * target)
+        done += size
+        if number != at:
+            parts.append([])
+            at = number
+        _append(parts[-1], segment)
+    return parts
+
+
+def _append(part: list[Rows], segment: Segment) -> None:
+    rows = Rows(segment.ref.writer, segment.first, segment.end, (segment.ref,))
+    if part and (part[-1].writer, part[-1].stop) == (rows.writer, rows.first):
+        before = part.pop()
+        rows = replace(rows, first=before.first, shards=before.shards + rows.shards)
+    part.append(rows)
+
+
+@dataclass(frozen=True)
+class PartReader:
+    """Reads one part; travels to the task by pickle.
+
+    Args:
+        storage: The root.
+        plan: What is read.
+        rows: The part.
+    """
+
+    storage: Storage
+    plan: Plan
+    rows: Sequence[Rows]
+
+    def tables(self) -> Iterator[pa.Table]:
+        """The rows as tables; one without rows where there are none."""
+        empty = True
+        for batch in self.batches():
+            empty = False
+            yield self.plan.shows(to_table(batch, self.plan.layout))
+        if empty:
+            yield self.plan.shows(self.plan.layout.empty())
+
+    def batches(self) -> Iterator[Batch]:
+        """The rows in batches of at most 32 MiB, if a row has not more.
+
+        Raises:
+            CorruptData: Rows are damaged or missing; with ``on_error="skip"`` they are counted and logged.
+        """
+        for rows in self.rows:
+            for batch in self._of_writer(rows):
+                if batch.agent_steps():
+                    yield self._finished(batch, rows.writer)
+
+    def _finished(self, batch: Batch, writer: str) -> Batch:
+        """The batch as the layout has it."""
+        if self.plan.layout.joint:
+            batch = batch.as_multi_agent()
+        if not self.plan.writers:
+            return batch
+        if isinstance(batch, MultiAgentBatch):
+            return MultiAgentBatch({p: _signed(b, writer) for p, b in batch.items()}, batch.env_steps())
+        return _signed(batch, writer)
+
+    def _of_writer(self, rows: Rows) -> Iterator[Batch]:
+        cursor = rows.first
+        on_error: Literal["raise", "skip"] = "skip" if self.plan.options.skip_damage else "raise"
+        missing = GoneShards(self.storage, on_error)
+        given_up = missing.given_up
+        listing: Listing | None = Listing({rows.writer: list(rows.shards)})
+        while cursor < rows.stop:
+            dataset = Dataset(self.storage, listing or Listing(), at={rows.writer: [cursor, rows.stop]})
+            if listing is None:
+                dataset = dataset.refresh()
+            self._check(dataset)
+            # Known already: else each task would read the files of all of them.
+            vars(dataset)["schemas"] = dict(self.plan.schemas)
+            options, searched = self.plan.options, self.plan.filter_options
+            reader = SegmentReader(dataset, options, counting_of(dataset, options.columns), given_up=given_up)
+            search = reader.with_options(searched, counting_of(dataset, searched.columns))
+            try:
+                for segment in dataset.segments:
+                    for span in reader.spans(segment):
+                        chosen = self._passing(search, segment, span)
+                        yield from self._of_span(reader, segment, span, chosen)
+                        cursor = span.end
+                return
+            except ShardGone as gone:
+                missing.miss(gone)
+                listing = None
+
+    def _check(self, dataset: Dataset) -> None:
+        if not self.plan.options.skip_damage:
+            dataset.check_complete()
+        for where, rows in dataset.lost_rows():
+            logger.warning("skipped %d rows of %s, which are missing: %s", rows, dataset.uri, where)
+
+    def _of_span(
+        self, reader: SegmentReader, segment: Segment, span: Span, chosen: NDArray[np.int64] | None
+    ) -> Iterator[Batch]:
+        """The chosen rows of a row group, of the policy that is read; None: all."""
+        if chosen is not None and not len(chosen):
+            return
+        folded = reader.read_folded(segment, span)
+        if folded is None:
+            return
+        plan = self.plan
+        if isinstance(folded.batch, MultiAgentBatch):
+            if plan.policy is None:
+                yield folded.batch
+            elif plan.policy in folded.batch:
+                own = folded.batch[plan.policy]
+                yield own if chosen is None else own[chosen]
+            return
+        if chosen is not None and len(chosen) < len(folded.batch):
+            folded = replace(folded, batch=folded.batch[chosen])
+        for part in folded.parts(max(1, _TABLE_BYTES // max(plan.row_bytes, 1))):
+            yield unfold([part])
+
+    def _passing(self, search: SegmentReader, segment: Segment, span: Span) -> NDArray[np.int64] | None:
+        """The rows of the policy in a group that the filter lets pass; None: there is no filter."""
+        row_filter = self.plan.row_filter
+        if row_filter is None:
+            return None
+        pid = self.plan.policy or DEFAULT_POLICY_ID
+        found = passing(search, segment, span, row_filter, pid)
+        return np.empty(0, np.int64) if found is None else found[0]
+
+
+def _signed(batch: SampleBatch, writer: str) -> SampleBatch:
+    """The batch with a column that says whose rows they are."""
+    return batch._like({**batch, WRITER: np.full(batch.count, writer, object)})

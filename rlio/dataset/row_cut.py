@@ -1,0 +1,70 @@
+"""Cutting a decoded group by the numbers of its stored rows: where a snapshot or a cursor falls into it.
+
+Where several agents were recorded, the rows of a written batch are stored policy by policy, so that a range
+of rows is a range of each policy's own.
+
+Example:
+    >>> import numpy as np
+    >>> each = SampleBatch(eps_id=[7, 7, 7], t=[0, 1, 2])
+    >>> both = MultiAgentBatch({"a": each, "b": each.copy()}, 3)
+    >>> owners = {"a": np.array([0, 1, 4]), "b": np.array([2, 3, 5])}
+    >>> cut_rows(both, range(4, 6), owners, uri="shard")["b"]["t"]
+    array([2])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.batch import MultiAgentBatch, SampleBatch, count_units
+from rlio.batch.columns import Columns
+from rlio.errors import CorruptData, SchemaError
+
+__all__ = ["cut_rows"]
+
+
+def cut_rows(
+    batch: SampleBatch | MultiAgentBatch,
+    rows: range,
+    owners: Mapping[str, NDArray[Any] | None] | None,
+    *,
+    uri: str,
+) -> SampleBatch | MultiAgentBatch:
+    """The part of a group's batch that lies in ``rows``, as views.
+
+    Args:
+        batch: The whole group.
+        rows: Numbers of rows within the group.
+        owners: Policy id -> the numbers of its rows, ascending (None: all of them); None where the rows
+            follow policy by policy.
+        uri: The shard, for messages.
+
+    Raises:
+        CorruptData: A sequence lies across an end of ``rows``.
+    """
+    try:
+        if isinstance(batch, SampleBatch):
+            part: SampleBatch = batch[rows.start : rows.stop]
+            return part
+        parts: dict[str, SampleBatch] = {}
+        before = 0
+        for pid, own in batch.items():
+            numbers = None if owners is None else owners.get(pid)
+            if numbers is None:
+                numbers = np.arange(before, before + own.count)
+            before += own.count
+            first, last = np.searchsorted(numbers, [rows.start, rows.stop]).tolist()
+            if last > first:
+                parts[pid] = own[first:last]
+    except SchemaError as error:
+        raise CorruptData(
+            f"only rows {rows.start} to {rows.stop - 1} of a group are live, and a sequence lies across the "
+            f"cut: {error}",
+            uri=uri,
+            column=Columns.SEQ_LENS,
+        ) from error
+    return MultiAgentBatch(parts, count_units(MultiAgentBatch(parts, 0), "steps"))

@@ -1,0 +1,1 @@
+"""Rollout workers in processes of their own, as one reader."""

@@ -1,0 +1,226 @@
+"""`Recipe`: one set of arguments from which every worker of a group is made, on whatever machine.
+
+Example:
+    >>> from rlio.policies.random_policy import RandomPolicy
+    >>> recipe = Recipe("CartPole-v1", RandomPolicy, {}, num_workers=2, seed=7)
+    >>> with recipe.make(Seat(1)) as first, recipe.make(Seat(2)) as second:
+    ...     seeds = [first.runner.seeds["seed"], second.runner.seeds["seed"]]
+    >>> seeds == [recipe.seed_of(Seat(1)), recipe.seed_of(Seat(2))], len(set(seeds))
+    (True, 2)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias, TypedDict
+
+import numpy as np
+
+from rlio.envs.external import ExternalEnv
+from rlio.errors import OptionError, excerpt
+from rlio.policies.policy import Policy
+from rlio.reader import InputReader
+from rlio.resolve import IOContext, registered_input, registered_output, resolve_output
+from rlio.sampling.callbacks import CallbacksLike
+from rlio.sampling.config import RolloutConfig
+from rlio.sampling.offline import refuse_same_root
+from rlio.sampling.policy_group import MappingFn, PoliciesToTrain
+from rlio.sampling.policy_setup import PolicySetup
+from rlio.storage.paths import is_uri
+from rlio.support.options import refuse_unknown
+from rlio.worker import RolloutWorker
+from rlio.writer import OutputWriter
+
+__all__ = ["Acknowledge", "Recipe", "Seat", "WorkerKeywords", "draw_seed", "portable"]
+
+# Any in this module: arguments are what `RolloutWorker` takes.
+
+
+#: When a group returns a row: once its writer has taken it, or once it is in the data set.
+Acknowledge: TypeAlias = Literal["written", "published"]
+
+
+class WorkerKeywords(TypedDict, total=False):
+    """The keywords of `RolloutWorker` that a group takes; the others it gives by itself."""
+
+    input: Any
+    output: Any
+    rollout: RolloutConfig | None
+    log_dir: str | os.PathLike[str] | None
+    input_options: Mapping[str, Any] | None
+    output_options: Mapping[str, Any] | None
+    record: Literal["live", "all"]
+    policy_mapping_fn: MappingFn | None
+    policies_to_train: PoliciesToTrain
+    callbacks: CallbacksLike
+    policy_setup: PolicySetup | None
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Which worker of a group, and the how manieth that is it.
+
+    Attributes:
+        worker_index: From 1 on.
+        incarnation: How often another took the place of the one before, whatever process it was in.
+    """
+
+    worker_index: int
+    incarnation: int = 0
+
+
+def draw_seed() -> int:
+    """A seed from the operating system; of 53 bits, which JSON's numbers have everywhere."""
+    return _number(np.random.SeedSequence())
+
+
+def _number(sequence: np.random.SeedSequence) -> int:
+    return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(11))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Arguments of `RolloutWorker`.
+
+    Attributes:
+        env: As for a worker.
+        policy: As for a worker.
+        keywords: The others, as `portable` gave them.
+        num_workers: In the group.
+        seed: Of the group.
+        acknowledge: See `WorkerGroup`.
+    """
+
+    env: Any
+    policy: Any
+    keywords: Mapping[str, Any]
+    num_workers: int
+    seed: int
+    acknowledge: Acknowledge = "written"
+
+    def seed_of(self, seat: Seat) -> int:
+        """The seed of one worker: another for each place, and for each that takes it."""
+        key = (seat.worker_index, seat.incarnation)
+        return _number(np.random.SeedSequence(self.seed, spawn_key=key))
+
+    def make(self, seat: Seat) -> RolloutWorker:
+        """Make the worker that sits at ``seat``."""
+        keywords = dict(self.keywords)
+        if keywords.get("output") is not None:
+            keywords["output"] = _Output(keywords["output"], self._about(seat))
+        return RolloutWorker(
+            self.env,
+            self.policy,
+            **keywords,
+            seed=self.seed_of(seat),
+            worker_index=seat.worker_index,
+            num_workers=self.num_workers,
+            recreated_worker=seat.incarnation > 0,
+        )
+
+    def _about(self, seat: Seat) -> dict[str, Any]:
+        """What provenance says beside the worker's own seed: how to get at it again."""
+        return {
+            "seed": self.seed,
+            "worker_index": seat.worker_index,
+            "num_workers": self.num_workers,
+            "incarnation": seat.incarnation,
+        }
+
+
+class _Output:
+    """Opens the output with the group's part of the provenance."""
+
+    def __init__(self, output: Any, about: Mapping[str, Any]) -> None:
+        self._output, self._about = output, about
+
+    def __call__(self, context: IOContext) -> OutputWriter:
+        made_by = dict(context.made_by)
+        made_by["extra"] = {**made_by.get("extra", {}), "worker_group": self._about}
+        return resolve_output(self._output, replace(context, made_by=made_by))
+
+
+def portable(env: Any, policy: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """The ``keywords`` such that they mean the same in every process.
+
+    Local paths become absolute ones, and names that are registered here become what they stand for.
+
+    Raises:
+        OptionError: A keyword is none of a group's; or something is an open thing, that cannot be in several
+            processes at once.
+    """
+    refuse_unknown(keywords, WorkerKeywords.__annotations__, of="WorkerGroup")
+    _refuse_objects(env, policy)
+    made = dict(keywords)
+    if "input" in made:
+        made["input"] = _portable_input(made["input"])
+    if "output" in made:
+        made["output"] = _portable_output(made["output"])
+    if made.get("log_dir") is not None:
+        made["log_dir"] = _absolute(made["log_dir"])
+    if made.get("record") == "all" and made.get("output") is not None:
+        # The workers' own check sees a function.
+        refuse_same_root(made.get("input"), made["output"])
+    return made
+
+
+def _refuse_objects(env: Any, policy: Any) -> None:
+    from gymnasium import Env
+    from gymnasium.vector import VectorEnv
+
+    if isinstance(env, (Env, VectorEnv, ExternalEnv)):
+        raise OptionError(
+            f"env={excerpt(env)} is one environment, but each worker needs its own: pass its id, or a "
+            "function that makes it"
+        )
+    given = policy if isinstance(policy, Mapping) else {"policy": policy}
+    for name, value in given.items():
+        if isinstance(value, Policy) and value.is_bound:
+            raise OptionError(
+                f"{name}={excerpt(value)} acts already: workers would all draw its random numbers. Pass a "
+                "PolicySpec, a class, or a policy that is bound to no spaces yet, and give the weights to "
+                "set_weights()"
+            )
+
+
+def _portable_output(value: Any) -> Any:
+    _refuse_open("output", value, OutputWriter)
+    return _portable_place(value, "logdir", registered_output)
+
+
+def _portable_input(value: Any) -> Any:
+    _refuse_open("input", value, InputReader)
+    if isinstance(value, Mapping):
+        return [(_portable_input(source), weight) for source, weight in value.items()]
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [
+            (_portable_input(item[0]), item[1]) if isinstance(item, tuple) and len(item) == 2
+            else _portable_input(item)
+            for item in value
+        ]  # fmt: skip
+    return _portable_place(value, "sampler", registered_input)
+
+
+def _refuse_open(name: str, value: Any, kind: type) -> None:
+    if isinstance(value, kind):
+        raise OptionError(
+            f"{name}={excerpt(value)} is open in this process, but each worker needs its own: pass a path, "
+            "or a function of IOContext"
+        )
+
+
+def _portable_place(value: Any, keyword: str, registered: Callable[[str], Any]) -> Any:
+    """A path that is absolute, or what a name stands for; ``keyword`` and other values as they are."""
+    if isinstance(value, str):
+        return value if value == keyword else registered(value) or _absolute(value)
+    return _absolute(value) if isinstance(value, os.PathLike) else value
+
+
+def _absolute(value: str | os.PathLike[str]) -> str:
+    """A path that does not depend on the folder that a process is in."""
+    text = os.fspath(value)
+    if isinstance(value, str) and is_uri(text):
+        return text
+    return os.path.abspath(os.path.expanduser(text))

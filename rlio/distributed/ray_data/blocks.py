@@ -1,0 +1,246 @@
+"""Ray's blocks: Arrow tables with one row a step, and these as batches again.
+
+The columns are those of `rlio.dataset.arrow_tables`, except that rows of several values are a tensor column
+(`ray.data.extensions.ArrowTensorArray`): ``iter_batches`` with ``batch_format="numpy"`` gives it as an array
+of shape (rows, *shape) and its own dtype. Texts come as object arrays.
+
+Ray's own operations and functions of Arrow tables keep the fields' metadata. Functions of NumPy batches lose
+it; `Layout.of_names` then goes by names.
+
+Not here: where rows come from (`rlio.dataset.part_reader`) and go to
+(`rlio.distributed.ray_data.part_writer`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rlio.batch import Batch, MultiAgentBatch, SampleBatch
+from rlio.batch.columns import Columns, is_per_sequence
+from rlio.batch.multi_agent import step_numbers
+from rlio.batch.nested import Path, unflatten
+from rlio.dataset.arrow_tables import POLICY_ID, Layout, TableColumn
+from rlio.errors import SchemaError, excerpt
+from rlio.schemas.json_values import load_value
+
+__all__ = ["Assembler", "block_arrays", "ray_tensors", "without_empty_columns"]
+
+
+def ray_tensors(values: NDArray[Any]) -> pa.Array:
+    """Rows of several values as a tensor column of Ray.
+
+    Raises:
+        TypeError: Arrow has no such type.
+    """
+    from ray.data.extensions import ArrowTensorArray
+
+    try:
+        return ArrowTensorArray.from_numpy(values)
+    except Exception as error:
+        # Ray's own error of this has no public base; its cause is Arrow's.
+        if isinstance(error.__cause__, pa.ArrowException | NotImplementedError | TypeError):
+            raise TypeError(f"no tensors of {values.dtype}") from error
+        raise
+
+
+@dataclass
+class Assembler:
+    """Makes batches of tables that come one after the other, with whole sequences and joint steps.
+
+    Rows of a sequence or joint step at the end of a table wait for the next table: Ray cuts blocks anywhere.
+    Columns without a value in any row are left out: see `without_empty_columns`.
+
+    Args:
+        like: What is known of columns whose fields do not say it.
+
+    Attributes:
+        left_out: Names of columns that were left out.
+        names: Of those that were not.
+    """
+
+    like: Layout | None = None
+    left_out: set[str] = field(default_factory=set)
+    names: set[str] = field(default_factory=set)
+    _waiting: dict[str, NDArray[Any]] = field(default_factory=dict)
+    _layout: Layout | None = None
+
+    def batches(self, tables: Iterable[Any]) -> Iterator[Batch]:
+        """The batches; none has no rows.
+
+        Args:
+            tables: Blocks, Arrow tables or data frames.
+
+        Raises:
+            SchemaError: A column has values in some rows only, or rows of several shapes; no column has any
+                value; or sequences were cut.
+        """
+        for block in tables:
+            table, left_out = without_empty_columns(block)
+            arrays, layout = block_arrays(table, self.like)
+            if not len(next(iter(arrays.values()), ())):
+                continue
+            self.left_out.update(left_out)
+            self.names.update(arrays)
+            if self._layout is not None and set(layout.names) != set(self._layout.names):
+                raise SchemaError(
+                    f"a block with the columns {excerpt(layout.names)} after blocks with "
+                    f"{excerpt(self._layout.names)}: give all rows the same columns"
+                )
+            self._layout = layout
+            if self._waiting:
+                arrays = {name: np.concatenate([self._waiting[name], arrays[name]]) for name in arrays}
+            rows = len(next(iter(arrays.values())))
+            whole = _whole_rows(arrays, layout)
+            self._waiting = {name: values[whole:] for name, values in arrays.items()} if whole < rows else {}
+            if whole:
+                yield _batch({name: values[:whole] for name, values in arrays.items()}, layout)
+        if self._waiting:
+            assert self._layout is not None
+            rest, self._waiting = self._waiting, {}
+            yield _batch(rest, self._layout)
+
+
+def _whole_rows(arrays: Mapping[str, NDArray[Any]], layout: Layout) -> int:
+    """Rows before the sequence or joint step that may go on in the next block."""
+    rows = len(next(iter(arrays.values())))
+    if Columns.SEQ_LENS in arrays:
+        firsts = np.flatnonzero(arrays[Columns.SEQ_LENS])
+        last = int(firsts[-1]) if len(firsts) else 0
+        return rows if last + int(arrays[Columns.SEQ_LENS][last]) == rows else last
+    if not layout.joint or Columns.EPS_ID not in arrays or Columns.T not in arrays:
+        return rows
+    ids, times = arrays[Columns.EPS_ID], arrays[Columns.T]
+    others = np.flatnonzero((ids != ids[-1]) | (times != times[-1]))
+    return int(others[-1]) + 1 if len(others) else 0
+
+
+def _batch(arrays: Mapping[str, NDArray[Any]], layout: Layout) -> Batch:
+    """The rows of a block as a batch."""
+    if not layout.joint:
+        return _sample_batch(arrays, layout)
+    owners = arrays[POLICY_ID]
+    parts = {}
+    for pid in dict.fromkeys(owners.tolist()):
+        own = np.flatnonzero(owners == pid)
+        parts[pid] = _sample_batch({name: values[own] for name, values in arrays.items()}, layout)
+    steps = step_numbers(MultiAgentBatch(parts, 0))[1]
+    return MultiAgentBatch(parts, steps)
+
+
+def _sample_batch(arrays: Mapping[str, NDArray[Any]], layout: Layout) -> SampleBatch:
+    firsts: NDArray[np.int64] | None = None
+    if Columns.SEQ_LENS in arrays:
+        lengths = arrays[Columns.SEQ_LENS]
+        firsts = np.flatnonzero(lengths)
+        ends = firsts + lengths[firsts].astype(np.int64)
+        if not np.array_equal([0, *ends[:-1]], firsts) or ends[-1] != len(lengths):
+            raise SchemaError(
+                "the rows of a sequence do not follow each other any more: filter and shuffle whole "
+                "sequences, or leave seq_lens and the states out",
+                column=Columns.SEQ_LENS,
+            )
+    columns: dict[str, dict[Path, NDArray[Any]]] = {}
+    for column in layout.columns:
+        values = _from_block(arrays[column.name], column)
+        if firsts is not None and is_per_sequence(column.column):
+            values = values[firsts]
+        columns.setdefault(column.column, {})[column.path] = values
+    return SampleBatch({name: unflatten(parts, parts.values()) for name, parts in columns.items()})
+
+
+def _from_block(values: NDArray[Any], column: TableColumn) -> NDArray[Any]:
+    """Values as they were before they came into a block."""
+    if column.is_json:
+        if values.dtype.kind == "O" and not all(type(value) is str for value in values):
+            return values  # A function of batches has made objects of them.
+        objects = np.empty(len(values), object)
+        objects[:] = [load_value(text) for text in values]
+        return objects
+    if values.dtype.kind == "O":
+        if column.dtype[1:] == "U":
+            return values.astype("U")
+        if all(type(value) is bytes for value in values):
+            return values.astype("S")
+        return values
+    if column.dtype and column.dtype != values.dtype.str:
+        wanted = np.dtype(column.dtype)
+        if wanted.newbyteorder("=") == values.dtype:  # Arrow has this machine's byte order only.
+            return values.astype(wanted)
+        if wanted.kind == values.dtype.kind == "M":  # Days, as a tensor, come in seconds.
+            given = values.astype(wanted)
+            return given if np.array_equal(given.astype(values.dtype), values, equal_nan=True) else values
+    return values
+
+
+def without_empty_columns(block: Any) -> tuple[pa.Table, list[str]]:
+    """The table of a block without the columns that have no value in any row; and their names.
+
+    RLlib's ``agent_id`` is such a column where there is one agent.
+
+    Raises:
+        SchemaError: No column has a value.
+    """
+    from ray.data.block import BlockAccessor
+
+    table = BlockAccessor.for_block(block).to_arrow()
+    empty = [
+        name
+        for name in table.column_names
+        if table.num_rows
+        and table.column(name).null_count == table.num_rows
+        and not _has_nat(table.schema.field(name).type)
+    ]
+    if empty and len(empty) == table.num_columns:
+        raise SchemaError(
+            f"none of {table.num_rows} rows has a value in any of the columns {excerpt(empty)}: there is "
+            "nothing to write; look at where these rows come from"
+        )
+    return table.drop_columns(empty), empty
+
+
+def block_arrays(table: pa.Table, like: Layout | None) -> tuple[dict[str, NDArray[Any]], Layout]:
+    """The columns of a block as arrays, read-only views where they can be, and what they are.
+
+    Raises:
+        SchemaError: A column has nulls, or no array of one shape a row.
+    """
+    from ray.data.block import BlockAccessor
+
+    for name in table.column_names:
+        nulls = table.column(name).null_count
+        if nulls and not _has_nat(table.schema.field(name).type):
+            raise SchemaError(
+                f"{nulls} of {table.num_rows} rows have no value: fill them, or leave the column out",
+                column=name,
+            )
+    if not table.num_columns:
+        return {}, Layout(())
+    found: Any = BlockAccessor.for_block(table).to_numpy()
+    arrays = {name: _dense(values, name, table.schema.field(name)) for name, values in found.items()}
+    return arrays, Layout.of_fields(table.schema, like=like)
+
+
+def _has_nat(kind: pa.DataType) -> bool:
+    """Whether a missing value is NumPy's own NaT."""
+    types = pa.types
+    return bool(types.is_timestamp(kind) or types.is_duration(kind) or types.is_date(kind))
+
+
+def _dense(values: NDArray[Any], name: str, of: pa.Field) -> NDArray[Any]:
+    """Rows of one shape: Arrow's own lists come as an array of arrays."""
+    if values.dtype.kind != "O" or pa.types.is_string(of.type) or pa.types.is_large_string(of.type):
+        return values
+    if pa.types.is_binary(of.type) or pa.types.is_large_binary(of.type) or not len(values):
+        return values
+    if all(isinstance(value, np.ndarray) for value in values):
+        shapes = {value.shape for value in values}
+        if len(shapes) > 1:
+            raise SchemaError(f"rows of the shapes {excerpt(sorted(shapes))}: expected one", column=name)
+        return np.stack(list(values))
+    return values

@@ -1,0 +1,73 @@
+"""`DatasetSource`: a data set as a datasource of Ray Data. Only `read_dataset` imports it: it needs Ray."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray.data import Datasource, ReadTask
+from ray.data.block import BlockMetadata
+
+from rlio.dataset.part_reader import PartReader, Plan, Rows
+from rlio.storage.filesystem import Storage
+
+__all__ = ["DatasetSource"]
+
+
+class DatasetSource(Datasource):
+    """Parts of a data set, each read by one task.
+
+    Args:
+        storage: The root.
+        plan: What is read.
+        parts: The rows of each task.
+    """
+
+    def __init__(self, storage: Storage, plan: Plan, parts: list[list[Rows]]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # Ray's is not annotated.
+        self._storage = storage
+        self._plan = plan
+        self._parts = parts
+        # Ray's own: set by a copy of this object where `select_columns` follows the read.
+        self._projection_map: dict[str, str] | None = None
+
+    def get_name(self) -> str:
+        """For Ray's messages."""
+        return "Rlio"
+
+    def supports_projection_pushdown(self) -> bool:
+        """Columns that nobody uses are not read."""
+        return True
+
+    def estimate_inmemory_data_size(self) -> int | None:
+        """Bytes of all rows in memory, where that is known."""
+        return sum(len(rows) for part in self._parts for rows in part) * self._plan.row_bytes
+
+    def get_read_tasks(
+        self,
+        parallelism: int,
+        per_task_row_limit: int | None = None,
+        data_context: Any = None,
+    ) -> list[ReadTask]:
+        """One for each part, however many are asked for: which rows a task has depends on the data alone."""
+        names = self._get_data_columns()
+        plan = self._plan if names is None else self._plan.only(names)
+        # How many rows pass a filter, or are of one policy, is not known unread.
+        counted = plan.row_filter is None and plan.policy is None
+        tasks = []
+        for part in self._parts:
+            rows = sum(map(len, part))
+            metadata = BlockMetadata(
+                num_rows=rows if counted and not plan.options.skip_damage else None,
+                size_bytes=rows * plan.row_bytes,
+                input_files=None,
+                exec_stats=None,
+            )
+            tasks.append(
+                ReadTask(
+                    PartReader(self._storage, plan, part).tables,
+                    metadata,
+                    schema=plan.shows(plan.layout.empty()).schema,
+                    per_task_row_limit=per_task_row_limit,
+                )
+            )
+        return tasks

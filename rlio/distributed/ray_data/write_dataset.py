@@ -1,0 +1,218 @@
+"""`write_dataset`: a dataset of Ray Data as rows of a data set, each once, whatever tasks are killed.
+
+Example:
+    >>> ds = rlio.distributed.read_dataset("runs/cartpole")                          # doctest: +SKIP
+    >>> rlio.distributed.write_dataset(ds.filter(expr="rewards > 0"), "runs/good")   # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from rlio.dataset.arrow_tables import Layout
+from rlio.dataset.commit import put_header
+from rlio.dataset.dataset import Dataset, open_dataset
+from rlio.dataset.listing import list_shards
+from rlio.dataset.names import part_id, part_of
+from rlio.distributed.ray_data.part_writer import PartOptions
+from rlio.distributed.ray_import import require_ray
+from rlio.errors import OptionError, RlioError
+from rlio.schemas.parquet import Compression
+from rlio.schemas.provenance import Provenance
+from rlio.storage.clients import protocols_of
+from rlio.storage.filesystem import Storage
+from rlio.writers.roll import Roll
+
+if TYPE_CHECKING:
+    import ray.data
+
+__all__ = ["WriteReport", "WrittenPart", "write_dataset"]
+
+_PART_DIGITS: Final = len("-000000")
+
+
+@dataclass(frozen=True)
+class WrittenPart:
+    """One part of a job: the rows of one task.
+
+    Attributes:
+        writer: Id of the attempt that readers take; None where the part has no rows.
+        rows: Its rows.
+        written: Whether this run wrote it. False: an earlier one did, or a task that was killed before it
+            could say so.
+    """
+
+    writer: str | None
+    rows: int
+    written: bool
+
+
+@dataclass(frozen=True)
+class WriteReport:
+    """What `write_dataset` did.
+
+    Attributes:
+        uri: The root.
+        job: Name of the job: given, or drawn.
+        parts: In order.
+        left_out: Columns of the dataset that have no value in any row: they are not written.
+    """
+
+    uri: str
+    job: str
+    parts: tuple[WrittenPart, ...]
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Rows of all parts."""
+        return sum(part.rows for part in self.parts)
+
+
+def write_dataset(
+    ds: ray.data.Dataset,
+    root: str | os.PathLike[str],
+    *,
+    job: str | None = None,
+    like: str | os.PathLike[str] | Dataset | None = None,
+    spaces: Mapping[str, tuple[Any, Any]] | None = None,
+    roll: Roll | None = None,
+    compression: str | Compression = "zstd:1",
+    provenance: Provenance | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    concurrency: int | None = None,
+    ray_remote_args: Mapping[str, Any] | None = None,
+) -> WriteReport:
+    """Write the rows of a Ray dataset into a data set; what is there stays.
+
+    Each task writes its rows as one part of the job, which readers see whole once it is sealed. A task that
+    is run again (its process was killed, its output lost) writes nothing where its part is sealed already,
+    and otherwise all of it under a new id: no row is lost, and none comes twice. There is no log: a task that
+    can run again needs none. What was left behind is removed by `rlio gc`.
+
+    Columns are those that `read_dataset` gives, or any with one value, text or array of one shape a row:
+    ``obs/position`` becomes a leaf of a nested ``obs``, the texts of ``infos`` become objects, the column
+    ``policy_id`` says that there are several agents. ``new_obs`` that is the next row's ``obs``, and frames
+    that repeat, are stored once, where rows of an episode follow each other. A column without a value in any
+    row (RLlib's ``agent_id`` where there is one agent) is left out, with one warning.
+
+    Args:
+        ds: The rows. They must not depend on time or chance where tasks may run again.
+        root: Folder of the data set, which every task can reach: a path or any fsspec URL.
+        job: Names the job for good. Run again with the same name and the same rows in the same order, parts
+            that are sealed are compared, and not written again. None draws a name.
+        like: A data set whose columns are meant: for what blocks do not tell after functions of NumPy batches
+            (objects other than ``infos``, dicts with numbers for keys, widths of texts, byte order), and for
+            spaces.
+        spaces: Policy id -> (observation space, action space), stored with the schema.
+        roll: When to begin a new shard within a part; its ``max_seconds`` has no meaning here.
+        compression: As for `rlio.ParquetWriter`.
+        provenance: What made the data, stored in every shard.
+        storage_options: For fsspec.
+        concurrency: Most tasks at a time; None: as Ray decides.
+        ray_remote_args: For the tasks; ``max_retries`` says how often Ray runs one again.
+
+    Raises:
+        MissingExtra: Ray is not installed.
+        OptionError: An option is illegal, or an earlier run of the job wrote other rows.
+        SchemaError: Rows cannot be stored, such as those of a column with values in some rows only.
+            (SchemaConflict: they do not fit those that are there.)
+        PublishError: Something could not be stored.
+    """
+    require_ray()
+    from rlio.distributed.ray_data.ray_sink import DatasetSink
+
+    name = uuid.uuid4().hex[:12] if job is None else job
+    part_id(name, 0)
+    storage = Storage.open(root, storage_options=storage_options)
+    if not storage.is_local and "memory" in protocols_of(storage.fs):
+        raise OptionError("memory:// is each process's own: use a folder or a store", uri=storage.uri)
+    made_by = provenance or Provenance()
+    known = None if like is None else like if isinstance(like, Dataset) else open_dataset(like)
+    options = PartOptions(
+        roll=roll or Roll(),
+        compression=Compression.parse(compression),
+        provenance=made_by.text,
+        stored=made_by.stored,
+        spaces=made_by.spaces_to_json(spaces) if known is None or spaces is not None else _spaces_of(known),
+    )
+    put_header(storage)
+    before = set() if job is None else _sealed_parts(storage, name)
+    layout = None if known is None else _layout_of(known)
+    sink = DatasetSink(storage, name, options, like=layout, before=before)
+    remote_args = None if ray_remote_args is None else dict(ray_remote_args)
+    with _ordered(ds, job is not None), _our_errors(job):
+        ds.write_datasink(sink, ray_remote_args=remote_args, concurrency=concurrency)
+    parts = tuple(WrittenPart(done.sealed.writer, done.sealed.rows, done.written) for done in sink.done)
+    return WriteReport(storage.uri, name, parts, sink.left_out)
+
+
+def _sealed_parts(storage: Storage, job: str) -> set[str]:
+    """Parts that an earlier run of a job has sealed."""
+    parts = {part_of(writer) or "" for writer in list_shards(storage).sealed}
+    return {part for part in parts if part[1:-_PART_DIGITS] == job}
+
+
+def _layout_of(dataset: Dataset) -> Layout:
+    """The columns of a data set; of those that two policies or schemas have, the first."""
+    columns = {
+        column.name: column
+        for schema in reversed(list(dataset.schemas.values()))
+        for pid in reversed(list(schema.policies))
+        for column in Layout.of_leaves(schema.policies[pid].columns).columns
+    }
+    return Layout(tuple(columns.values()))
+
+
+def _spaces_of(dataset: Dataset) -> dict[str, Mapping[str, Any]]:
+    found: dict[str, Mapping[str, Any]] = {}
+    for schema in dataset.schemas.values():
+        for pid, policy in schema.policies.items():
+            if policy.spaces is not None:
+                found.setdefault(pid, policy.spaces)
+    return found
+
+
+@contextmanager
+def _ordered(ds: ray.data.Dataset, wanted: bool) -> Iterator[None]:
+    """Number tasks by the order of rows, and not of time: a job that is run again needs the same parts."""
+    options = ds.context.execution_options
+    before = options.preserve_order
+    options.preserve_order = wanted or before
+    try:
+        yield
+    finally:
+        options.preserve_order = before
+
+
+@contextmanager
+def _our_errors(job: str | None) -> Iterator[None]:
+    """Raise what a task of ours raised as it was raised there, and not as Ray wraps it.
+
+    A note says what becomes of the parts that other tasks have sealed.
+    """
+    from ray.exceptions import RayError
+
+    try:
+        yield
+    except RayError as error:
+        found: BaseException | None = error
+        # What Ray raises is of the cause's class, too; its text is a traceback.
+        while isinstance(found, RayError) or not isinstance(found, RlioError | None):
+            found = getattr(found, "cause", None) or found.__cause__
+        (found or error).add_note(
+            "Parts that were sealed before stay in the data set: "
+            + (
+                "give job=, and a write that failed can be run again without writing them twice"
+                if job is None
+                else f"run job={job!r} again with the same rows, and they are not written twice"
+            )
+        )
+        if found is None:
+            raise
+        raise found from error

@@ -1,0 +1,319 @@
+"""`make_stepper`: makes environments of what a user names (an id, a function, an object), and their stepper.
+
+Example:
+    >>> stepper = make_stepper("CartPole-v1", EnvSetup(num_envs=3, restarts=RestartPolicy()))
+    >>> stepper.num_envs, str(stepper.action_space)
+    (3, 'Discrete(2)')
+    >>> stepper.close()
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from rlio.envs.checking import check_spaces
+from rlio.envs.context import EnvContext, create
+from rlio.envs.external import ExternalEnv
+from rlio.envs.restarts import RestartPolicy
+from rlio.envs.vector import Stepper, VectorStepper
+from rlio.errors import EnvError, MissingExtra, OptionError, excerpt
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+    from gymnasium.envs.registration import EnvSpec
+    from gymnasium.vector import VectorEnv
+
+T = TypeVar("T")
+
+__all__ = ["EnvLike", "EnvSetup", "ExternalEnvMade", "make_stepper", "set_environs"]
+
+# Any: gymnasium's generic parameters, which say nothing here.
+if TYPE_CHECKING:
+    EnvLike: TypeAlias = (
+        str
+        | EnvSpec
+        | gym.Env[Any, Any]
+        | VectorEnv[Any, Any, Any]
+        | Callable[..., gym.Env[Any, Any] | VectorEnv[Any, Any, Any]]
+    )
+else:
+    EnvLike = object
+
+
+class ExternalEnvMade(OptionError):
+    """A function made an environment that has the loop itself: nobody steps it.
+
+    Attributes:
+        env: The environment.
+    """
+
+    def __init__(self, env: ExternalEnv, name: str) -> None:
+        super().__init__(f"env={name} gave an ExternalEnv, which has the loop itself: use ExternalRunner")
+        self.env = env
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvSetup:
+    """How environments are made and stepped; the fields of `RolloutConfig` that concern them.
+
+    Attributes:
+        num_envs: How many. A given vector environment has its own number: then 1 means "as it is".
+        vectorize_mode: ``"sync"``, ``"async"`` or ``"native"``, see `RolloutConfig`; or ``"actors"``, its
+            ``remote_worker_envs``.
+        context: What functions that make environments are told: its items are the ``env_config``. Of an
+            environment's id the items are keywords.
+        check: Check what environments are and give, once.
+        validate: Called with each environment and its context where it is made; raises if it will not do.
+        restarts: When failed environments are made anew; None: failures are raised.
+        step_timeout: Seconds for a step or reset, with ``"async"`` or ``"actors"``.
+        batch_wait_ms: See ``remote_env_batch_wait_ms`` of `RolloutConfig`.
+        render: Make environments of an id with ``render_mode="rgb_array"``.
+        environs: Variables of the process's environment, set where environments live in other processes.
+    """
+
+    num_envs: int = 1
+    vectorize_mode: str = "sync"
+    context: EnvContext = field(default_factory=EnvContext, hash=False)
+    check: bool = True
+    validate: Callable[[Any, EnvContext], None] | None = None
+    restarts: RestartPolicy | None = None
+    step_timeout: float | None = None
+    batch_wait_ms: float | None = None
+    render: bool = False
+    environs: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+
+def set_environs(environs: Mapping[str, str]) -> None:
+    """Set variables of the process's environment, which processes that it starts inherit.
+
+    Raises:
+        OptionError: A name or a value is no str.
+    """
+    for name, value in environs.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise OptionError(
+                f"extra_python_environs has {excerpt(name)}: {excerpt(value)}: names and values are str"
+            )
+    os.environ.update(environs)
+
+
+def make_stepper(env: EnvLike, setup: EnvSetup | None = None) -> Stepper:
+    """Make environments, and what steps them.
+
+    Single environments are reset here, each episode with a seed of its own, and can be replaced one by one.
+    A vector environment resets itself and is seeded once; its errors are raised as they are.
+
+    Args:
+        env: A gymnasium id or spec; a function that makes an environment, or, but not for ``"async"``, a
+            vector environment, and that may take an `EnvContext`; an environment, which cannot be multiplied;
+            or a vector environment.
+        setup: How; None: the defaults.
+
+    Returns:
+        The stepper, which the caller closes, and with it the environments, also a given one.
+
+    Raises:
+        OptionError: They cannot be made, or not so; the message says why.
+        EnvError: One is no legal environment.
+    """
+    from gymnasium import Env
+    from gymnasium.envs.registration import EnvSpec
+    from gymnasium.vector import VectorEnv
+
+    setup = setup if setup is not None else EnvSetup()
+    if isinstance(env, (VectorEnv, Env)) and setup.context:
+        raise OptionError(
+            f"env_config={excerpt(dict(setup.context))} is for making environments, but {excerpt(env)} is "
+            "there already: pass its id, or a function that makes it"
+        )
+    if isinstance(env, VectorEnv):
+        return _stepper_of(env, setup)
+    if isinstance(env, Env):
+        if setup.vectorize_mode != "sync":
+            raise OptionError(
+                f"{_mode(setup)}, but {excerpt(env)} is in this process already: pass its id, or a function "
+                "that makes it"
+            )
+        if setup.num_envs != 1:
+            raise OptionError(
+                f"num_envs={setup.num_envs} but env is one environment, {excerpt(env)}: "
+                "pass a function that makes it"
+            )
+        given_env = env
+        return _local(_made("env", lambda: _sync([lambda: given_env])), setup, None)
+    named = isinstance(env, (str, EnvSpec))
+    if not named and not callable(env):
+        raise _unknown(env)
+    name = excerpt(getattr(env, "id", env))
+    if setup.vectorize_mode == "native":
+        given: Any = env  # Any: `named` has told which it is.
+        make = partial(_native, given, setup) if named else partial(create, given, setup.context)
+        made = _made(name, make)
+        if not isinstance(made, VectorEnv):
+            raise OptionError(f"env={name} gave {excerpt(made)}: 'native' needs a vector environment")
+        return _stepper_of(made, setup)
+    one = _Maker(env, setup)
+    if setup.vectorize_mode in ("async", "actors"):
+        return _made(name, partial(_apart, one, setup))
+    first = _made(name, partial(one, 0))
+    if isinstance(first, VectorEnv):
+        return _stepper_of(first, setup)
+    if isinstance(first, ExternalEnv):
+        raise ExternalEnvMade(first, name)
+    if not isinstance(first, Env):
+        raise OptionError(f"env={name} gave {excerpt(first)}: expected a gymnasium environment")
+    makers = [lambda: first, *(partial(one, index) for index in range(1, setup.num_envs))]
+    return _local(_made(name, partial(_sync, makers)), setup, partial(one, recreated=True))
+
+
+class _Maker:
+    """Makes environment number ``index``, in whatever process."""
+
+    def __init__(self, env: Any, setup: EnvSetup) -> None:
+        self._env, self._context, self._validate = env, setup.context, setup.validate
+        self._keywords = {"render_mode": "rgb_array"} if setup.render else {}
+        self._check = setup.check
+
+    def __call__(self, index: int, recreated: bool = False) -> Any:
+        from gymnasium import Env
+
+        context = self._context.with_index(index, recreated=recreated)
+        if callable(self._env):
+            made = create(self._env, context)
+        else:
+            made = _make(self._env, **self._keywords, **context)
+        if self._check and isinstance(made, Env):
+            check_spaces(made, f"environment {index} ({type(made.unwrapped).__name__})")
+        if self._validate is not None:
+            self._validate(made, context)
+        return made
+
+
+def _local(
+    envs: VectorEnv[Any, Any, Any], setup: EnvSetup, make: Callable[[int], gym.Env[Any, Any]] | None
+) -> Stepper:
+    from gymnasium.vector import SyncVectorEnv
+
+    from rlio.envs.local import LocalStepper
+
+    assert isinstance(envs, SyncVectorEnv)
+    try:
+        return LocalStepper(envs, make=make, check=setup.check, restarts=setup.restarts)
+    except BaseException:
+        envs.close()
+        raise
+
+
+def _apart(make: Callable[[int, bool], Any], setup: EnvSetup) -> Stepper:
+    """What steps environments that live in processes or actors of their own."""
+    from rlio.envs.process_stepper import ProcessStepper
+    from rlio.envs.served_envs import ServedEnvs
+
+    one = partial(_one_elsewhere, make, dict(setup.environs))
+    envs: ServedEnvs
+    if setup.vectorize_mode == "actors":
+        from rlio.envs.remote import EnvActors
+
+        envs = EnvActors(one, num_envs=setup.num_envs, check=setup.check)
+    else:
+        from rlio.envs.processes import EnvProcesses
+
+        envs = EnvProcesses(one, num_envs=setup.num_envs, check=setup.check)
+    try:
+        return ProcessStepper(
+            envs,
+            step_timeout=setup.step_timeout,
+            batch_wait_ms=setup.batch_wait_ms,
+            restarts=setup.restarts,
+        )
+    except BaseException:
+        envs.close()
+        raise
+
+
+def _one_elsewhere(
+    make: Callable[[int, bool], Any], environs: Mapping[str, str], index: int, recreated: bool
+) -> Any:
+    """Environment ``index``, in a process of its own."""
+    from gymnasium import Env
+
+    set_environs(environs)
+    env = make(index, recreated)
+    if not isinstance(env, Env):
+        raise TypeError(f"it is a {type(env).__name__}, not one gymnasium environment")
+    return env
+
+
+def _mode(setup: EnvSetup) -> str:
+    """How a user said where environments live."""
+    actors = setup.vectorize_mode == "actors"
+    return "remote_worker_envs=True" if actors else f"vectorize_mode={setup.vectorize_mode!r}"
+
+
+def _stepper_of(envs: VectorEnv[Any, Any, Any], setup: EnvSetup) -> Stepper:
+    """What steps a vector environment that a user gave, or whose function did."""
+    # Its environments are its own: nothing else can replace, move or time one of them.
+    for name, value in (
+        ("restart_failed_sub_environments", setup.restarts is not None),
+        ("remote_worker_envs", setup.vectorize_mode == "actors"),
+        ("env_step_timeout", setup.step_timeout),
+        ("remote_env_batch_wait_ms", setup.batch_wait_ms),
+    ):
+        if value is not None and value is not False:
+            raise OptionError(
+                f"{name}={value}, but {excerpt(envs)} steps all its environments by itself: pass a function "
+                "that makes one of them"
+            )
+    if setup.num_envs not in (1, envs.num_envs):
+        raise OptionError(
+            f"num_envs={setup.num_envs} but the vector environment has {envs.num_envs}: leave num_envs at 1"
+        )
+    return VectorStepper(envs, check=setup.check)
+
+
+def _unknown(env: object) -> OptionError:
+    return OptionError(
+        f"env={excerpt(env)}: expected a gymnasium id or spec, an environment, a vector environment, "
+        "or a function that makes one"
+    )
+
+
+def _made(name: str, make: Callable[[], T]) -> T:
+    """``make()``, its failure told as an OptionError."""
+    try:
+        return make()
+    except (EnvError, MissingExtra, OptionError):
+        raise  # They say what is wrong already.
+    except Exception as error:
+        raise OptionError(
+            f"env={name} cannot be made: {type(error).__name__}: {excerpt(str(error), 500)}"
+        ) from error
+
+
+def _make(env: str | EnvSpec, **keywords: Any) -> gym.Env[Any, Any]:
+    import gymnasium as gym
+
+    # Its checker looks at every step, and warns only: ours looks once, and raises.
+    return gym.make(env, disable_env_checker=True, **keywords)
+
+
+def _native(env: str | EnvSpec, setup: EnvSetup) -> VectorEnv[Any, Any, Any]:
+    import gymnasium as gym
+
+    return gym.make_vec(
+        env, num_envs=setup.num_envs, vectorization_mode="vector_entry_point", **setup.context
+    )
+
+
+# SAME_STEP: every step is a transition, where NEXT_STEP spends one on each reset. copy=False: rows are
+# copied into the recorder's columns anyway.
+
+
+def _sync(makers: list[Any]) -> VectorEnv[Any, Any, Any]:
+    from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+    return SyncVectorEnv(makers, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)

@@ -1,0 +1,296 @@
+"""`PacedWriter`: a writer that waits for those who follow the data set, where they are too far behind.
+
+A follower (`rlio.FollowingReplay` with ``ratio.min``) puts progress marks beside the data, which say how many
+rows each writer may have. This writer looks for its own before it writes more; nobody else is asked.
+
+Example:
+    >>> import rlio
+    >>> stored = rlio.ParquetWriter("memory://paced-example")
+    >>> with rlio.PacedWriter(stored, pace=rlio.Pace(stale_seconds=0)) as writer:
+    ...     writer.write(rlio.SampleBatch(rewards=[1.0, 2.0]))  # Nobody follows.
+    >>> writer.unheeded, writer.rows_received
+    (1, 2)
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from rlio.batch import Batch
+from rlio.errors import ClosedError, OptionError, PublishError, RlioError, excerpt
+from rlio.following.marks import Mark, list_marks, newest
+from rlio.storage.clients import within
+from rlio.storage.filesystem import Storage
+from rlio.support.forks import Owner
+from rlio.writer import OutputWriter
+
+if TYPE_CHECKING:
+    from rlio.log.recovery import WriterLog
+
+__all__ = ["Pace", "PacedWriter", "Stored"]
+
+logger = logging.getLogger("rlio")
+
+# Seconds that one look at the marks may take: a store that hangs is one that says nothing.
+_LOOK_SECONDS = 10.0
+# A writer that goes on without its followers looks for them so many times in `stale_seconds`.
+_LOOKS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How a writer waits for followers.
+
+    Attributes:
+        stale_seconds: Seconds without a new mark after which a follower counts as dead, and is not waited
+            for; and seconds that the first follower is waited for. More than twice the followers'
+            ``heartbeat_seconds``.
+        poll_seconds: Seconds between two looks at the marks, while waiting.
+        ahead: Rows that may be written before any follower was heard of.
+
+    Raises:
+        OptionError: A value is out of bounds.
+    """
+
+    stale_seconds: float = 60.0
+    poll_seconds: float = 0.5
+    ahead: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("stale_seconds", 0.0), ("poll_seconds", 1e-3)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
+                raise OptionError(f"Pace({name}={excerpt(value)}): a number of seconds, {least:g} or more")
+        if type(self.ahead) is not int or self.ahead < 0:
+            raise OptionError(f"Pace(ahead={excerpt(self.ahead)}): rows, 0 or more")
+
+
+@runtime_checkable
+class Stored(Protocol):
+    """What a `PacedWriter` asks of the writer that it wraps, beside what every writer has."""
+
+    @property
+    def storage(self) -> Storage:
+        """The data set's folder."""
+
+    @property
+    def writer_id(self) -> str:
+        """The id under which its rows lie there."""
+
+
+@dataclass
+class _Follower:
+    """A follower, as its marks show it.
+
+    Attributes:
+        mark: The newest.
+        since: When it was first seen.
+        heeded: Whether it is waited for.
+    """
+
+    mark: Mark
+    since: float
+    heeded: bool = True
+
+
+class PacedWriter(OutputWriter):
+    """Gives every batch to ``writer``, which it owns, once the followers let it.
+
+    Before a call of `write` is passed on, the writer's rows must be below the ceiling of every follower that
+    lives: a batch is never cut, so that it may go over by less than one batch. Where they are not, the rows
+    so far are flushed, so that followers see them, and `write` looks at the marks until one lets it go on.
+
+    A follower whose mark has not changed for ``pace.stale_seconds`` of waiting counts as dead: it is not
+    waited for until a new mark of it comes; that is logged as a warning, and counted in `unheeded`. So is it
+    where no follower has ever been heard of.
+
+    A store that is down is a follower that is not heard: nothing is raised and nothing lost for it here; the
+    rows go where ``writer`` keeps them, by its own rules.
+
+    Args:
+        writer: A `rlio.ParquetWriter`, a `rlio.JsonWriter`, or another that is `Stored`; closed with this
+            one.
+        pace: How to wait.
+        clock: Seconds, from anywhere.
+
+    `write` may be called from several threads; they take turns. `close` lets one that waits go, with a
+    `ClosedError`: its batch was not taken.
+
+    Raises:
+        OptionError: ``writer`` is no such writer.
+    """
+
+    def __init__(
+        self,
+        writer: OutputWriter,
+        *,
+        pace: Pace | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if not isinstance(writer, OutputWriter) or not isinstance(writer, Stored):
+            raise OptionError(
+                f"PacedWriter takes a writer of a data set, such as ParquetWriter, not {excerpt(writer)}: "
+                "wrap that one, and give the PacedWriter to what combines writers"
+            )
+        self.writer = writer
+        self.pace = pace or Pace()
+        self.durable = writer.durable
+        self.patience = writer.patience
+        #: Calls of `write` that waited.
+        self.waits = 0
+        #: How often it went on without a follower that was silent for ``stale_seconds``, or that never came.
+        self.unheeded = 0
+        self._waited = 0.0
+        self._clock = clock
+        self._storage = writer.storage
+        #: The id under which the rows lie.
+        self.writer_id = writer.writer_id
+        self._followers: dict[str, _Follower] = {}
+        # Whether somebody was heard of, or is waited for no longer.
+        self._heard = self._alone = False
+        self._next_look = -math.inf
+        # Held by the one write() whose turn it is; not the lock of the base, which close() needs.
+        self._turn = threading.Lock()
+        self._closing = threading.Event()
+        self._owner = Owner()
+        super().__init__()
+
+    def write(self, batch: Batch) -> None:
+        """Take a batch, once the followers let it; see the class and `OutputWriter.write`.
+
+        Raises:
+            ClosedError: After `close`, or it was closed while this call waited; nothing is taken.
+        """
+        # The turn may be another thread's, which a fork has not.
+        self._owner.check(type(self).__name__, error=PublishError, uri=self._storage.uri)
+        with self._turn:
+            if not self.closed:
+                self._wait()
+            super().write(batch)
+
+    def close(self) -> None:
+        """Flush and release; a `write` that waits ends with a `ClosedError`."""
+        self._closing.set()
+        super().close()
+
+    # ---- waiting ----
+
+    def _wait(self) -> None:
+        """Return once more rows may be written."""
+        if self._may_write():
+            self._look_around()
+            return
+        began = self._clock()
+        try:
+            self._look()
+            if not self._may_write():
+                self.waits += 1
+                self._show()
+            while not self._may_write():
+                self._give_up(began)
+                if self._may_write():
+                    break
+                if self._closing.wait(self.pace.poll_seconds):
+                    raise ClosedError(
+                        "the writer was closed while write() waited for followers: the batch was not taken"
+                    )
+                self._look()
+        finally:
+            self._waited += self._clock() - began
+
+    def _may_write(self) -> bool:
+        """Whether the rows are below every ceiling that counts."""
+        rows = self.writer.rows_received
+        if not self._heard:
+            return self._alone or rows < self.pace.ahead
+        return all(rows < found.mark.ceiling for found in self._followers.values() if found.heeded)
+
+    def _look_around(self) -> None:
+        """Look, now and then, whether a follower came, or came back, that is not waited for now."""
+        unheeded = any(not found.heeded for found in self._followers.values())
+        if (unheeded or self._alone) and self._clock() >= self._next_look:
+            self._look()
+
+    def _look(self) -> None:
+        """Read this writer's marks."""
+        self._next_look = self._clock() + self.pace.stale_seconds / _LOOKS
+        try:
+            marks = self._listed()
+        except (OSError, RlioError) as error:
+            logger.warning("the marks of writer %s could not be read: %s", self.writer_id, error)
+            return
+        for name, mark in newest(marks).items():
+            known = self._followers.get(name)
+            if known is None or known.mark != mark:
+                if known is None or not known.heeded:
+                    logger.info("writer %s waits for follower %s", self.writer_id, name)
+                self._followers[name] = _Follower(mark, self._clock())
+                self._heard, self._alone = True, False
+
+    def _listed(self) -> list[Mark]:
+        seconds = None if self._storage.is_local else _LOOK_SECONDS
+        found = within(seconds, lambda: list_marks(self._storage, self.writer_id))
+        return [*found.get(self.writer_id, {}).values()]
+
+    def _give_up(self, began: float) -> None:
+        """Wait no longer for followers that were silent for too long, all the while that was waited."""
+        now, patience = self._clock(), self.pace.stale_seconds
+        if not self._heard:
+            if now - began >= patience:
+                self._alone = True
+                self._go_on("nobody who follows the data set was heard of")
+            return
+        for name, found in self._followers.items():
+            is_bound = self.writer.rows_received >= found.mark.ceiling
+            if found.heeded and is_bound and now - max(found.since, began) >= patience:
+                found.heeded = False
+                self._go_on(f"follower {name} has put no mark")
+
+    def _go_on(self, why: str) -> None:
+        self.unheeded += 1
+        logger.warning(
+            "%s for %g s: writer %s in %s goes on without it",
+            why,
+            self.pace.stale_seconds,
+            self.writer_id,
+            self._storage.uri,
+        )
+
+    def _show(self) -> None:
+        """Make the rows so far visible: who follows may wait for them."""
+        try:
+            self.writer.flush()
+        except PublishError as error:
+            logger.warning("rows of writer %s wait for the store: %s", self.writer_id, error)
+
+    # ---- hooks of OutputWriter ----
+
+    @property
+    def rows_published(self) -> int:
+        """Rows that every reader can see."""
+        return self.rows_received - (self.writer.rows_received - self.writer.rows_published)
+
+    @property
+    def seconds_waited(self) -> float:
+        """Seconds that `write` has waited: for followers, and for room in the log."""
+        return self._waited + self.writer.seconds_waited
+
+    @property
+    def logs(self) -> tuple[WriterLog, ...]:
+        """The write-ahead log of the writer that is wrapped; empty where it has none."""
+        return tuple(getattr(self.writer, "logs", ()))
+
+    def _write(self, batch: Batch) -> None:
+        self.writer.write(batch)
+
+    def _flush(self) -> None:
+        self.writer.flush()
+
+    def _close(self) -> None:
+        self.writer.close()

@@ -1,0 +1,417 @@
+"""`FollowingReplay`: a replay buffer that follows a data set which others are still writing, with no server.
+
+Rows that are committed come into a ring, each once; draws come from the ring. How often rows are drawn for
+each row put in has limits, on which both sides keep: a draw waits for rows, and writers that are opened as
+`rlio.PacedWriter` wait for draws.
+
+Example:
+    >>> import numpy as np, rlio
+    >>> with rlio.ParquetWriter("memory://following-example") as writer:
+    ...     writer.write(rlio.SampleBatch(obs=np.zeros((100, 4)), t=np.arange(100)))
+    >>> ratio = rlio.SamplesPerInsert(max=2, min_size=60)
+    >>> with rlio.FollowingReplay(
+    ...     "memory://following-example", capacity=1000, batch_size=32, ratio=ratio, seed=0
+    ... ) as replay:
+    ...     print([len(batch) for batch in replay], replay.counters)
+    [32, 32, 16] FollowCounters(inserted=100, drawn=80, in_ring=100)
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, Unpack
+
+import numpy as np
+
+from rlio.batch import Batch
+from rlio.dataset.dataset import rows_waiting
+from rlio.errors import EndOfData, OptionError, StateError, WaitTimeout, excerpt
+from rlio.following.feed import Feed
+from rlio.following.follow import FollowPass
+from rlio.following.markers import Markers, MarkKeeper
+from rlio.following.ring_rows import reread
+from rlio.following.samples_per_insert import Account, SamplesPerInsert
+from rlio.following.state import FollowState, merge_states
+from rlio.limits import DEFAULT_LIMITS, Limits
+from rlio.reader import InputReader, JsonState, Unit
+from rlio.readers.read_options import ReadOptions
+from rlio.replay.order import rank_of
+from rlio.replay.positions import draw_seed
+from rlio.replay.priorities import Prioritised
+from rlio.replay.samplers import PrioritisedSampler, UniformSampler
+from rlio.replay.store import DrawKeywords, ReplayStore, draw_of
+from rlio.storage.filesystem import Storage
+from rlio.support.forks import Owner
+from rlio.support.options import checked_keywords, expected
+
+__all__ = ["FollowCounters", "FollowingReplay"]
+
+logger = logging.getLogger("rlio")
+
+# Who waits for longer says so, each time.
+_SILENT_SECONDS: Final = 10.0
+
+
+@dataclass(frozen=True)
+class FollowCounters:
+    """What a `FollowingReplay` has counted, at one moment.
+
+    Attributes:
+        inserted: Rows that were put into the ring: committed rows of its slots, each counted once.
+        drawn: Rows that were drawn.
+        in_ring: Rows that are in the ring.
+    """
+
+    inserted: int
+    drawn: int
+    in_ring: int
+
+
+class FollowingReplay(InputReader):
+    """Draws from the newest rows of a data set that grows; see `SamplesPerInsert` for the limits.
+
+    Rows are taken in the background, of every writer in order, and exactly once: what is not committed is
+    not seen. A draw takes rows of the ring, uniformly and with replacement (or by priority), and waits where
+    it would be one too many for the rows put in so far. What counts as drawn are rows: of n-step transitions
+    one each, of sequences ``sequence_length`` each (without ``burn_in``).
+
+    The data ends once every writer is closed (sealed), all rows were put in, and ``ratio.max`` allows not one
+    more draw; without ``max`` it never ends. A writer that was killed is closed by recovery, when the next
+    writer opens on that machine or by `rlio recover`: until then draws wait, for ``timeout``.
+
+    **Sharing.** Writers are dealt to ``slots`` slots (CRC-32 of the id, modulo ``slots``); rank r of
+    ``shard=(r, n)`` has the slots s with s modulo n = r. Limits and counters are each rank's own.
+    `merge_states` makes one state of those of all ranks, which any number of ranks may load: every row is
+    then put in exactly once, whatever the numbers.
+
+    **The law of resuming.** It is not `replayable`: when rows come is nobody's to repeat. But a reader that
+    loads a state (1) puts in, of each writer, exactly the rows after those that were put in when it was
+    saved, each once; (2) has the same rows in its ring, read again from where they are stored, but in the
+    order of their writers, so that others may be the next to be forgotten; rows that were trimmed or damaged
+    since are missing, and counted in `lost`; (3) has the same counters, so that limits go on from there; (4)
+    never draws with the same random numbers again. Priorities begin anew. A state takes some 40 bytes a
+    writer.
+
+    **Marks.** With ``markers``, it puts progress marks beside the data, for writers that wait, and for
+    itself: see `Markers`. Needed where ``ratio.min`` is given.
+
+    **A store that is down** is asked again until it is there; draws go on from the ring as far as the limits
+    let them, and then wait. What repeating does not change (rights, damage, missing rows) is raised by
+    `sample`.
+
+    Args:
+        root: Folder of the data set: a path or any fsspec URL; it need not be there yet.
+        capacity: Rows that the ring keeps.
+        folder: Keep them in mapped files of this folder, on a local disk; None: in memory. See `ReplayStore`.
+        batch_size: Units of a batch.
+        ratio: How often rows are drawn for each row put in.
+        seed: Of the draws, with the rank; None: one from the OS, logged and kept in the state.
+        prioritised: Draw by priority: see `ReplayStore.prioritised`, and `sampler` for `update_priorities`.
+        markers: Whether, and when, to put progress marks; None: none.
+        shard: (rank, world).
+        slots: Into how many parts writers are dealt; the same for all ranks, and for all states.
+        timeout: Seconds that `sample` waits for rows; None: for ever.
+        poll_seconds: Least seconds between two listings while there is nothing to read.
+        on_error: What to do with damaged or missing rows: "raise", or "skip" and count them.
+        drop_last: Drop the last batch if it is shorter.
+        missing: "error", or "fill" columns that only some writers have with zeros.
+        storage_options: For fsspec.
+        limits: What the data may ask for.
+        draw: ``n_step``, ``gamma``, ``sequence_length``, ``filter``, ``columns`` and so on: see
+            `rlio.replay.store.draw_of`; no ``episodes``.
+
+    Raises:
+        OptionError: Options are illegal or contradict each other; at `sample`: the data set does not count
+            in rows (sequences, several agents), or ``filter`` leaves nothing of all rows that ``ratio.min``
+            lets in.
+        WaitTimeout: At `sample`: nothing may be drawn yet, after ``timeout`` seconds.
+        CorruptData: At `sample`: rows are damaged. Calling it again tries again.
+        OSError: When it is opened, or loads a state: the store did not answer. Load the state again.
+    """
+
+    replayable = False
+
+    @checked_keywords
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        capacity: int,
+        folder: str | os.PathLike[str] | None = None,
+        batch_size: int = 256,
+        ratio: SamplesPerInsert | None = None,
+        seed: int | None = None,
+        prioritised: Prioritised | None = None,
+        markers: Markers | None = None,
+        shard: tuple[int, int] = (0, 1),
+        slots: int = 64,
+        timeout: float | None = None,
+        poll_seconds: float = 1.0,
+        on_error: Literal["raise", "skip"] = "raise",
+        drop_last: bool = False,
+        missing: Literal["error", "fill"] = "error",
+        storage_options: Mapping[str, Any] | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+        **draw: Unpack[DrawKeywords],
+    ) -> None:
+        self.ratio = expected(ratio, SamplesPerInsert, "ratio")
+        self._draw = draw_of(draw)
+        if self._draw.unit == "episodes":
+            raise OptionError(
+                "FollowingReplay(episodes=True): limits count rows, and how many an episode has is not known "
+                "before it is drawn; draw sequences"
+            )
+        self.unit: Unit = self._draw.unit
+        self._unit_rows = 1 if self._draw.sequences is None else self._draw.sequences.length
+        self._options = ReadOptions(
+            batch_size=batch_size, seed=seed, shard=shard, on_error=on_error, drop_last=drop_last
+        )
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self.timeout = timeout
+        self._capacity, self._folder = capacity, folder
+        self._slots = slots
+        self._check()
+        self._prioritised = prioritised
+        self._markers = markers
+        self._missing: Literal["error", "fill"] = missing
+        self._poll_seconds = poll_seconds
+        self._storage = Storage.open(root, storage_options=storage_options, limits=limits)
+        # Marks need not survive a power failure.
+        self._marks_storage = Storage.open(root, storage_options=storage_options, sync=False, limits=limits)
+        #: Seed of the draws of all ranks.
+        self.seed = draw_seed(self._storage.uri) if seed is None else seed
+        #: Rows that a loaded state could not bring back into the ring: trimmed or damaged since.
+        self.lost = 0
+        self._owner = Owner()
+        self._open(self._beginning())
+
+    def _check(self) -> None:
+        """Refuse what contradicts itself.
+
+        Raises:
+            OptionError: Something does.
+        """
+        ratio, capacity, slots = self.ratio, self._capacity, self._slots
+        if type(slots) is not int or slots < self._options.shard[1]:
+            raise OptionError(
+                f"slots={excerpt(slots)}, shard={self._options.shard}: a whole number, at least one a rank"
+            )
+        if self.timeout is not None and not self.timeout >= 0:
+            raise OptionError(f"timeout={excerpt(self.timeout)}: seconds, 0 or more; None waits for ever")
+        if type(capacity) is not int or capacity < max(ratio.min_size, self._unit_rows):
+            raise OptionError(
+                f"capacity={excerpt(capacity)}: rows, at least the {ratio.min_size} of min_size and the "
+                f"{self._unit_rows} of a unit"
+            )
+        ratio.check_batch(self.batch_size * self._unit_rows)
+
+    def _beginning(self) -> FollowState:
+        """Where a reader begins that loads no state.
+
+        Raises:
+            OptionError: Writers are to wait, and nobody would tell them.
+        """
+        rank, world = self._options.shard
+        state = FollowState(seed=self.seed, slots=self._slots, ranks=(rank,), world=world)
+        if self._markers is None and self.ratio.min is not None:
+            raise OptionError(
+                f"{self.ratio}: of min, writers hear by progress marks: markers=rlio.Markers('learner')"
+            )
+        if self._markers is not None and self._markers.resume:
+            state.rows = self._keeper(self._markers).found()
+            state.missed = {writer: row for writer, row in state.rows.items() if row}
+        return state
+
+    def _keeper(self, markers: Markers) -> MarkKeeper:
+        # Not a method of this reader: the thread would keep it alive.
+        rank, world, slots = *self._options.shard, self._slots
+        return MarkKeeper(
+            self._marks_storage, markers, lambda writer: rank_of(writer, world=world, slots=slots) == rank
+        )
+
+    def _open(self, state: FollowState) -> None:
+        """Stand where a state says, with the rows in the ring that it names."""
+        self.seed, self._draws = state.seed, state.draws
+        follow = FollowPass(
+            self._storage,
+            ReadOptions(shard=self._options.shard, on_error=self._options.on_error),
+            self._missing,
+            idle_timeout=None,
+            poll_seconds=self._poll_seconds,
+            slots=self._slots,
+        )
+        follow.seek({**follow.position(), "rows": dict(state.rows), "turn": state.turn})
+        #: The ring: rows are appended by this reader alone.
+        self.store = ReplayStore(self._capacity, folder=self._folder)
+        self._feed = Feed(
+            self._storage,
+            follow,
+            self.store,
+            Account(self.ratio, inserted=state.inserted, drawn=state.drawn),
+            state,
+            keeper=None if self._markers is None else self._keeper(self._markers),
+            poll_seconds=self._poll_seconds,
+        )
+        self._finalizer = weakref.finalize(self, self._feed.close)
+        ranges = state.ring_ranges(self._capacity)
+        found = self._feed.refill(reread(self._storage, ranges, self._options, self._missing))
+        self.lost = sum(len(rows) for rows in ranges.values()) - found
+        #: What draws from the ring: of a prioritised one, `update_priorities` takes errors.
+        self.sampler = self._make_sampler()
+
+    def _make_sampler(self) -> UniformSampler | PrioritisedSampler:
+        """A sampler that goes on after the units that were drawn."""
+        rank = self._options.shard[0]
+        if self._prioritised is None:
+            seed = int(np.random.SeedSequence([self.seed, rank]).generate_state(1, np.uint64)[0])
+            uniform = UniformSampler(self.store, self._draw, batch_size=self.batch_size, seed=seed)
+            uniform.drawn = self._draws
+            return uniform
+        seed = int(np.random.SeedSequence([self.seed, rank, self._draws]).generate_state(1, np.uint64)[0])
+        return PrioritisedSampler(
+            self.store, self._draw, self._prioritised, batch_size=self.batch_size, seed=seed
+        )
+
+    # ---- what is to be seen ----
+
+    @property
+    def counters(self) -> FollowCounters:
+        """Rows put in and drawn, of one moment.
+
+        Raises:
+            ClosedError: In a forked child.
+        """
+        self._check_owner()
+        with self._feed.changed:
+            account = self._feed.account
+            return FollowCounters(account.inserted, account.drawn, len(self.store))
+
+    @property
+    def skipped(self) -> int:
+        """Rows lost to damage and holes, with ``on_error="skip"``."""
+        return self._feed.follow.skipped
+
+    # ---- draws ----
+
+    def _next(self) -> Batch:
+        return self._take(self.batch_size)
+
+    def _take(self, n: int) -> Batch:
+        self._check_owner()
+        self._check_size(n)
+        feed = self._feed
+        feed.start()
+        until = None if self.timeout is None else time.monotonic() + self.timeout
+        with feed.changed:
+            while True:
+                feed.raise_failure()
+                units = self._drawable(n)
+                batch = self._drawn(units) if units else None
+                if batch is not None:
+                    return batch
+                if feed.complete:
+                    raise EndOfData(f"{self._storage.uri} was followed to its end, and {self._why()}")
+                if units and not feed.account.may_insert:
+                    raise self._standstill()
+                left = None if until is None else until - time.monotonic()
+                if left is not None and left <= 0:
+                    raise self._overdue() from feed.outage
+                if not feed.changed.wait(_SILENT_SECONDS if left is None else min(left, _SILENT_SECONDS)):
+                    logger.info("a follower of %s waits, as %s", self._storage.uri, self._why())
+
+    def _check_size(self, n: int) -> None:
+        """Refuse a batch for which limits would never leave room."""
+        if n != self.batch_size:
+            self.ratio.check_batch(n * self._unit_rows)
+
+    def _drawable(self, n: int) -> int:
+        """Units that are to be drawn now: ``n``; at the end those that are left; or 0."""
+        allowed = self._feed.account.may_draw // self._unit_rows
+        if allowed >= n:
+            return n
+        return allowed if self._feed.complete and not self.drop_last else 0
+
+    def _drawn(self, units: int) -> Batch | None:
+        """Units from the ring, counted; None: it has none that could be drawn."""
+        try:
+            batch = self.sampler.sample(units)
+        except EndOfData:
+            return None
+        self._feed.account.draw(units * self._unit_rows)
+        self._draws += units
+        self._feed.changed.notify_all()
+        return batch
+
+    def _why(self) -> str:
+        account = self._feed.account
+        return (
+            f"{account.may_draw} rows may be drawn: {account.inserted} were put in and {account.drawn} drawn "
+            f"so far, with {self.ratio}"
+        )
+
+    def _standstill(self) -> OptionError:
+        return OptionError(
+            f"none of the {len(self.store)} rows in the ring can be drawn (see filter), and {self.ratio} "
+            "lets no more in before one is drawn: a larger error_buffer or min_size does",
+            uri=self._storage.uri,
+        )
+
+    def _overdue(self) -> WaitTimeout:
+        outage = self._feed.outage
+        waiting = "" if self._feed.account.inserted else rows_waiting(self._storage)
+        store = "" if outage is None else f"; the store does not answer ({outage})"
+        return WaitTimeout(
+            f"no batch within {self.timeout:g} s, as {self._why()}{store}{waiting}. Rows count once they are "
+            "committed: see that writers write, and flush or roll often enough; sample() waits again",
+            uri=self._storage.uri,
+        )
+
+    # ---- state ----
+
+    def _check_owner(self) -> None:
+        self._owner.check(type(self).__name__, uri=self._storage.uri)
+
+    def _position(self) -> JsonState:
+        self._check_owner()
+        feed = self._feed
+        with feed.changed:
+            drawn, ring = feed.account.drawn, feed.ring.firsts()
+            return replace(feed.state, draws=self._draws, drawn=drawn, ring=ring).to_json()
+
+    def _seek(self, position: JsonState) -> None:
+        self._check_owner()
+        state = FollowState.from_json(position)
+        if state.slots != self._slots:
+            raise StateError(
+                f"the state is of {state.slots} slots and this reader has {self._slots}: open it with "
+                f"slots={state.slots}",
+                uri=self._storage.uri,
+            )
+        if self._options.seed is not None and state.seed != self._options.seed:
+            raise StateError(f"the state's seed is {state.seed}, this reader's {self._options.seed}")
+        state = state.share(*self._options.shard, uri=self._storage.uri)
+        self._shut()
+        self._open(state)
+
+    #: One state of those of all ranks, for any number of ranks; see `rlio.following.state`.
+    merge_states = staticmethod(merge_states)
+
+    # ---- the end ----
+
+    def interrupt(self) -> None:
+        """Let a `sample` that waits go; see `InputReader`."""
+        self._feed.stop()
+
+    def _shut(self) -> None:
+        self._finalizer.detach()
+        self._feed.close()
+        self.store.close()
+
+    def _close(self) -> None:
+        self._shut()

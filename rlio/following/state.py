@@ -1,0 +1,243 @@
+"""`FollowState`: what a `FollowingReplay` saves, and how the states of several become those of others.
+
+Counters are dealt out by rows: each rank gets the part of the rows drawn that its writers have of the rows
+that were put in, in whole rows whose sum is that of before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rlio.dataset.names import MAX_ROW, is_writer_id
+from rlio.errors import StateError, excerpt
+from rlio.reader import JsonState
+from rlio.replay.order import rank_of
+
+__all__ = ["FollowState", "merge_states"]
+
+_VERSION = ["following-replay", 1]
+#: The reader's class, as its states name it.
+_READER = "FollowingReplay"
+
+
+@dataclass(kw_only=True)
+class FollowState:
+    """Positions, counters and seeds of one rank, or of all of them.
+
+    Attributes:
+        seed: Of the draws.
+        slots: Into how many parts writers are dealt.
+        ranks: Whose state it is.
+        world: Of how many.
+        draws: Units drawn: which random numbers come next.
+        drawn: Rows drawn.
+        rows: Writer -> next row.
+        missed: Writer -> rows below that which were not put in, if any.
+        ring: Writer -> the first of its rows that is in the ring, if any is.
+        turn: Whose rows came last.
+    """
+
+    seed: int
+    slots: int
+    ranks: tuple[int, ...] = (0,)
+    world: int = 1
+    draws: int = 0
+    drawn: int = 0
+    rows: dict[str, int] = field(default_factory=dict)
+    missed: dict[str, int] = field(default_factory=dict)
+    ring: dict[str, int] = field(default_factory=dict)
+    turn: str = ""
+
+    @property
+    def inserted(self) -> int:
+        """Rows that were put in."""
+        return sum(self.rows.values()) - sum(self.missed.values())
+
+    def take(self, writer: str, first: int, rows: int) -> None:
+        """Step over rows that are put in."""
+        self.pass_over({writer: first})
+        self.rows[writer] = first + rows
+        self.turn = writer
+
+    def pass_over(self, reached: Mapping[str, int]) -> None:
+        """Step over rows that are not put in: writer -> the row after them."""
+        for writer, row in reached.items():
+            passed = row - self.rows.get(writer, 0)
+            if passed > 0:
+                self.missed[writer] = self.missed.get(writer, 0) + passed
+                self.rows[writer] = row
+
+    def to_json(self) -> JsonState:
+        """As JSON has it; a writer is ``[next row, missed, first row in the ring or null]``."""
+        return {
+            "version": _VERSION,
+            "seed": self.seed,
+            "slots": self.slots,
+            "ranks": list(self.ranks),
+            "world": self.world,
+            "draws": self.draws,
+            "drawn": self.drawn,
+            "turn": self.turn,
+            "writers": {
+                writer: [row, self.missed.get(writer, 0), self.ring.get(writer)]
+                for writer, row in sorted(self.rows.items())
+            },
+        }
+
+    @classmethod
+    def from_json(cls, saved: Mapping[str, Any]) -> FollowState:
+        """Read it back, checked: a state may come from anywhere.
+
+        Raises:
+            StateError: It is none.
+        """
+        if saved.get("version") != _VERSION:
+            raise StateError(
+                f"state['position']['version'] is {excerpt(saved.get('version'))}, expected {_VERSION}: load "
+                "it into the version of rlio that saved it"
+            )
+        state = cls(
+            seed=_whole(saved, "seed"),
+            slots=_whole(saved, "slots"),
+            ranks=tuple(int(rank) for rank in saved["ranks"]),
+            world=_whole(saved, "world"),
+            draws=_whole(saved, "draws"),
+            drawn=_whole(saved, "drawn"),
+            turn=str(saved["turn"]),
+        )
+        for writer, (row, missed, first) in dict(saved["writers"]).items():
+            numbers = (row, missed, row if first is None else first)
+            whole = all(type(number) is int for number in numbers)
+            if (
+                not is_writer_id(writer)
+                or not whole
+                or not 0 <= min(numbers) <= max(numbers) <= row <= MAX_ROW
+            ):
+                raise StateError(
+                    f"state['position']['writers'][{excerpt(writer)}] is {excerpt([row, missed, first])}: "
+                    "expected [next row, rows missed, first row in the ring]"
+                )
+            state.rows[writer] = row
+            if missed:
+                state.missed[writer] = missed
+            if first is not None and first < row:
+                state.ring[writer] = first
+        return state
+
+    def share(self, rank: int, world: int, *, uri: str) -> FollowState:
+        """The state of one of ``world`` ranks.
+
+        Raises:
+            StateError: It is that of other ranks, and not of all of them.
+        """
+        if (self.ranks, self.world) == ((rank,), world):
+            return self
+        if set(self.ranks) != set(range(self.world)):
+            raise StateError(
+                f"the state is that of rank {', '.join(map(str, self.ranks))} of {self.world}, and this "
+                f"reader is rank {rank} of {world}: rlio.FollowingReplay.merge_states() makes one of all of "
+                "them, which any number of ranks may load",
+                uri=uri,
+            )
+
+        def inserted_before(limit: int) -> int:
+            """Rows put in of the writers of the ranks below ``limit``."""
+            return sum(
+                row - self.missed.get(writer, 0)
+                for writer, row in self.rows.items()
+                if rank_of(writer, world=world, slots=self.slots) < limit
+            )
+
+        def own(numbers: Mapping[str, int]) -> dict[str, int]:
+            return {
+                writer: number
+                for writer, number in numbers.items()
+                if rank_of(writer, world=world, slots=self.slots) == rank
+            }
+
+        total = self.inserted
+        if total:
+            before, after = (self.drawn * inserted_before(limit) // total for limit in (rank, rank + 1))
+        else:
+            before, after = 0, self.drawn if rank == 0 else 0
+        return replace(
+            self,
+            ranks=(rank,),
+            world=world,
+            drawn=after - before,
+            rows=own(self.rows),
+            missed=own(self.missed),
+            ring=own(self.ring),
+            turn="",
+        )
+
+    def ring_ranges(self, capacity: int) -> dict[str, range]:
+        """Writer -> its rows that were in the ring; where that is smaller now, each writer's newest."""
+        found = {writer: range(first, self.rows[writer]) for writer, first in self.ring.items()}
+        total = sum(len(rows) for rows in found.values())
+        if total <= capacity:
+            return found
+        return {writer: rows[len(rows) - len(rows) * capacity // total :] for writer, rows in found.items()}
+
+
+def merge_states(states: Sequence[JsonState]) -> JsonState:
+    """One state of those of all ranks, saved after as many batches or not.
+
+    Args:
+        states: What `FollowingReplay.state_dict` gave, on every rank of one group.
+
+    Returns:
+        A state that any number of ranks may load, each of which takes its own part.
+
+    Raises:
+        StateError: One is missing, twice there, of another group, or no such state.
+    """
+    if not states:
+        raise StateError("merge_states() of no state: give those of all ranks")
+    found = []
+    for number, state in enumerate(states):
+        if not isinstance(state, Mapping) or state.get("reader") != _READER:
+            raise StateError(f"state {number} is {excerpt(state)}: expected one of FollowingReplay")
+        try:
+            found.append(FollowState.from_json(state["position"]))
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, StateError):
+                raise
+            raise StateError(
+                f"state {number} lacks something, or holds what it should not: {error!r}"
+            ) from error
+    first = found[0]
+    if len({(state.world, state.slots) for state in found}) > 1:
+        raise StateError("the states are those of groups of unlike numbers of ranks or slots")
+    ranks = sorted(rank for state in found for rank in state.ranks)
+    if ranks != list(range(first.world)):
+        raise StateError(f"the states are those of the ranks {ranks} of {first.world}: give each rank's once")
+    merged = replace(
+        first,
+        ranks=tuple(ranks),
+        seed=min(found, key=lambda state: state.ranks).seed,
+        draws=max(state.draws for state in found),
+        drawn=sum(state.drawn for state in found),
+        rows={},
+        missed={},
+        ring={},
+        turn="",
+    )
+    for one in found:
+        merged.rows.update(one.rows)
+        merged.missed.update(one.missed)
+        merged.ring.update(one.ring)
+    return {
+        **states[0],
+        "position": merged.to_json(),
+        "dropped": sum(int(state["dropped"]) for state in states),
+    }
+
+
+def _whole(saved: Mapping[str, Any], key: str) -> int:
+    value = saved.get(key)
+    if type(value) is not int or not 0 <= value < 2**64:
+        raise StateError(f"state['position'][{key!r}] is {excerpt(value)}: expected a whole number from 0")
+    return value

@@ -1,0 +1,151 @@
+"""Opening a new writer: the root, an id of its own, the claim that others see, and the log."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+
+from rlio.dataset.commit import put_header
+from rlio.dataset.markers import claim, disclaim
+from rlio.dataset.names import check_writer_id, make_writer_id, writer_dir
+from rlio.errors import OptionError, PublishError, RlioError, StoreError
+from rlio.log.log import Log
+from rlio.log.publisher import Publisher
+from rlio.log.spool import LogFolder, Spool, spool_of
+from rlio.storage.clients import within
+from rlio.storage.failures import is_permanent
+from rlio.storage.filesystem import Storage
+
+__all__ = ["open_publisher"]
+
+logger = logging.getLogger("rlio")
+
+# How long opening a writer waits until it can be seen, and until the root is there.
+_CLAIM_SECONDS = 2.0
+_OPEN_SECONDS = 10.0
+
+
+def open_publisher(
+    root: str | os.PathLike[str] | Storage,
+    *,
+    writer_id: str | None = None,
+    worker_index: int = 0,
+    storage_options: dict[str, object] | None = None,
+    spool: Spool | None = None,
+) -> Publisher:
+    """The publisher of a new writer, and its log.
+
+    A store that is down, or hangs, refuses a writer unless its rows can wait: in a log that lies elsewhere,
+    under an id that was drawn. (Whether a given id is free only the store knows.) The root is then made in
+    the background, before the first shard. What no repetition can change (rights, a bucket that is not there,
+    another format version) refuses every writer.
+
+    Args:
+        root: Folder of the data set, on any filesystem.
+        writer_id: None draws a fresh one; a given one must have no rows there yet.
+        worker_index: Goes into a drawn id.
+        storage_options: For fsspec.
+        spool: How rows are logged; None: not at all.
+
+    Raises:
+        OptionError: The given id is illegal, or has rows; or the root is in another format version.
+        CorruptData: The root's header is damaged.
+        PublishError: Nothing can be stored, or logged, there.
+        UnsafeData: The spool belongs to another user.
+    """
+    storage = root if isinstance(root, Storage) else Storage.open(root, storage_options=storage_options)
+    is_given = writer_id is not None
+    writer = make_writer_id(worker_index) if writer_id is None else check_writer_id(writer_id)
+    where = None if spool is None else spool_of(storage, spool)
+    # Where the log and the root share a disk, asking the root is asking the log's disk.
+    beside = where is not None and storage.is_local and _is_below(where, storage.root)
+    if is_given:
+        _check_free(storage, writer)
+    try:
+        # A root that cannot be written, or is in another format, is found out before rows are taken.
+        has_root = _make_root(storage, can_wait=where is not None and not beside and not is_given)
+        claiming = _claim(storage, writer, given=is_given)
+        log = None
+        if spool is not None and where is not None:
+            folder = LogFolder.create(os.path.join(where, writer), root=storage.uri, writer=writer)
+            log = Log(folder, spool=spool)
+        if claiming is not None:
+            claiming.join(_CLAIM_SECONDS)
+    except BaseException as error:
+        if is_given:
+            # So that the same id can be given again; where that fails too, it cannot.
+            with contextlib.suppress(OSError, RlioError):
+                disclaim(storage, writer)
+        if not isinstance(error, OSError) or (
+            isinstance(error, RlioError) and not isinstance(error, StoreError)
+        ):
+            raise
+        raise PublishError(
+            f"nothing can be stored there: {type(error).__name__}: {error}; repair access, then open the "
+            "writer again",
+            uri=storage.uri,
+        ) from error
+    return Publisher(storage, writer, log=log, has_root=has_root, asks_first=log is None or beside)
+
+
+def _check_free(storage: Storage, writer: str) -> None:
+    try:
+        used = storage.list(writer_dir(writer))
+    except OSError as error:
+        raise PublishError(
+            f"the store does not say whether writer_id={writer!r} is free there: {error}; repair access, or "
+            "leave writer_id out, so that rows can wait for the store in a log",
+            uri=storage.uri,
+        ) from error
+    if used:
+        raise OptionError(
+            f"writer {writer!r} was used there already: take another writer_id, or None for a new one",
+            uri=storage.uri,
+        )
+
+
+def _make_root(storage: Storage, *, can_wait: bool) -> bool:
+    """Make the root, if it is not there; whether it is now.
+
+    Args:
+        storage: The root.
+        can_wait: Whether the rows can wait, in a log, for a store that does not answer now.
+    """
+    if not can_wait:
+        put_header(storage)
+        return True
+    try:
+        within(_OPEN_SECONDS, lambda: put_header(storage))
+    except OSError as error:
+        # What could not be stored says so; why, and whether that passes, is in its cause.
+        if is_permanent(error.__cause__ or error if isinstance(error, PublishError) else error):
+            raise
+        logger.warning("%s does not answer: rows wait in the log until it does (%s)", storage.uri, error)
+        return False
+    return True
+
+
+def _claim(storage: Storage, writer: str, *, given: bool) -> threading.Thread | None:
+    """Put the writer's claim, now or once the thread that is given has ended.
+
+    A drawn id needs no claim to be safe: a store that hangs does not hold up its writer.
+    """
+    if given:
+        claim(storage, writer)
+        return None
+
+    def attempt() -> None:
+        try:
+            claim(storage, writer)
+        except (RlioError, OSError) as error:
+            logger.warning("followers will not see this writer before its first shard: %s", error)
+
+    thread = threading.Thread(target=attempt, name="rlio-claim", daemon=True)
+    thread.start()
+    return thread
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return os.path.commonpath([path, folder]) == folder.rstrip("/")

@@ -1,0 +1,612 @@
+"""Recovery: what a dead writer left in its log becomes the shards that it would have made.
+
+The same bytes under the same names, however often it is done and wherever it is interrupted: a log says all
+that the writer knew, and goes only once every row in it is published.
+
+Example:
+    >>> import tempfile
+    >>> recover(tempfile.mkdtemp()).rows
+    0
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import stat
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Literal, TypeAlias
+
+from rlio.dataset.commit import put_header, put_shard
+from rlio.dataset.dataset import require_header
+from rlio.dataset.listing import Listing, list_writer
+from rlio.dataset.markers import disclaim, seal
+from rlio.dataset.names import DATA_DIR, check_writer_id, schema_path
+from rlio.dataset.row_ranges import joined
+from rlio.errors import (
+    CorruptData,
+    DataNotFound,
+    LedgerError,
+    PublishError,
+    RlioError,
+    SchemaConflict,
+    UnsafeData,
+    excerpt,
+)
+from rlio.log.publisher import Publisher, check_schema
+from rlio.log.spool import (
+    AbandonedLog,
+    LogFolder,
+    Spool,
+    SpoolLike,
+    Standing,
+    find_logs,
+    first_row,
+    parse_spool,
+    spool_of,
+    sweep,
+)
+from rlio.log.stray_logs import stray_logs
+from rlio.log.wal import Damage, Frame, SegmentReader, count_whole_rows, read_segment
+from rlio.schemas.schema import Schema
+from rlio.storage.clients import within
+from rlio.storage.filesystem import Storage
+from rlio.writers.encoder import Encoder
+from rlio.writers.json_encoder import JsonEncoder
+from rlio.writers.parquet_encoder import ParquetEncoder
+from rlio.writers.roll import Roll
+
+__all__ = [
+    "Outcome",
+    "RecoveredLog",
+    "RecoveryReport",
+    "WriterLog",
+    "recover",
+    "recover_before_writing",
+    "recover_interrupted",
+    "recover_log",
+]
+
+logger = logging.getLogger("rlio")
+
+#: Where files go that cannot be used; no writer id begins with an underscore.
+_ASIDE: Final = "_damaged"
+#: Bytes of shards that may wait for the store before no more are made.
+_MOST_WAITING: Final = 128 << 20
+#: Seconds that a writer which opens waits for what others have left to be stored; the rest follows meanwhile.
+_OPEN_SECONDS: Final = 30.0
+#: Seconds between two looks at whether a writer has died.
+_POLL_SECONDS: Final = 0.05
+# Folders of a root without a header that are looked into.
+_LOOKED_AT: Final = 8
+
+
+Outcome: TypeAlias = Literal["recovered", "alive", "other-host", "other-user", "elsewhere", "failed"]
+#: Those that leave rows of writers which are dead, as far as anybody knows.
+_LEFT: Final[frozenset[Outcome]] = frozenset(["other-host", "other-user", "elsewhere", "failed"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecoveredLog:
+    """What became of one writer's log.
+
+    Attributes:
+        writer: The writer's id.
+        outcome: "recovered"; "alive": its writer lives, or may (a copy); "failed", and will be tried again;
+            "other-host", "other-user": left for them; "elsewhere": written to the same URI with other storage
+            options, and left.
+        rows: Rows published that were not before.
+        lost_rows: Rows of whole frames that lie behind damage; they are set aside, not deleted.
+        set_aside: Files that hold what could not be read.
+        error: Why it failed, or what is damaged.
+    """
+
+    writer: str
+    outcome: Outcome
+    rows: int = 0
+    lost_rows: int = 0
+    set_aside: tuple[str, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecoveryReport:
+    """What `recover` did.
+
+    Attributes:
+        root: The data set.
+        spool: Where its logs lie; None where there can be none.
+        logs: One entry a log.
+    """
+
+    root: str
+    spool: str | None
+    logs: tuple[RecoveredLog, ...] = field(default=())
+
+    @property
+    def rows(self) -> int:
+        """Rows published that were not before."""
+        return sum(log.rows for log in self.logs)
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing failed, nothing was damaged, and nothing is left but what living writers have."""
+        return all(log.error is None and log.outcome not in _LEFT for log in self.logs)
+
+    def to_json(self) -> dict[str, Any]:
+        """As `rlio recover --json` prints it."""
+        return {**asdict(self), "logs": [asdict(log) for log in self.logs], "rows": self.rows}
+
+
+@dataclass(frozen=True)
+class WriterLog:
+    """Where a writer's write-ahead log lies. Travels to other processes by pickle.
+
+    Attributes:
+        storage: The data set's root.
+        folder: The log's folder, on the machine of the writer.
+    """
+
+    storage: Storage
+    folder: str
+
+
+def recover(
+    uri: str | os.PathLike[str],
+    *,
+    spool: SpoolLike = "auto",
+    all_hosts: bool = False,
+    conflicting: bool = False,
+    must_exist: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> RecoveryReport:
+    """Publish what dead writers left in their logs. Safe at any time, in any number of processes.
+
+    Args:
+        uri: Root of the data set.
+        spool: As the writers were given it.
+        all_hosts: Also logs of other hosts, and copies of logs: only where their writers are surely dead.
+        conflicting: Also rows whose schema gives a column another type than those of the data set do, which
+            are then read with ``columns=``, without that column. Else such a log fails, and stays.
+        must_exist: Whether a root with neither a data set nor a log is an error: it may be mistyped.
+        storage_options: For fsspec. Logs lie apart by server: give what the writers were given.
+
+    Returns:
+        One entry a log; what failed is in it, and logged, and stays to be tried again.
+
+    Raises:
+        DataNotFound: With ``must_exist``: there is neither a data set nor a log.
+        OptionError: ``spool`` is None, or illegal.
+        UnknownName: No filesystem has the URL's scheme.
+    """
+    storage = Storage.open(uri, storage_options=storage_options)
+    kept = parse_spool(spool, None)
+    where = None if kept is None else spool_of(storage, kept)
+    if where is not None:
+        sweep(where)
+    logs = [] if where is None else find_logs(where)
+    found = [_try_log(storage, log, all_hosts=all_hosts, conflicting=conflicting) for log in logs]
+    report = RecoveryReport(
+        root=storage.uri,
+        spool=where,
+        logs=(*(log for log in found if log is not None), *_elsewhere(storage, kept)),
+    )
+    if must_exist and not report.logs:
+        try:
+            require_header(storage)
+        except DataNotFound:
+            if not _has_shards(storage):
+                raise
+    return report
+
+
+def _has_shards(storage: Storage) -> bool:
+    """Whether one of the first folders of a root without a header holds a shard."""
+    return any(list_writer(storage, writer).writers for writer in storage.folders(DATA_DIR)[:_LOOKED_AT])
+
+
+def recover_log(log: WriterLog, *, timeout: float) -> int:
+    """Publish what one dead writer left in its log, on the machine of that log. Safe at any time.
+
+    Args:
+        log: Of the writer.
+        timeout: Seconds to wait for a writer that still lives, such as one that was killed a moment ago.
+
+    Returns:
+        Rows of the writer that the data set has now, from its first row on. There may be fewer than the
+        writer has logged: the log was damaged, or is gone with its disk.
+
+    Raises:
+        PublishError: The log could not be recovered, or its writer lives; it stays.
+        StoreError: The store did not answer.
+    """
+    deadline = time.monotonic() + timeout
+    abandoned = AbandonedLog(log.folder)
+    while True:
+        found = _try_log(log.storage, abandoned)
+        if found is None or found.outcome == "recovered":
+            return _end_of(_coverage(list_writer(log.storage, abandoned.writer), abandoned.writer))
+        if found.outcome != "alive" or time.monotonic() >= deadline:
+            raise PublishError(
+                f"the log {log.folder} is not recovered ({found.outcome}): {found.error or 'it stays'}",
+                uri=log.storage.uri,
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def _elsewhere(storage: Storage, spool: Spool | None) -> list[RecoveredLog]:
+    """Logs of the same URI in the folders of other servers, which nobody else would ever mention."""
+    strays = [] if spool is None else stray_logs(storage, spool)
+    for stray in strays:
+        logger.warning("%s", stray.message)
+    return [
+        RecoveredLog(writer=stray.log.writer, outcome="elsewhere", error=stray.message) for stray in strays
+    ]
+
+
+def recover_before_writing(
+    root: str | os.PathLike[str], spool: Spool | None, *, storage_options: Mapping[str, Any] | None
+) -> None:
+    """`recover` for a writer that is about to open: what fails is logged and does not stop it.
+
+    Nor does what takes long, such as a store that hangs: it goes on in the background.
+    """
+    if spool is None:
+        return
+    try:
+        report = within(_OPEN_SECONDS, lambda: recover(root, spool=spool, storage_options=storage_options))
+    except OSError as error:
+        logger.error("what writers of %s have left in their logs is not stored yet: %s", root, error)
+        return
+    if report.rows:
+        logger.warning("%s: %d rows of writers that had died are recovered", report.root, report.rows)
+
+
+def recover_interrupted(publisher: Publisher, *, timeout: float | None) -> None:
+    """Store the rows of a live writer from its log, as if it had died; it takes no more.
+
+    Args:
+        publisher: Of a writer whose threads that make shards have ended. May be given again.
+        timeout: Seconds; None: as long as it takes.
+
+    Raises:
+        PublishError: It could not be done, or not in time; the log stays.
+    """
+    if publisher.log is None:
+        return
+    publisher.close(seal_at=None)
+    storage, path = publisher.storage, publisher.log.path
+    try:
+        found = within(timeout, lambda: _try_log(storage, AbandonedLog(path)))
+    except TimeoutError as error:
+        raise PublishError(
+            f"the store did not take the rows within {timeout} s: they are safe in {path}; "
+            "`rlio recover` stores them",
+            uri=storage.uri,
+        ) from error
+    if found is None:
+        return
+    publisher.rows_published += found.rows
+    if found.error is not None or (found.outcome != "recovered" and os.path.exists(path)):
+        raise PublishError(
+            f"the rows in {path} could not be stored: {found.error or 'they are being recovered elsewhere'}",
+            uri=storage.uri,
+        )
+
+
+def _try_log(
+    storage: Storage, log: AbandonedLog, *, all_hosts: bool = False, conflicting: bool = False
+) -> RecoveredLog | None:
+    """Recover one log, whatever may be wrong with it: it must not stand in the way of the others.
+
+    None where nothing is left of it: its writer has closed, or somebody else has recovered it.
+    """
+    try:
+        folder = log.claim(all_hosts=all_hosts)
+        standing = log.standing() if folder is None else None
+    except (RlioError, OSError) as error:
+        logger.error("the log %s could not be claimed: %s", log.path, error)
+        return RecoveredLog(writer=log.writer, outcome="failed", error=str(error))
+    if folder is None:
+        return _left(storage, log, standing)
+    try:
+        return _Recovery(storage, folder, conflicting=conflicting).run()
+    except (RlioError, OSError) as error:
+        hint = "; `rlio recover --conflicting` stores its rows all the same"
+        reason = f"{error}{hint if isinstance(error, SchemaConflict) else ''}"
+        logger.error("the log %s could not be recovered, and stays: %s", log.path, reason)
+        return RecoveredLog(writer=log.writer, outcome="failed", error=reason)
+    finally:
+        folder.release()
+
+
+def _left(storage: Storage, log: AbandonedLog, standing: Standing | None) -> RecoveredLog | None:
+    """What is said of a log that could not be claimed."""
+    if standing == "gone" or standing is None:
+        return None
+    if standing == "ownerless" and _is_stored(storage, log):
+        # Its writer had removed it: after a power failure, some of its files are back, its owner is not.
+        log.discard()
+        return RecoveredLog(writer=log.writer, outcome="recovered")
+    if standing == "ownerless":
+        error = f"{log.path} has rows and no owner file: restore it, or copy the log once more, whole"
+        logger.error("%s", error)
+        return RecoveredLog(writer=log.writer, outcome="failed", error=error)
+    return RecoveredLog(writer=log.writer, outcome=standing)
+
+
+def _is_stored(storage: Storage, log: AbandonedLog) -> bool:
+    """Whether the log's writer is closed for good, and all of its rows are stored, also those in the log."""
+    listing = list_writer(storage, log.writer)
+    sealed = listing.sealed.get(log.writer)
+    if sealed is None or _end_of(_coverage(listing, log.writer)) < sealed:
+        return False
+    folder = LogFolder(log.path, {}, -1)
+    ends = [name.end for name, _ in folder.shards()]
+    for path in folder.segments():
+        try:
+            ends.append(read_segment(path).end)
+        except CorruptData:
+            ends.append(first_row(path) + count_whole_rows(path))
+    return max(ends, default=0) <= sealed
+
+
+def _coverage(listing: Listing, writer: str) -> list[range]:
+    """A writer's rows that are stored, or trimmed."""
+    stored = [range(segment.first, segment.end) for segment in listing.cover(writer).segments]
+    return [range(listing.trimmed_below(writer)), *stored]
+
+
+class _Recovery:
+    """The recovery of one claimed log."""
+
+    def __init__(self, storage: Storage, folder: LogFolder, *, conflicting: bool) -> None:
+        self._storage = storage
+        self._conflicting = conflicting
+        self._folder = folder
+        self._writer = check_writer_id(os.path.basename(folder.path))
+        self._unusable: list[str] = []
+        self._set_aside: list[str] = []
+        self._lost = 0
+        #: The row after the last one of the shards that an earlier version has left in the log.
+        self._last_spilled = 0
+        self._errors: list[str] = []
+        #: Rows of the frames that are stored, in the first segment with one that is not.
+        self._passed: list[int] = []
+        #: Rows that were stored, those that had been stored before among them.
+        self._published: list[range] = []
+
+    def run(self) -> RecoveredLog:
+        """Publish the rows of the log, say that its writer is done, and remove it."""
+        put_header(self._storage)  # Where it was lost nobody could open what is stored now.
+        before = _coverage(list_writer(self._storage, self._writer), self._writer)
+        self._publish_shards()
+        end = self._publish_frames(_end_of([*before, *self._published]))
+        end = max(end, self._last_spilled)
+        self._move_aside()
+        if end:
+            seal(self._storage, self._writer, end)
+        disclaim(self._storage, self._writer)
+        for _, path in self._folder.shards():
+            os.unlink(path)
+        self._folder.remove()
+        return RecoveredLog(
+            writer=self._writer,
+            outcome="recovered",
+            rows=sum(map(len, joined([*before, *self._published]))) - sum(map(len, joined(before))),
+            lost_rows=self._lost,
+            set_aside=tuple(self._set_aside),
+            error="; ".join(self._errors) or None,
+        )
+
+    def _publish_shards(self) -> None:
+        """Store encoded shards that an earlier version has left in the log, and before them their schemas."""
+        for path in self._folder.schemas():
+            schema = Schema.from_text(_read_file(path), uri=path)
+            if not self._conflicting:
+                check_schema(self._storage, schema, again=True)
+            self._storage.put(schema_path(schema.hash), schema.text.encode())
+        for name, path in self._folder.shards():
+            data = _read_file(path)
+            if len(data) != name.size or zlib.crc32(data) != name.crc32:
+                self._put_aside(path, f"the shard {name.format()} that waited in the log is damaged")
+                self._lost += name.rows
+                continue
+            put_shard(self._storage, self._writer, name, memoryview(data))
+            self._published.append(range(name.first, name.end))
+            self._last_spilled = max(self._last_spilled, name.end)
+
+    def _publish_frames(self, stored: int) -> int:
+        """Make shards of the logged rows from ``stored`` on; gives the row after the last that is stored."""
+        frames = self._frames(stored)
+        first = next(frames, None)
+        if first is None:
+            return stored
+        publisher = Publisher(
+            self._storage,
+            self._writer,
+            first=first[1].first,
+            is_new=False,
+            conflicting=self._conflicting,
+        )
+        try:
+            encoder = _encoder(first[0], publisher)
+            try:
+                end = self._make_shards(encoder, publisher, itertools.chain([first], frames))
+            finally:
+                encoder.close()
+        finally:
+            publisher.close(seal_at=None)
+        self._published.append(range(first[1].first, end))
+        return end
+
+    def _make_shards(
+        self, encoder: Encoder[Any], publisher: Publisher, frames: Iterable[tuple[SegmentReader, Frame, bool]]
+    ) -> int:
+        """Make and store shards of frames; gives the row after the last one."""
+        schema, first, end = None, publisher.next_row, 0
+        for index, (segment, frame, begins_shard) in enumerate(frames):
+            if begins_shard and index:
+                encoder.finish()
+            if segment.header.get("schema") != schema:
+                schema = segment.header.get("schema")
+                encoder.use(Schema.from_text(str(schema), uri=segment.path))
+            if not index:
+                encoder.resume(_shard_rows(segment), self._passed)
+            encoder.append(encoder.from_frame(frame))
+            end = frame.first + frame.rows
+            # A log may be larger than memory: where the store does not take the shards, this ends here.
+            if publisher.waiting_bytes >= _MOST_WAITING:
+                publisher.flush()
+        encoder.store()
+        # The log is removed after this: nothing that it holds may be missing, whatever was miscounted.
+        if publisher.next_row != end or publisher.rows_published != end - first:
+            raise LedgerError(
+                f"rows {first} to {end - 1} were in the log, and {publisher.rows_published} of them were "
+                "stored: the log stays; report this",
+                uri=self._storage.uri,
+            )
+        return end
+
+    def _frames(self, stored: int) -> Iterator[tuple[SegmentReader, Frame, bool]]:
+        """Frames with rows that are not stored yet, each row once, and whether one begins a shard."""
+        paths = self._folder.segments()
+        segments = [segment for path in paths if (segment := self._read(path)) is not None]
+        position, whole = stored, True
+        if not self._may_lack_files(segments):
+            # A segment goes once its rows are stored: those before the first one are, whatever a listing
+            # shows. The first file, that is: one that cannot be read may hold rows.
+            position = max([stored, *map(first_row, paths[:1])])
+        begun = False
+        for index, segment in enumerate(segments):
+            # Where a segment broke, the next one begins with the rows that were never acknowledged in it.
+            limit = segments[index + 1].first if index + 1 < len(segments) else segment.end
+            begins = bool(segment.header.get("begins_shard"))
+            if not whole or segment.first > position:
+                whole = False
+                self._put_aside(segment.path, f"the rows before {segment.first} are missing")
+                self._lost += segment.end - segment.first
+                continue
+            if not begun:
+                self._passed = []
+            for frame in segment.frames:
+                end = frame.first + frame.rows
+                if not begun and end <= position:
+                    self._passed.append(frame.rows)
+                if end > position and frame.first < limit:
+                    begun = True
+                    yield segment, frame, begins
+                    begins, position = False, end
+            if segment.damage is not None:
+                whole = self._take_damage(segment, segment.damage) or limit <= segment.end
+
+    def _may_lack_files(self, segments: list[SegmentReader]) -> bool:
+        """Whether a power failure may have taken a segment, and have left a later one.
+
+        Their names are synced with their rows: all of them, but for ``sync="always"``, may be unsynced. Then
+        what is stored decides, which a local root shows as it is.
+        """
+        return self._storage.is_local and any(one.header.get("sync") != "always" for one in segments)
+
+    def _read(self, path: str) -> SegmentReader | None:
+        try:
+            return read_segment(path)
+        except UnsafeData as error:  # A link, or a pipe: what it leads to is not looked at.
+            self._put_aside(path, str(error))
+            return None
+        except CorruptData as error:
+            rows = count_whole_rows(path)
+            if rows:  # Else its writer died while it made the segment, which has no rows.
+                self._lost += rows
+                self._put_aside(path, str(error))
+            return None
+
+    def _take_damage(self, segment: SegmentReader, damage: Damage) -> bool:
+        """Keep what lies behind the valid prefix; whether nothing that was acknowledged is missing."""
+        if damage.torn:
+            logger.info("%s: %s: its write() never returned", segment.path, damage.reason)
+            return True
+        self._lost += damage.rows
+        self._put_aside(segment.path, f"{damage.reason}; {damage.rows} whole rows lie behind it")
+        return False
+
+    def _put_aside(self, path: str, reason: str) -> None:
+        """Keep a file that cannot be used; it is moved once what could be used of it is stored."""
+        self._unusable.append(path)
+        self._errors.append(f"{reason} [in {path}]")
+
+    def _move_aside(self) -> None:
+        """Move what cannot be used to where it is never touched again."""
+        folder = os.path.join(os.path.dirname(self._folder.path), _ASIDE)
+        # The last one first: if this is interrupted, those that are left still begin with the damage, and
+        # what follows it is not taken for the beginning of the log.
+        for path, reason in sorted(zip(self._unusable, self._errors, strict=True), reverse=True):
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            target = os.path.join(folder, f"{self._writer}-{os.path.basename(path)}")
+            os.replace(path, target)
+            self._set_aside.append(target)
+            logger.error("%s: set aside as %s", reason, target)
+
+
+def _end_of(stored: list[range]) -> int:
+    """The row up to which all are stored."""
+    first = next(iter(joined(stored)), range(0))
+    return 0 if first.start else first.stop
+
+
+def _read_file(path: str) -> bytes:
+    """What a file of the log holds; never what a link leads to.
+
+    Raises:
+        UnsafeData: It is a link or no regular file.
+    """
+    if not stat.S_ISREG(os.stat(path, follow_symlinks=False).st_mode):
+        raise UnsafeData("a link, or no regular file, lies in the log", uri=path)
+    with open(path, "rb", opener=_no_follow) as file:
+        return file.read()
+
+
+def _no_follow(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+_ENCODERS: Final[Mapping[str, Callable[[Publisher, Roll, Mapping[str, Any]], Encoder[Any]]]] = {
+    "parquet": ParquetEncoder.from_header,
+    "json": JsonEncoder.from_header,
+}
+
+
+def _shard_rows(segment: SegmentReader) -> int:
+    rows = segment.header.get("shard_rows", 0)
+    if type(rows) is not int or rows < 0:
+        raise CorruptData(
+            f"the log's header says shard_rows={excerpt(rows)}: expected rows", uri=segment.path
+        )
+    return rows
+
+
+def _encoder(segment: SegmentReader, publisher: Publisher) -> Encoder[Any]:
+    """The encoder that the segment's header describes.
+
+    Raises:
+        CorruptData: The header lacks something, or is of a later format.
+    """
+    header = segment.header
+    try:
+        if header["format"] != 0 or header["kind"] not in _ENCODERS:
+            raise CorruptData(
+                f"a log of format {excerpt(header['format'])} and kind {excerpt(header['kind'])}: recover it "
+                "with the rlio that wrote it",
+                uri=segment.path,
+            )
+        max_rows, max_bytes = header["roll"]
+        roll = Roll(max_rows=max_rows, max_bytes=max_bytes, max_seconds=None)
+        return _ENCODERS[header["kind"]](publisher, roll, header)
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, RlioError):
+            raise
+        raise CorruptData(f"the log's header lacks something: {error!r}", uri=segment.path) from error

@@ -1,0 +1,664 @@
+"""Where logs lie, who owns them, and which of them their owners have left behind.
+
+A writer's log is a folder with a locked ``owner`` file and segments (`rlio.log.wal`). Logs of earlier
+versions may also hold encoded shards. Nothing here knows how rows become shards (`rlio.log.recovery`).
+
+Example:
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> log = LogFolder.create(f"{folder}/w00000-0a1b2c3d", root="/data/x", writer="w00000-0a1b2c3d")
+    >>> [found.claim() for found in find_logs(folder)]     # It has an owner, who lives.
+    [None]
+    >>> log.release()
+    >>> [found.claim() is not None for found in find_logs(folder)]
+    [True]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import platform
+import re
+import stat
+import sys
+import uuid
+import weakref
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, Literal, Self, TypeAlias
+
+from rlio.dataset.names import WAL_DIR, ShardName, is_writer_id
+from rlio.errors import OptionError, PublishError, RlioError, UnsafeData, excerpt
+from rlio.log.wal import Sync
+from rlio.storage.endpoint import endpoint_of
+from rlio.storage.filesystem import Storage
+from rlio.storage.local import make_folders, sync_descriptor, write_whole
+from rlio.storage.local import sync_folder as sync_folder
+
+try:
+    import fcntl
+except ImportError:  # Windows: no flock, and so no log.
+    fcntl = None  # type: ignore[assignment]  # To mypy a module is never None.
+
+__all__ = [
+    "AbandonedLog",
+    "LogFolder",
+    "Spool",
+    "SpoolLike",
+    "Standing",
+    "find_logs",
+    "first_row",
+    "on_network",
+    "parse_spool",
+    "spool_of",
+    "spools_beside",
+    "sweep",
+]
+
+logger = logging.getLogger("rlio")
+
+_OWNER: Final = "owner"
+#: Begins the name of a log's folder that is being made; no writer id begins so.
+_NEW: Final = "_new-"
+_SEGMENT: Final = re.compile(r"([0-9]{1,19})\.wal")
+_SCHEMA: Final = re.compile(r"schema-[0-9a-f]{8,64}\.json")
+_SUB_FOLDER: Final = re.compile(r"[0-9a-f]{16}")
+_LEFTOVER: Final = re.compile(r"[^/]*\.tmp")
+_MAX_OWNER_BYTES: Final = 1 << 20
+_ATTEMPTS: Final = 100
+
+# Where flock may be a fiction, or files may vanish with the network: logs lie elsewhere.
+_NETWORK = frozenset(
+    [
+        "9p",
+        "afs",
+        "beegfs",
+        "ceph",
+        "cifs",
+        "fuse.blobfuse",
+        "fuse.ceph",
+        "fuse.gcsfuse",
+        "fuse.glusterfs",
+        "fuse.goofys",
+        "fuse.juicefs",
+        "fuse.rclone",
+        "fuse.s3fs",
+        "fuse.sshfs",
+        "glusterfs",
+        "gpfs",
+        "lustre",
+        "ncpfs",
+        "nfs",
+        "nfs4",
+        "smb3",
+        "smbfs",
+        "wekafs",
+    ]
+)
+
+
+SpoolLike: TypeAlias = "Literal['auto'] | str | os.PathLike[str] | Spool | None"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spool:
+    """How the write-ahead log is kept.
+
+    Attributes:
+        folder: Where logs lie. None: ``_wal`` beside a root on a local disk, else a folder of this user
+            (the environment variable ``RLIO_SPOOL``, or ``rlio/spool`` in the user's cache folder).
+        sync: When rows become safe against power failure (against the death of the process they are at
+            once): every ``sync_interval`` seconds ("interval"), within each `write()` ("always"), or when
+            the kernel likes ("never").
+        sync_interval: Seconds; what a power failure costs.
+        max_bytes: Bytes that a writer's log may take while rows cannot be published. 1 GiB is two and a
+            half hours of 1,000 HalfCheetah-v5 steps/s.
+        block_seconds: How long `write()` waits for room in a full log before it raises.
+        publish_seconds: How long `flush()` and `close()` wait for the store before they raise, in seconds;
+            None: as long as it takes. The rows stay in the log, and the writer goes on trying; once its
+            process has ended, the next writer or `rlio recover` stores them. 600 s take a full log of 1 GiB
+            at 2 MB/s, and hold up the end of a job in an outage by no more than that.
+    """
+
+    folder: str | os.PathLike[str] | None = None
+    sync: Sync = "interval"
+    sync_interval: float = 1.0
+    max_bytes: int = 1 << 30
+    block_seconds: float = 60.0
+    publish_seconds: float | None = 600.0
+
+    def __post_init__(self) -> None:
+        if self.sync not in ("interval", "always", "never"):
+            raise OptionError(f"sync={excerpt(self.sync)}: 'interval', 'always' or 'never'")
+        if not self.sync_interval > 0 or not self.max_bytes > 0 or not self.block_seconds >= 0:
+            raise OptionError(
+                f"{self}: expected sync_interval > 0 (seconds), max_bytes > 0 and block_seconds >= 0"
+            )
+        if self.publish_seconds is not None and not self.publish_seconds > 0:
+            raise OptionError(
+                f"publish_seconds={excerpt(self.publish_seconds)}: seconds > 0, or None for no limit"
+            )
+
+
+def parse_spool(spool: SpoolLike, sync: Sync | None) -> Spool | None:
+    """The writers' arguments ``spool`` and ``sync`` as a `Spool`; None: no log.
+
+    Raises:
+        OptionError: They contradict each other, or one is illegal.
+    """
+    if spool is None:
+        if sync is not None:
+            raise OptionError(f"sync={excerpt(sync)} with spool=None: without a log there is nothing to sync")
+        return None
+    if isinstance(spool, Spool):
+        found = spool
+    elif spool == "auto":
+        found = Spool()
+    elif isinstance(spool, (str, os.PathLike)):
+        found = Spool(folder=spool)
+    else:
+        raise OptionError(f"spool={excerpt(spool)}: 'auto', a folder, a Spool, or None for no log")
+    return found if sync is None else replace(found, sync=sync)
+
+
+def spool_of(storage: Storage, spool: Spool) -> str | None:
+    """The folder in which the logs of the root's writers lie, whether it exists or not.
+
+    None for roots in this process's memory, whose rows no log could outlive, and where there is no flock.
+    """
+    if fcntl is None:
+        logger.warning("no write-ahead log on %s: rows are safe once they are published", sys.platform)
+        return None
+    if not storage.is_local and _is_memory(storage):
+        return None
+    if spool.folder is None and storage.is_local and not on_network(storage.root):
+        return os.path.join(storage.root, WAL_DIR)
+    base = os.fspath(spool.folder) if spool.folder is not None else _user_spool()
+    place = "\0".join([storage.uri, *endpoint_of(storage)])
+    digest = hashlib.blake2b(place.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+    return os.path.join(os.path.abspath(os.path.expanduser(base)), digest)
+
+
+def spools_beside(spool: str) -> list[str]:
+    """Folders of the logs of other roots, as `spool_of` names them: beside ``spool``, and in the user's own.
+
+    Only this user's; links are left out.
+    """
+    bases = [os.path.abspath(os.path.expanduser(_user_spool()))]
+    if os.path.basename(spool) != WAL_DIR:
+        bases.append(os.path.dirname(spool))
+    found = []
+    for base in dict.fromkeys(bases):
+        with contextlib.suppress(OSError):  # It is not there, or not for us to see.
+            names = [name for name in sorted(os.listdir(base)) if _SUB_FOLDER.fullmatch(name)]
+            found += [path for name in names if (path := os.path.join(base, name)) != spool and _is_own(path)]
+    return found
+
+
+def _is_own(path: str) -> bool:
+    """Whether a folder, and no link, is this user's."""
+    try:
+        status = os.stat(path, follow_symlinks=False)
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+
+
+class LogFolder:
+    """A writer's log folder, locked by this process. Use `create` and `AbandonedLog.claim`.
+
+    A forked child inherits the descriptor but not the right: it closes its copy.
+    """
+
+    def __init__(self, path: str, owner: dict[str, Any], fd: int) -> None:
+        self.path = path
+        self.owner = owner
+        self._fd = fd
+        _held.add(self)
+
+    @classmethod
+    def create(cls, path: str, *, root: str, writer: str) -> Self:
+        """Make and lock the folder of a new writer.
+
+        Raises:
+            PublishError: It could not be made, or is there already.
+            UnsafeData: The spool belongs to another user.
+        """
+        # Made under another name: a log has an owner, who lives, as long as it can be seen.
+        made = os.path.join(os.path.dirname(path), f"{_NEW}{writer}-{uuid.uuid4().hex[:8]}")
+        try:
+            _make_folder(made)
+        except OSError as error:
+            raise PublishError(
+                f"the log's folder could not be made: {error}; give another one as "
+                "spool=Spool(folder=...), or write without a log: spool=None",
+                uri=path,
+            ) from error
+        try:
+            owner, fd = _own(made, root=root, writer=writer)
+            try:
+                os.rename(made, path)  # Over an empty folder, which a dead writer has left, too.
+                made = path
+                sync_folder(os.path.dirname(path))
+            except BaseException:
+                os.close(fd)
+                raise
+        except OSError as error:
+            if not os.path.exists(path) or made == path:
+                raise PublishError(f"the log could not be made: {error}", uri=path) from error
+            raise PublishError(
+                f"the log of writer {writer!r} is there already: {AbandonedLog(path).why_left()}", uri=path
+            ) from error
+        finally:
+            if made != path:
+                _unmake_folder(made)
+        return cls(path, owner, fd)
+
+    def segments(self) -> list[str]:
+        """Paths of the segments, by first row."""
+        found = [
+            (int(match[1]), name) for name in os.listdir(self.path) if (match := _SEGMENT.fullmatch(name))
+        ]
+        return [os.path.join(self.path, name) for _, name in sorted(found)]
+
+    def shards(self) -> list[tuple[ShardName, str]]:
+        """Encoded shards that an earlier version has left here, by first row, with their paths."""
+        found = [
+            (name, text) for text in os.listdir(self.path) if (name := ShardName.parse(text)) is not None
+        ]
+        return [
+            (name, os.path.join(self.path, text)) for name, text in sorted(found, key=lambda x: x[0].first)
+        ]
+
+    def schemas(self) -> list[str]:
+        """Paths of the schemas of these shards."""
+        return sorted(
+            os.path.join(self.path, name) for name in os.listdir(self.path) if _SCHEMA.fullmatch(name)
+        )
+
+    def segment_path(self, first: int) -> str:
+        """Where the segment that begins with row ``first`` goes."""
+        return os.path.join(self.path, f"{first:012d}.wal")
+
+    def bytes(self) -> int:
+        """Bytes of everything in the folder."""
+        total = 0
+        with os.scandir(self.path) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    total += entry.stat(follow_symlinks=False).st_size
+        return total
+
+    def release(self) -> None:
+        """Let go of the lock; what is in the folder stays, for whoever recovers it. May be called again."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def remove(self) -> None:
+        """Remove the folder of a log that is done with, and let go of the lock.
+
+        What is neither ours nor empty is left there, and said.
+        """
+        leftovers = [os.path.join(self.path, x) for x in os.listdir(self.path) if _LEFTOVER.fullmatch(x)]
+        for path in [*self.segments(), *self.schemas(), *leftovers]:
+            os.unlink(path)
+        # Last, so that a crash leaves a log that can be claimed, and then removed, again.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(self.path, _OWNER))
+        try:
+            os.rmdir(self.path)
+        except OSError as error:
+            logger.warning("the log folder %s is done with but not empty: %s", self.path, error)
+        with contextlib.suppress(OSError):  # Another writer's log is there too.
+            os.rmdir(os.path.dirname(self.path))
+        self.release()
+
+
+#: "gone": it was recovered, or its writer has closed; "ownerless": its files are there, its owner is not.
+Standing: TypeAlias = Literal["alive", "other-host", "other-user", "ownerless", "gone"]
+_WHY_LEFT: Final[dict[Standing, str]] = {
+    "alive": "its writer lives",
+    "other-host": (
+        "it is another host's, whose writer may live: recover it there, or, if that host is gone for good (a "
+        "container that was made anew, a disk that has moved), with `rlio recover --all-hosts`"
+    ),
+    "other-user": "it is another user's, who must recover it",
+    "ownerless": "its owner file is missing, so that nobody can tell whether its writer lives",
+    "gone": "it has just been removed: open the writer again",
+}
+
+
+@dataclass(frozen=True)
+class AbandonedLog:
+    """A log folder that was found; whether its owner is dead shows when it is claimed."""
+
+    path: str
+
+    @property
+    def writer(self) -> str:
+        """The writer's id."""
+        return os.path.basename(self.path)
+
+    def claim(self, *, all_hosts: bool = False) -> LogFolder | None:
+        """Lock the log; None if its owner lives, may live (another host), or it is gone.
+
+        Args:
+            all_hosts: Also a log of another host, or a copy of a log: the caller knows that the owner is
+                dead, or that it is a copy.
+
+        Raises:
+            UnsafeData: It belongs to another user.
+        """
+        path = os.path.join(self.path, _OWNER)
+        try:
+            if os.stat(self.path, follow_symlinks=False).st_uid not in (os.getuid(), 0):
+                return None  # Another user's, who will recover it.
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        except (FileNotFoundError, NotADirectoryError):
+            return None  # Nothing is logged before there is an owner: what is left of it is for gc.
+        except PermissionError:
+            return None  # Another user's, who will recover it.
+        try:
+            owner = self._lock(fd, path)
+        except BaseException:
+            os.close(fd)
+            raise
+        if owner is None or not (all_hosts or self._is_dead(owner, fd)):
+            os.close(fd)
+            return None
+        return LogFolder(self.path, owner, fd)
+
+    @property
+    def owner_path(self) -> str:
+        """Where it says who owns it."""
+        return os.path.join(self.path, _OWNER)
+
+    def owner(self) -> dict[str, Any]:
+        """What the owner file says; {} where that is nothing, or it is no regular file.
+
+        Raises:
+            OSError: It is not there, or another user's.
+        """
+        fd = os.open(self.owner_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                return {}
+            owner = json.loads(os.read(fd, _MAX_OWNER_BYTES))
+        except (ValueError, RecursionError):
+            return {}
+        finally:
+            os.close(fd)
+        return owner if isinstance(owner, dict) else {}
+
+    def has_rows(self) -> bool:
+        """Whether segments or shards are in it."""
+        try:
+            names = os.listdir(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return any(_SEGMENT.fullmatch(name) or ShardName.parse(name) for name in names)
+
+    def discard(self) -> None:
+        """Remove the files of a log without an owner, of which nothing is wanted any more."""
+        folder = LogFolder(self.path, {}, -1)
+        for _, path in folder.shards():
+            os.unlink(path)
+        folder.remove()
+
+    def standing(self) -> Standing:
+        """Why a log that could not be claimed is left; asked after `claim`."""
+        try:
+            if os.stat(self.path, follow_symlinks=False).st_uid not in (os.getuid(), 0):
+                return "other-user"
+            owner = self.owner()
+        except PermissionError:
+            return "other-user"
+        except (FileNotFoundError, NotADirectoryError):
+            return "ownerless" if self.has_rows() else "gone"
+        return "alive" if owner.get("host") == host_id() else "other-host"
+
+    def why_left(self) -> str:
+        """Say in words why a writer of the same id cannot have this log."""
+        try:
+            folder = self.claim()
+            if folder is None:
+                return _WHY_LEFT[self.standing()]
+            folder.release()
+        except (RlioError, OSError) as error:
+            return f"it cannot be claimed: {error}"
+        return "its writer is dead, and its rows could not be recovered: `rlio recover` says why"
+
+    def _lock(self, fd: int, path: str) -> dict[str, Any] | None:
+        """Take the lock and read who had it; None where somebody has it."""
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise UnsafeData("the log's owner file is no regular file", uri=path)
+        if status.st_uid != os.getuid():
+            raise UnsafeData(f"the log belongs to user {status.st_uid}, who must recover it", uri=path)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        try:
+            if os.stat(path, follow_symlinks=False).st_ino != status.st_ino:
+                return None  # Removed, and made anew, since it was opened.
+        except FileNotFoundError:
+            return None
+        try:
+            owner = json.loads(os.read(fd, _MAX_OWNER_BYTES))
+        except (ValueError, RecursionError):
+            owner = None
+        # One that says nothing is a stranger's: ours are synced before they have their name.
+        return owner if isinstance(owner, dict) else {}
+
+    def _is_dead(self, owner: dict[str, Any], fd: int) -> bool:
+        """Whether a lock that could be taken proves that the owner is dead."""
+        if owner.get("host") != host_id():
+            host = excerpt(owner.get("host"))
+            logger.warning("%s is the log of another host (%s): recover it there", self.path, host)
+            return False
+        status = os.fstat(fd)
+        if (owner.get("device"), owner.get("inode")) == (status.st_dev, status.st_ino):
+            return True
+        # A copy (or a disk that has another number since the last start of the machine): nobody ever locks
+        # it, so the lock proves nothing.
+        return owner.get("boot") != boot_id() or not is_running(owner.get("pid"))
+
+
+def find_logs(spool: str) -> list[AbandonedLog]:
+    """Every writer's log folder in ``spool``, by writer id; none where there is no such folder."""
+    if os.path.islink(spool):
+        logger.warning("%s is a symbolic link: the logs that it leads to are those of another root", spool)
+        return []
+    try:
+        names = sorted(os.listdir(spool))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    found = [AbandonedLog(os.path.join(spool, name)) for name in names if is_writer_id(name)]
+    return [log for log in found if not os.path.islink(log.path) and os.path.isdir(log.path)]
+
+
+def first_row(segment: str) -> int:
+    """The first row of a segment, as its path says."""
+    match = _SEGMENT.fullmatch(os.path.basename(segment))
+    return int(match[1]) if match else 0
+
+
+@cache
+def host_id() -> str:
+    """What tells this machine, or container, from others."""
+    machine = ""
+    for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
+        with contextlib.suppress(OSError):
+            machine = Path(path).read_text().strip()
+            break
+    digest = hashlib.blake2b(f"{machine} {platform.node()}".encode(), digest_size=8)
+    return digest.hexdigest()
+
+
+@cache
+def boot_id() -> str:
+    """What tells this start of the machine from others; "" where that is not known."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def is_running(pid: Any) -> bool:
+    """Whether a process of that id runs here."""
+    if not isinstance(pid, int) or pid <= 0:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
+
+
+def _make_folder(path: str) -> None:
+    """Make a writer's log folder, and the one that it is in, which a writer that closes may just remove."""
+    parent = os.path.dirname(path)
+    for attempt in range(_ATTEMPTS):
+        _make_private(parent, shared=os.path.basename(parent) == WAL_DIR)
+        try:
+            os.mkdir(path, 0o700)
+        except FileNotFoundError:
+            if attempt + 1 == _ATTEMPTS:
+                raise
+        else:
+            return
+
+
+def _make_private(path: str, *, shared: bool) -> None:
+    """Make the folder of logs, for this user alone, or beside a root that several users may share.
+
+    Raises:
+        UnsafeData: It belongs to another user, or is a link.
+    """
+    if shared:
+        make_folders(path)
+        if os.path.islink(path):
+            raise UnsafeData("the folder of logs is a symbolic link", uri=path)
+        return
+    make_folders(path, mode=0o700)
+    status = os.stat(path, follow_symlinks=False)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise UnsafeData(
+            f"the spool belongs to user {status.st_uid}, or is a link: recovery would publish what others "
+            "put there; give a folder of your own as spool=Spool(folder=...)",
+            uri=path,
+        )
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        os.chmod(path, 0o700)
+
+
+def _own(path: str, *, root: str, writer: str) -> tuple[dict[str, Any], int]:
+    """Make and lock the owner file of a log; gives what it says, and its descriptor."""
+    fd = os.open(os.path.join(path, _OWNER), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        owner = {
+            "format": 0,
+            "root": root,
+            "writer": writer,
+            "host": host_id(),
+            "boot": boot_id(),
+            "pid": os.getpid(),
+            "device": os.fstat(fd).st_dev,
+            "inode": os.fstat(fd).st_ino,
+        }
+        write_whole(fd, memoryview(json.dumps(owner).encode()))
+        sync_descriptor(fd)
+        sync_folder(path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return owner, fd
+
+
+def _unmake_folder(path: str) -> None:
+    """Remove a log folder that was not made whole; it has no rows."""
+    with contextlib.suppress(OSError):
+        os.unlink(os.path.join(path, _OWNER))
+    with contextlib.suppress(OSError):
+        os.rmdir(path)
+
+
+def sweep(spool: str) -> None:
+    """Remove what writers have left in ``spool`` who died while they made, or removed, their log's folder."""
+    if os.path.islink(spool) or not os.path.isdir(spool):
+        return
+    for name in os.listdir(spool):
+        path = os.path.join(spool, name)
+        if is_writer_id(name):
+            with contextlib.suppress(OSError):  # It is not empty; or another user's.
+                os.rmdir(path)
+        if not name.startswith(_NEW) or os.path.islink(path):
+            continue
+        with contextlib.suppress(OSError):  # Another user's, or gone.
+            fd = os.open(os.path.join(path, _OWNER), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # It is locked before anything is in it: an empty one is about to be locked.
+                if os.fstat(fd).st_size:
+                    _unmake_folder(path)
+            finally:
+                os.close(fd)
+
+
+def _user_spool() -> str:
+    """The user's own folder of logs."""
+    given = os.environ.get("RLIO_SPOOL")
+    if given:
+        return given
+    if sys.platform == "darwin":
+        return os.path.expanduser("~/Library/Caches/rlio/spool")
+    return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "rlio", "spool")
+
+
+def _is_memory(storage: Storage) -> bool:
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    return isinstance(storage.fs, MemoryFileSystem)
+
+
+def on_network(path: str) -> bool:
+    """Whether a local path lies on a network filesystem, as far as /proc tells."""
+    try:
+        text = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return False
+    real = os.path.realpath(path)
+    best, kind = -1, ""
+    for line in text.splitlines():
+        left, _, right = line.partition(" - ")
+        fields, types = left.split(" "), right.split(" ")
+        if len(fields) < 5 or not types[0]:
+            continue
+        mount = fields[4].encode("latin-1", "replace").decode("unicode_escape")
+        inside = real == mount or real.startswith(mount.rstrip("/") + "/")
+        if inside and len(mount) >= best:
+            best, kind = len(mount), types[0]
+    return kind in _NETWORK
+
+
+_held: weakref.WeakSet[LogFolder] = weakref.WeakSet()
+
+
+def _let_go_after_fork() -> None:
+    """A child must not keep its parent's locks: the log of a dead parent would look alive."""
+    for log in list(_held):
+        log.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go_after_fork)

@@ -1,0 +1,463 @@
+"""`InputReader`: the contract of whatever gives batches.
+
+Authors write one hook, `_next`, and two more where there is a position to resume at. The base owns checks,
+counters, iteration, left-over rows, state and context management. `rlio.testing.ReaderTests` tests an
+implementation.
+
+Example:
+    >>> import rlio
+    >>> class Ones(rlio.InputReader):
+    ...     def _next(self):
+    ...         return rlio.SampleBatch(obs=[[1.0], [1.0], [1.0]], rewards=[1.0, 1.0, 1.0])
+    >>> reader = Ones()
+    >>> len(reader.sample()), len(reader.sample(5))
+    (3, 5)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import operator
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
+
+from rlio.batch import (
+    Batch,
+    SampleBatch,
+    concat_samples,
+    copy_into,
+    count_units,
+    split_units,
+)
+from rlio.errors import ClosedError, EndOfData, OptionError, RlioError, StateError, excerpt
+from rlio.readers.read_options import check_batch_size
+from rlio.writer import close_after
+
+__all__ = ["Endless", "InputReader", "InputReaderAround", "JsonState", "Restorable", "Unit"]
+
+logger = logging.getLogger("rlio")
+
+Unit: TypeAlias = Literal["steps", "sequences", "episodes"]
+#: What `json.dumps` takes; `Any` because JSON's recursion gains nothing in practice.
+JsonState: TypeAlias = dict[str, Any]
+
+_STATE_VERSION = 1
+
+
+class Endless(NamedTuple):
+    """One of endlessly many passes over the same data: no batch may be larger.
+
+    Attributes:
+        number: Of the pass that the last batch was from.
+        units: Units of each pass; None: only reading tells.
+    """
+
+    number: int
+    units: int | None
+
+
+class _Rest(NamedTuple):
+    """A batch, or what is left of one, that waits for the next call."""
+
+    batch: Batch
+    #: Position that the whole batch was read at, and how many of its units were served.
+    origin: JsonState
+    served: int
+
+
+class Restorable:
+    """Something that goes on from saved states. After a load that failed it gives nothing until one succeeds.
+
+    After the failure its position may be the old one, the new one, or partly each. A caller that caught the
+    error and went on would silently get rows from an undefined position.
+    """
+
+    #: What the last load failed with; None: it did not.
+    _load_failure: str | None = None
+
+    @contextlib.contextmanager
+    def _loading(self) -> Iterator[None]:
+        """Remember whether the load in the block fails."""
+        try:
+            yield
+        except BaseException as error:
+            self._note_load_failure(error)
+            raise
+        self._load_failure = None
+
+    def _note_load_failure(self, error: BaseException) -> None:
+        # Its text alone: the error holds the frames that it came through, and what they hold.
+        self._load_failure = excerpt(repr(error))
+
+    def _check_loaded(self) -> None:
+        """Raise where the last load failed.
+
+        Raises:
+            StateError: It did.
+        """
+        if self._load_failure is not None:
+            raise StateError(
+                f"the last state could not be loaded into this {type(self).__name__}, which gives nothing "
+                f"until one was: load a state that fits, or open a new one. It was: {self._load_failure}"
+            )
+
+
+class InputReader(Restorable, ABC):
+    """A source of experience: `sample()` gives the next batch.
+
+    To write one, implement `_next`, and, where there is a position, `_position` and `_seek`.
+    Exact sizes, iteration, saved state and closing are done here.
+    """
+
+    #: Whether the law of resuming holds: restore a state into a fresh reader and the remainder is identical.
+    replayable: bool = True
+    #: What ``n`` of `sample` counts. A step of a MultiAgentBatch is all rows of one (eps_id, t).
+    unit: Unit = "steps"
+    #: Whether a last batch shorter than asked for is dropped instead of served.
+    drop_last: bool = False
+
+    #: Whether the rows that come next may be asked for before they are needed, as many at once as one likes:
+    #: they stay the same, nobody waits for them, and nobody is told that they were read.
+    settled: bool = False
+
+    #: Units that a restored reader could not give again, as it is not `replayable`: they were read, but not
+    #: served, when the state was saved.
+    dropped: int = 0
+
+    # Class-level defaults, so that authors need not call super().__init__(). None stands for an empty queue.
+    _rests: deque[_Rest] | None = None
+    _closed: bool = False
+
+    @property
+    def skipped(self) -> int:
+        """Rows, or damaged records, that ``on_error="skip"`` left out so far, each counted once."""
+        return 0
+
+    # ---- hooks for authors ----
+
+    @abstractmethod
+    def _next(self) -> Batch:
+        """Return the source's next batch, in its own size; raise `EndOfData` at the end."""
+
+    def _position(self) -> JsonState:
+        """Return, as JSON, what `_seek` needs to make `_next` continue from here."""
+        return {}
+
+    def _seek(self, position: JsonState) -> None:
+        """Continue from ``position``, as `_position` gave it."""
+
+    def _close(self) -> None:
+        """Release files and threads. Called once."""
+
+    def _endless(self) -> Endless | None:
+        """Which pass over its data a reader is in that never ends; None: it ends, or its rows are live."""
+        return None
+
+    def interrupt(self) -> None:
+        """Let a `sample` that waits in another thread go, with a `ClosedError`; `close` follows.
+
+        For readers that may wait for ever, such as for clients, and for those around them.
+        """
+
+    def _take(self, n: int) -> Batch:
+        """Return exactly ``n`` units, or fewer before the end of the data.
+
+        Readers that can cut to size on their own override this; the default joins and splits the batches of
+        `_next` and remembers where the left-over came from, so that a saved state needs no data.
+        """
+        taken: list[_Rest] = []
+        try:
+            parts, tail = self._gather(n, taken)
+            batch = parts[0] if len(parts) == 1 else concat_samples(parts)
+        except EndOfData:
+            raise
+        except BaseException:
+            # A reader that fails, or a batch that does not fit the others, takes no rows with it.
+            self._push(taken)
+            raise
+        if tail is not None:
+            self._push([tail])
+        return batch
+
+    def _gather(self, n: int, taken: list[_Rest]) -> tuple[list[Batch], _Rest | None]:
+        """Parts of ``n`` units in all, and what the last one leaves over; ``taken`` gets what was pulled."""
+        parts: list[Batch] = []
+        missing = n
+        limit = _SizeLimit(n, self)
+        while missing:
+            try:
+                rest = self._pull()
+            except EndOfData:
+                if not parts or self.drop_last:
+                    raise
+                break
+            taken.append(rest)
+            size = count_units(rest.batch, self.unit)
+            limit.count(size)
+            if size > missing:
+                head, tail = split_units(rest.batch, missing, self.unit)
+                parts.append(head)
+                return parts, _Rest(tail, rest.origin, rest.served + missing)
+            if size:
+                parts.append(rest.batch)
+            missing -= size
+        return parts, None
+
+    def _pull(self) -> _Rest:
+        """What is left over, else the next batch."""
+        if self._rests:
+            return self._rests.popleft()
+        # Readers that cannot go back need no place to go back to, and theirs may have to wait for a thread.
+        origin = self._position() if self.replayable else {}
+        return _Rest(self._next(), origin, 0)
+
+    def _push(self, rests: list[_Rest]) -> None:
+        """Put ``rests`` back, to be pulled again in their order."""
+        if self._rests is None:
+            self._rests = deque()
+        self._rests.extendleft(reversed(rests))
+
+    # ---- the contract ----
+
+    def sample(self, n: int | None = None, *, out: SampleBatch | None = None) -> Batch:
+        """Return the next batch.
+
+        Args:
+            n: Units (see `unit`) to return, exactly; what is left over is kept for the next call. None
+                gives the source's own size: a record, a fragment, its ``batch_size``, or what is left over.
+            out: A batch whose arrays are overwritten and returned instead of fresh ones. It must have the
+                columns, shapes and dtypes of the result.
+
+        Returns:
+            A batch that the caller owns. Only the last one before `EndOfData` may be shorter than ``n``
+            (``drop_last`` drops it).
+
+        Raises:
+            EndOfData: A finite reader is exhausted.
+            OptionError: ``n`` is below 1; or the reader is endless, and its data has fewer units than that.
+            SchemaError: ``out`` does not fit; the batch is lost to this pass.
+            StateError: The last `load_state_dict` failed.
+            ClosedError: After `close`.
+        """
+        self._check_open()
+        self._check_loaded()
+        if n is None:
+            batch = self._rests.popleft().batch if self._rests else self._next()
+        elif operator.index(n) < 1:
+            raise OptionError(f"sample(n={n}): n is a number of {self.unit} and at least 1, or None")
+        else:
+            batch = self._take(operator.index(n))
+        return batch if out is None else copy_into(out, batch)
+
+    def next(self) -> Batch:
+        """Same as `sample()`: the name that RLlib's users know."""
+        return self.sample()
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The batches until the end of the data.
+
+        Raises:
+            EndOfData: An endless reader has nothing to give: its loop does not end as if it had given all.
+        """
+        while True:
+            try:
+                batch = self.sample()
+            except EndOfData:
+                if self._endless() is not None:
+                    raise
+                return
+            yield batch
+
+    def state_dict(self) -> JsonState:
+        """Return the position as JSON: never options, buffers or data.
+
+        A fresh reader with the same arguments that loads it gives the same remainder, if the reader is
+        `replayable`; else what is left over is dropped, and counted in `dropped`. A state is the same after
+        any way through JSON, also one that sorts keys. States are not promised to load in other versions of
+        rlio.
+
+        Raises:
+            StateError: The last `load_state_dict` failed.
+        """
+        self._check_loaded()
+        state: JsonState = {"version": _STATE_VERSION, "reader": type(self).__name__}
+        rests = self._rests or ()
+        if not self.replayable:
+            left = sum(count_units(rest.batch, self.unit) for rest in rests)
+            return state | {"position": self._position(), "skip": 0, "dropped": self.dropped + left}
+        if rests:
+            return state | {"position": rests[0].origin, "skip": rests[0].served, "dropped": self.dropped}
+        return state | {"position": self._position(), "skip": 0, "dropped": self.dropped}
+
+    def load_state_dict(self, state: JsonState) -> None:
+        """Continue from a state of `state_dict`.
+
+        After any error here, `sample` and `state_dict` raise StateError until a load succeeds: the position
+        of the reader is undefined until then.
+
+        Raises:
+            StateError: ``state`` is of another version or class of reader, or does not fit the data; the
+                message says which key.
+            ClosedError: After `close`.
+        """
+        self._check_open()
+        with self._loading():
+            self._load(state)
+
+    def _load(self, state: JsonState) -> None:
+        if not isinstance(state, Mapping):
+            raise StateError(f"the state is {excerpt(state)}: expected the dict that state_dict() gave")
+        expected = {"version": _STATE_VERSION, "reader": type(self).__name__}
+        for key, value in expected.items():
+            if state.get(key) != value:
+                raise StateError(
+                    f"state[{key!r}] is {excerpt(state.get(key))} but this reader needs {value!r}: "
+                    "load it into the reader and version that saved it"
+                )
+        try:
+            position, skip, dropped = dict(state["position"]), int(state["skip"]), int(state["dropped"])
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise StateError(
+                f"the state of {type(self).__name__} needs a dict as 'position' and whole numbers as 'skip' "
+                f"and 'dropped', but has {excerpt(state)}"
+            ) from error
+        self._rests = None
+        self.dropped = dropped
+        try:
+            self._seek(position)
+        except (LookupError, TypeError, ValueError, OverflowError, AttributeError) as error:
+            if isinstance(error, RlioError):
+                raise
+            raise StateError(
+                f"state['position'] of {type(self).__name__} lacks something, or holds what it should not "
+                f"({error!r}): {excerpt(position)}"
+            ) from error
+        if dropped:
+            logger.warning(
+                "%s: %d %s that were read but not served, in all, are dropped: they cannot be read again",
+                type(self).__name__,
+                dropped,
+                self.unit,
+            )
+        if skip:
+            self._skip(skip)
+
+    def _skip(self, served: int) -> None:
+        """Read the next batch and keep what was not served of it."""
+        origin = self._position()
+        try:
+            batch = self._next()
+        except EndOfData as end:
+            raise StateError(
+                f"state['skip'] is {served} but no data is left there: the data changed since it was saved"
+            ) from end
+        size = count_units(batch, self.unit)
+        if not 0 < served < size:
+            raise StateError(
+                f"state['skip'] is {served} but the batch there has {size} {self.unit}: "
+                "the data changed since it was saved"
+            )
+        _, tail = split_units(batch, served, self.unit)
+        self._push([_Rest(tail, origin, served)])
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"{type(self).__name__} is closed: open a new one, or use it before close()")
+
+    def close(self) -> None:
+        """Release what the reader holds. May be called again."""
+        if not self._closed:
+            self._closed = True
+            self._rests = None
+            self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # It may own a writer, as a worker does.
+        close_after(self, error)
+
+
+class InputReaderAround(InputReader):
+    """Takes its batches from another reader: the base of those that shuffle, map, record or read ahead.
+
+    Its state is that of ``child``, and so are the end of the data and what was skipped.
+
+    Args:
+        child: The reader; closed with this one.
+
+    Raises:
+        OptionError: ``child`` is no reader.
+    """
+
+    def __init__(self, child: InputReader) -> None:
+        if not isinstance(child, InputReader):
+            raise OptionError(
+                f"{type(self).__name__} takes a reader, not {excerpt(child)}: rlio.read() opens a path"
+            )
+        self.child = child
+        self.replayable = child.replayable
+        self.unit = child.unit
+
+    @property
+    def skipped(self) -> int:
+        """What the child left out."""
+        return self.child.skipped
+
+    def _position(self) -> JsonState:
+        return {"child": self.child.state_dict()}
+
+    def _seek(self, position: JsonState) -> None:
+        self.child.load_state_dict(position["child"])
+
+    def _endless(self) -> Endless | None:
+        return self.child._endless()
+
+    def interrupt(self) -> None:
+        """Interrupt the child; see `InputReader`."""
+        self.child.interrupt()
+
+    def _close(self) -> None:
+        self.child.close()
+
+
+class _SizeLimit:
+    """Refuses a batch that is larger than the data of an endless reader.
+
+    Where only reading tells how much that is, a batch is refused once it has a whole pass and rows before and
+    after it: that depends on the position alone, so that a restored reader refuses the same batches.
+    """
+
+    def __init__(self, units: int, reader: InputReader) -> None:
+        self._units = units
+        self._reader = reader
+        self._first: int | None = None
+        # Units of the pass after the first.
+        self._second = 0
+        found = reader._endless()
+        check_batch_size(units, there=None if found is None else found.units, unit=reader.unit)
+        if found is not None and reader._rests:
+            self._first = found.number
+
+    def count(self, units: int) -> None:
+        """Count units that were read.
+
+        Raises:
+            OptionError: The batch is larger than the data.
+        """
+        found = self._reader._endless()
+        if found is None or found.units is not None:
+            return
+        if self._first is None:
+            self._first = found.number
+        if found.number == self._first + 1:
+            self._second += units
+        if found.number > self._first + 1:
+            check_batch_size(self._units, there=self._second, unit=self._reader.unit)

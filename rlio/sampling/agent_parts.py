@@ -1,0 +1,120 @@
+"""`AgentPart`: the rows of one agent in one episode; how a policy's rows become parts, and parts a batch.
+
+Example:
+    >>> import numpy as np
+    >>> columns = {EPISODE: [0, 0, 0, 1], "agent_index": [0, 0, 2, 0], "eps_id": [5, 5, 5, 9]}
+    >>> batch, parts = cut("main", {name: np.array(values) for name, values in columns.items()})
+    >>> [(part.number, part.agent_index, len(part.rows)) for part in parts]
+    [(0, 0, 2), (0, 2, 1), (1, 0, 1)]
+    >>> joined(parts, unrolls=100)["unroll_id"].tolist()
+    [100, 100, 101, 102]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.batch import SampleBatch, concat_samples
+from rlio.batch.arrays import Column
+from rlio.batch.columns import Columns
+from rlio.batch.episode import Episode
+from rlio.envs.multi_agent import AgentId
+from rlio.sampling.agent_rows import AGENT_T, EPISODE, NEXT_T
+from rlio.sampling.trajectories import with_sequences, without_states
+
+__all__ = ["AgentPart", "cut", "joined"]
+
+
+@dataclass(slots=True, eq=False)
+class AgentPart:
+    """Rows of one agent in one episode, in order.
+
+    Attributes:
+        policy_id: Who acted.
+        number: Of the episode in its runner.
+        agent_index: The agent's.
+        rows: The rows, which may be changed.
+        steps: The agent's own step of each row, which counts only those in which it acted.
+        seen_t: The environment's step at which each row's ``new_obs`` was seen.
+    """
+
+    policy_id: str
+    number: int
+    agent_index: int
+    rows: SampleBatch
+    steps: NDArray[np.int64]
+    seen_t: NDArray[np.int64]
+
+    def env_ts(self) -> NDArray[np.int64]:
+        """The environment's step at which each observation was seen, and the final one if it is known."""
+        ts: NDArray[np.int64] = np.asarray(self.rows[Columns.T])
+        valid = self.rows.get(Columns.NEXT_OBS_VALID)
+        return ts if valid is not None and not valid[-1] else np.append(ts, self.seen_t[-1:])
+
+    def to_episode(self, agent_id: AgentId) -> Episode:
+        """The rows as a trajectory, in which only those steps count in which the agent acted."""
+        rows = without_states(self.rows.copy(shallow=True))
+        rows[Columns.T] = self.steps
+        episode = Episode.from_batch(rows)
+        episode.agent_id = agent_id
+        return episode
+
+
+def cut(policy_id: str, columns: Mapping[str, Column]) -> tuple[SampleBatch, list[AgentPart]]:
+    """A policy's rows as `AgentRows.take` gives them, as a batch, and its parts, which are views of it."""
+    numbers, steps, seen = (_integers(columns, name) for name in (EPISODE, AGENT_T, NEXT_T))
+    batch = SampleBatch(
+        {name: column for name, column in columns.items() if name not in (EPISODE, AGENT_T, NEXT_T)}
+    )
+    agents = _integers(columns, Columns.AGENT_INDEX)
+    starts = np.ones(len(agents), bool)
+    starts[1:] = (agents[1:] != agents[:-1]) | (numbers[1:] != numbers[:-1])
+    bounds = [*np.flatnonzero(starts).tolist(), len(agents)]
+    parts = [
+        AgentPart(
+            policy_id,
+            int(numbers[start]),
+            int(agents[start]),
+            batch[start:stop],
+            steps[start:stop],
+            seen[start:stop],
+        )
+        for start, stop in pairwise(bounds)
+    ]
+    return batch, parts
+
+
+def _integers(columns: Mapping[str, Any], name: str) -> NDArray[np.int64]:
+    return np.asarray(columns.get(name, ()), np.int64)
+
+
+def joined(
+    parts: Sequence[AgentPart],
+    *,
+    unrolls: int,
+    whole: SampleBatch | None = None,
+    max_seq_len: int = 1,
+) -> SampleBatch:
+    """The rows of parts of one policy as one batch.
+
+    Args:
+        parts: At least one.
+        unrolls: The ``unroll_id`` of the first part; the others follow it.
+        whole: The batch of which the parts are views, if none was changed: it saves joining them.
+        max_seq_len: Of a recurrent policy's sequences.
+    """
+    batch = concat_samples([part.rows for part in parts]) if whole is None else whole
+    lengths = [len(part.rows) for part in parts]
+    batch[Columns.UNROLL_ID] = np.repeat(np.arange(unrolls, unrolls + len(parts)), lengths)
+    # Sequences end where a part does: as one agent's episodes do where there is one agent.
+    ids = batch[Columns.EPS_ID]
+    batch[Columns.EPS_ID] = batch[Columns.UNROLL_ID]
+    batch = with_sequences(batch, max_seq_len=max_seq_len)
+    batch[Columns.EPS_ID] = ids
+    return batch

@@ -1,0 +1,291 @@
+"""`AgentRows`: rows of one policy's agents, opened when they act, closed when it is known what came of it.
+
+Unlike a vector environment's, these rows do not come in step: agents join, leave and act in turns, so that a
+row may stay open for many steps while others come and go. Columns are arrays that grow; whole batches of
+rows are opened and closed by one assignment a column.
+
+Example:
+    >>> import numpy as np
+    >>> from gymnasium.spaces import Box, Discrete
+    >>> rows = AgentRows(Box(0, 9, (), np.float32), Discrete(2))
+    >>> first = rows.open(np.array([3.0, 4.0]), np.array([0, 1]), {}, {"t": 0, "agent_index": [0, 1]})
+    >>> rows.close(np.array([first + 1]), rewards=[1.5], new_obs=np.array([5.0]), t=1)
+    >>> rows.closed.tolist()
+    [False, True]
+    >>> taken, moved = rows.take(rows.closed)
+    >>> taken["obs"].tolist(), taken["new_obs"].tolist(), moved.tolist()
+    ([4.0], [5.0], [0, -1])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.batch.arrays import Column
+from rlio.batch.columns import Columns
+from rlio.batch.nested import path_text
+from rlio.envs.leaves import Leaf, leaf_of
+from rlio.errors import SchemaError, excerpt
+from rlio.sampling.row_store import RowStore, assign, longer, nested
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+__all__ = ["AGENT_T", "EPISODE", "NEXT_T", "AgentRows", "stacked"]
+
+#: Integers of a row that are for runners and in no batch: the episode's number in the runner, the agent's own
+#: step in it, and the environment's step at which `new_obs` was seen.
+EPISODE = "_episode"
+AGENT_T = "_agent_t"
+NEXT_T = "_next_t"
+
+
+class AgentRows(RowStore):
+    """Rows of one policy; those that are open have no outcome yet.
+
+    Args:
+        observation_space: Of one observation, as the policy gets it.
+        action_space: Of one action, as the policy gives it.
+        infos: Whether there is a column of infos.
+    """
+
+    def __init__(
+        self, observation_space: gym.Space[Any], action_space: gym.Space[Any], *, infos: bool = False
+    ) -> None:
+        super().__init__(observation_space, action_space, capacity=256)
+        self._rows = 0
+        #: How many rows are closed.
+        self.closed_rows = 0
+        self._obs = self._buffers(self._observation_leaves, self.capacity)
+        self._new_obs = self._buffers(self._observation_leaves, self.capacity)
+        self._actions = self._buffers(self._action_leaves, self.capacity)
+        self._rewards = np.zeros(self.capacity, np.float64)
+        #: closed, terminated, truncated, whether new_obs is known.
+        self._flags = np.zeros((4, self.capacity), bool)
+        self._integers: dict[str, NDArray[np.int64]] = {}
+        self._infos = np.full(self.capacity, None, object) if infos else None
+
+    def __len__(self) -> int:
+        """Rows, open and closed."""
+        return self._rows
+
+    @property
+    def closed(self) -> NDArray[np.bool_]:
+        """Which rows are closed: a copy, shape (rows,)."""
+        return self._flags[0, : self._rows].copy()
+
+    def integers(self, name: str) -> NDArray[np.int64]:
+        """An integer of each row, shape (rows,): a view."""
+        if name not in self._integers:
+            return np.zeros(0, np.int64)
+        return self._integers[name][: self._rows]
+
+    # ---- rows come ----
+
+    def open(
+        self,
+        obs: Any,
+        actions: Any,
+        extras: Mapping[str, Any],
+        integers: Mapping[str, int | Sequence[int] | NDArray[np.int64]],
+    ) -> int:
+        """Add a row for each of N agents that act.
+
+        Args:
+            obs: What they act on, (N, ...), nested as the space.
+            actions: Theirs, (N, ...), nested as the space.
+            extras: The policy's further columns, (N, ...): the same ones every time.
+            integers: Integer columns, N numbers or one for all: the same ones every time.
+
+        Returns:
+            The number of the first row; the others follow it.
+
+        Raises:
+            SchemaError: Actions or extras do not fit; nothing is added.
+        """
+        observed = [leaf_of(obs, leaf.path) for leaf in self._observation_leaves]
+        n = len(observed[0])
+        first, end = self._rows, self._rows + n
+        acted = self._checked_actions(actions, n)
+        # Where no row waits, another policy may have taken the place of the one before.
+        if not self._rows and self._extras is not None and extras.keys() != self._extras.keys():
+            self.forget_extras()
+        added = self._checked_extras(extras, n)
+        if end > self.capacity:
+            self._grow(end)
+        assert self._extras is not None
+        for buffers, values in ((self._obs, observed), (self._actions, acted)):
+            for buffer, value in zip(buffers, values, strict=True):
+                assign(buffer, slice(first, end), value)
+        for name, value in added.items():
+            self._extras[name][first:end] = value
+        for name, number in integers.items():
+            if name not in self._integers:
+                self._integers[name] = np.zeros(self.capacity, np.int64)
+            self._integers[name][first:end] = number
+        self._rewards[first:end] = 0.0
+        self._flags[:, first:end] = False
+        if self._infos is not None:
+            self._infos[first:end] = None
+        self._rows = end
+        return first
+
+    def close(
+        self,
+        rows: NDArray[np.int64],
+        *,
+        rewards: Sequence[float],
+        t: int | Sequence[int],
+        new_obs: Any = None,
+        ended: Sequence[tuple[bool, bool]] | None = None,
+        infos: Sequence[Any] | None = None,
+    ) -> None:
+        """Say what came of ``rows``, n of them.
+
+        Args:
+            rows: Their numbers.
+            rewards: The sum of each since it was opened.
+            t: The environment's step at which ``new_obs`` was seen.
+            new_obs: (n, ...), nested as the space; None: nobody saw any.
+            ended: (terminated, truncated) of each; None: none of them ended.
+            infos: Of each, if they are recorded.
+        """
+        self._rewards[rows] += rewards
+        self._flags[0, rows] = True
+        self.closed_rows += len(rows)
+        self._integers.setdefault(NEXT_T, np.zeros(self.capacity, np.int64))[rows] = t
+        if ended is not None:
+            self._flags[1:3, rows] = np.asarray(ended, bool).reshape(-1, 2).T
+        if new_obs is not None:
+            self._flags[3, rows] = True
+            for leaf, buffer in zip(self._observation_leaves, self._new_obs, strict=True):
+                assign(buffer, rows, leaf_of(new_obs, leaf.path))
+        else:
+            for buffer in self._new_obs:
+                assign(buffer, rows, [None] * len(rows) if buffer.dtype == object else 0)
+        if self._infos is not None and infos is not None:
+            assign(self._infos, rows, infos)
+
+    def add_reward(self, row: int, reward: float) -> None:
+        """Add what came after ``row`` was closed."""
+        self._rewards[row] += reward
+
+    def _grow(self, rows: int) -> None:
+        self.capacity = max(rows, 2 * self.capacity)
+
+        def more(buffer: NDArray[Any]) -> NDArray[Any]:
+            return longer(buffer, self.capacity, self._rows)
+
+        for buffers in (self._obs, self._new_obs, self._actions):
+            buffers[:] = [more(buffer) for buffer in buffers]
+        for columns in (self._integers, self._extras or {}):
+            for name, column in columns.items():
+                columns[name] = more(column)
+        self._rewards = more(self._rewards)
+        self._flags = np.ascontiguousarray(more(self._flags.T).T)
+        if self._infos is not None:
+            self._infos = more(self._infos)
+
+    # ---- rows go ----
+
+    def take(self, chosen: NDArray[np.bool_]) -> tuple[dict[str, Column], NDArray[np.int64]]:
+        """Hand out rows, and keep the others.
+
+        Args:
+            chosen: Which rows, shape (rows,); closed ones.
+
+        Returns:
+            The columns of the chosen rows, in memory of their own, ordered by environment, episode, agent and
+            time, the integers for runners among them; and where each row is now: its new number, or -1.
+        """
+        at = np.flatnonzero(chosen)
+        names = (Columns.AGENT_INDEX, EPISODE, Columns.ENV_ID)
+        keys = [self._integers[name][at] for name in names if name in self._integers]
+        # Rows come in the order of time, and the sort is stable.
+        order = at[np.lexsort(keys)] if len(keys) else at
+        return self._columns(order), self._keep(~chosen)
+
+    def _columns(self, order: NDArray[np.int64]) -> dict[str, Column]:
+        flags = self._flags[:, order]
+        columns: dict[str, Column] = {
+            Columns.OBS: nested(self._observation_leaves, [buffer[order] for buffer in self._obs]),
+            Columns.ACTIONS: nested(self._action_leaves, [buffer[order] for buffer in self._actions]),
+            # What learners compute in; summed in float64.
+            Columns.REWARDS: self._rewards[order].astype(np.float32),
+            Columns.NEXT_OBS: nested(self._observation_leaves, [buffer[order] for buffer in self._new_obs]),
+            Columns.TERMINATEDS: flags[1],
+            Columns.TRUNCATEDS: flags[2],
+        }
+        if not flags[3].all():
+            columns[Columns.NEXT_OBS_VALID] = flags[3]
+        if self._infos is not None:
+            columns[Columns.INFOS] = self._infos[order]
+        for name, buffer in (self._integers | (self._extras or {})).items():
+            columns[name] = buffer[order]
+        return columns
+
+    def empty(self) -> None:
+        """Forget all rows; those that come may have other extra columns."""
+        self._keep(np.zeros(self._rows, bool))
+        self.forget_extras()
+
+    def drop(self, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Forget rows; returns where each row is now, as `take` does."""
+        return self._keep(~chosen)
+
+    def _keep(self, kept: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Move the rows that are ``kept`` to the front."""
+        old, at = self._rows, np.flatnonzero(kept)
+        moved = np.full(old, -1, np.int64)
+        moved[at] = np.arange(len(at))
+        rows = len(at)
+        if 0 < rows < old:
+            everything = [*self._obs, *self._new_obs, *self._actions, self._rewards]
+            everything += [*self._integers.values(), *(self._extras or {}).values()]
+            for buffer in everything if self._infos is None else [*everything, self._infos]:
+                buffer[:rows] = buffer[at]
+            self._flags[:, :rows] = self._flags[:, at]
+        if self._infos is not None:
+            self._infos[rows:old] = None  # else they would be kept alive
+        self._rows = rows
+        self.closed_rows = int(np.count_nonzero(self._flags[0, :rows]))
+        return moved
+
+
+def stacked(specs: Sequence[Leaf], values: Sequence[Any]) -> Any:
+    """Observations of several agents as one batch, (N, ...), in memory of its own.
+
+    Args:
+        specs: The leaves of their space.
+        values: The observations.
+
+    Raises:
+        SchemaError: One does not fit the space; the message says which, by its position.
+    """
+    return nested(specs, [_stacked_leaf(leaf, values) for leaf in specs])
+
+
+def _stacked_leaf(leaf: Leaf, values: Sequence[Any]) -> NDArray[Any]:
+    made = np.empty((len(values), *leaf.shape), leaf.dtype)
+    for i, value in enumerate(values):
+        part = leaf_of(value, leaf.path) if leaf.path else value
+        if not leaf.is_object and np.shape(part) != leaf.shape:
+            raise _misfit(leaf, i, part)
+        try:
+            made[i] = part
+        except (TypeError, ValueError) as error:
+            raise _misfit(leaf, i, part) from error
+    return made
+
+
+def _misfit(leaf: Leaf, position: int, part: Any) -> SchemaError:
+    found = getattr(part, "dtype", type(part).__name__)
+    return SchemaError(
+        f"observation {position} has {found} {np.shape(part)}, but its space {excerpt(str(leaf.space))} has "
+        f"{leaf.dtype} {leaf.shape}",
+        column="/".join(filter(None, (Columns.OBS, path_text(leaf.path)))),
+    )

@@ -1,0 +1,791 @@
+"""`ExternalEpisodes`: episodes whose loops are elsewhere, in other threads or behind a network.
+
+Whoever runs an episode asks for actions and reports rewards; whoever samples answers with a policy, many
+episodes in one batch, and takes the rows.
+
+Example:
+    >>> import numpy as np
+    >>> from gymnasium.spaces import Box, Discrete
+    >>> from rlio.policies.random_policy import RandomPolicy
+    >>> policy = RandomPolicy()
+    >>> policy.bind(Box(0.0, 9.0, (1,)), Discrete(2), seed=0)
+    >>> episodes = ExternalEpisodes(policy, immediate=True)
+    >>> name = episodes.start()
+    >>> for t in range(3):
+    ...     action = episodes.get_action(name, [float(t)])
+    ...     episodes.log_returns(name, 1.0)
+    >>> episodes.end(name, [3.0])
+    >>> batch = episodes.take()
+    >>> batch["new_obs"].tolist(), batch["terminateds"].tolist()
+    ([[1.0], [2.0], [3.0]], [False, False, True])
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete, Text
+from numpy.typing import NDArray
+
+from rlio.batch import SampleBatch
+from rlio.batch.columns import RECORDED, STATE_OUT_PREFIX, Columns
+from rlio.batch.nested import map_structure, path_text
+from rlio.connectors.connector import Streams
+from rlio.envs.leaves import Leaf, leaf_of, leaves_of
+from rlio.errors import ClosedError, EnvError, OptionError, SchemaError, excerpt
+from rlio.policies.policy import Policy
+from rlio.sampling.actor import STATE_BEFORE_PREFIX, Acted, Actor
+from rlio.sampling.agent_rows import NEXT_T, AgentRows
+from rlio.sampling.callbacks import Callbacks, RunningEpisode, overridden
+from rlio.sampling.metrics import MetricsCollector
+from rlio.sampling.progress import Progress
+from rlio.sampling.row_store import nested
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+__all__ = ["LOGGED", "ExternalEpisodes", "is_in_range"]
+
+#: Column, bool: the action was logged by the loop, not chosen by the policy.
+LOGGED = "logged_action"
+_RECORDED: Final = RECORDED | {LOGGED}
+# What describes the choice of an action, and is therefore unknown of those that the policy did not choose.
+_OF_THE_CHOICE = (Columns.ACTION_LOGP, Columns.ACTION_PROB)
+# Rewards are summed in float64, and float32 in batches.
+_MOST_REWARD: Final = float(np.finfo(np.float32).max)
+_STATES: Final = (STATE_BEFORE_PREFIX, STATE_OUT_PREFIX)
+#: Of columns, dtype and shape in one row.
+_Known: TypeAlias = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
+
+
+@dataclass(eq=False)
+class _Episode:
+    """One running episode.
+
+    Attributes:
+        name: What its loop calls it.
+        running: What callbacks see.
+        slot: Its stream.
+        began: When, on the monotonic clock.
+        heard: When its loop said something last, or was answered.
+        started: Whether callbacks know that it has begun.
+        t: Number of its next step.
+        row: Number of its open row; None where no action is under way.
+        action: The last one, (1, ...), nested as the space; None before the first.
+        reward: For it, so far.
+        info: What came with `reward`.
+    """
+
+    name: str
+    running: RunningEpisode
+    slot: int
+    began: float
+    heard: float
+    started: bool = False
+    t: int = 0
+    row: int | None = None
+    action: Any = None
+    reward: float = 0.0
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class _Request:
+    """A loop that waits.
+
+    Attributes:
+        episode: Whose.
+        obs: (1, ...), nested as the space.
+        logged: The action that it took itself, (1, ...); None: it wants one.
+        columns: Columns that it knows of that action.
+        answered: Set once there is a result.
+        action: The result.
+        error: Why there is none.
+    """
+
+    episode: _Episode
+    obs: Any
+    logged: Any
+    columns: Mapping[str, Any]
+    answered: threading.Event = field(default_factory=threading.Event)
+    action: Any = None
+    error: BaseException | None = None
+
+
+class ExternalEpisodes:
+    """The running episodes and their rows. Thread-safe.
+
+    A row is one transition with the columns of `EnvRunner` and the bool column ``logged_action``. Of logged
+    actions ``action_logp`` and ``action_prob`` are NaN, unless the loop says them: the policy did not choose.
+    A reward belongs to the last action before it. The final observation may be unknown: ``new_obs_valid`` is
+    False there. An episode that nobody ends keeps its last action's row: see `abandon_silent`.
+
+    Args:
+        policy: Acts; bound to its spaces.
+        explore: Whether it explores.
+        infos: Whether to record infos.
+        immediate: Whether actions are computed where they are asked for, one by one; else by `serve`.
+        timeout: Seconds that a loop waits for an action.
+        callbacks: Get to know of episodes.
+        metrics: Count them.
+        seed: Of the episode ids, or the generator that draws them.
+        worker_index: For callbacks, and for unroll ids.
+
+    Attributes:
+        actor: The policy and what it remembers of each episode.
+        progress: Counts rows whose outcome is known, rows that no batch has, and unroll ids.
+        changed: The lock, and what is notified where something happens.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        explore: bool = True,
+        infos: bool = False,
+        immediate: bool = False,
+        timeout: float | None = None,
+        callbacks: Callbacks | None = None,
+        metrics: MetricsCollector | None = None,
+        seed: int | np.random.Generator | None = None,
+        worker_index: int = 0,
+    ) -> None:
+        self.policy = policy
+        self.explore = explore
+        self.progress = Progress.of_worker(worker_index)
+        self.changed = threading.Condition(threading.RLock())
+        self._observation_leaves = leaves_of(policy.observation_space)
+        self._action_leaves = leaves_of(policy.action_space)
+        self.actor = Actor(policy, *policy.spaces)
+        self._rows = AgentRows(policy.observation_space, policy.action_space, infos=infos)
+        self._infos = infos
+        self._immediate = immediate
+        self._timeout = timeout
+        self._callbacks = callbacks if callbacks is not None else Callbacks()
+        self._wanted = overridden(self._callbacks)
+        self._metrics = metrics if metrics is not None else MetricsCollector()
+        self._ids = np.random.default_rng(seed)
+        self._worker_index = worker_index
+        self._episodes: dict[str, _Episode] = {}
+        self._waiting: list[_Request] = []
+        #: Ids of episodes that are over and have rows, and of those of which rows are not wanted.
+        self._over: set[int] = set()
+        self._unwanted: set[int] = set()
+        #: The policy's columns, once it has acted.
+        self._known: _Known | None = None
+        self._closed = False
+
+    # ---- called by loops ----
+
+    def start(self, episode_id: str | None = None, *, training_enabled: bool = True) -> str:
+        """Begin an episode.
+
+        Args:
+            episode_id: Its name; None makes one.
+            training_enabled: Whether its rows go into batches.
+
+        Returns:
+            The name.
+
+        Raises:
+            OptionError: An episode with this name runs.
+            ClosedError: Nobody samples any more.
+        """
+        name = uuid.uuid4().hex if episode_id is None else episode_id
+        with self.changed:
+            self._check_open()
+            if name in self._episodes:
+                raise OptionError(f"episode {excerpt(name)} runs already: end it first, or take another name")
+            running = RunningEpisode(
+                self._new_id(),
+                worker_index=self._worker_index,
+                training_enabled=training_enabled,
+            )
+            self._call("on_episode_created", running)
+            now = time.monotonic()
+            self._episodes[name] = _Episode(name, running, self.actor.new_slot(), began=now, heard=now)
+        return name
+
+    def get_action(self, episode_id: str, observation: Any) -> Any:
+        """Report an observation and wait for the action.
+
+        Args:
+            episode_id: Of a running episode.
+            observation: Nested as the space; lists will do.
+
+        Returns:
+            The action, in memory of its own.
+
+        Raises:
+            OptionError: There is no such episode, or it waits for an action already.
+            SchemaError: The observation is not of the space.
+            EnvError: Nobody answered in time; the loop may ask again.
+            ClosedError: Nobody samples any more.
+        """
+        return self._ask(episode_id, observation, None, {})
+
+    def log_action(self, episode_id: str, observation: Any, action: Any, **columns: Any) -> None:
+        """Report an observation, and the action that was taken instead of the policy's.
+
+        Args:
+            episode_id: Of a running episode.
+            observation: Nested as the space.
+            action: Nested as the action space.
+            columns: What is known of the choice, such as ``action_logp``: columns that the policy has too.
+                Of ``action_logp`` and ``action_prob`` one is enough.
+
+        Raises:
+            As `get_action`.
+        """
+        if self._known is not None:
+            _check_known(columns, self._known)
+        acted = _one(self._action_leaves, action, Columns.ACTIONS)
+        self._ask(episode_id, observation, acted, columns)
+
+    def log_returns(self, episode_id: str, reward: float, info: Mapping[str, Any] | None = None) -> None:
+        """Report a reward for the last action; several for one action add up.
+
+        Raises:
+            OptionError: There is no such episode, or no action in it whose outcome is open.
+            SchemaError: The reward is no finite number.
+        """
+        number = _finite(reward)
+        with self.changed:
+            episode = self._episode(episode_id)
+            if episode.row is None:
+                raise OptionError(
+                    f"episode {excerpt(episode_id)} has a reward before its first action, or while it waits "
+                    "for the next one: log rewards after an action, before the observation that follows it"
+                )
+            episode.heard = time.monotonic()
+            episode.reward += number
+            episode.running.total_reward += number
+            episode.running.last_reward = number
+            if info:
+                episode.info.update(info)
+
+    def end(self, episode_id: str, observation: Any = None, *, truncated: bool = False) -> None:
+        """Report the end of an episode.
+
+        Args:
+            episode_id: Of a running episode.
+            observation: The final one; None if nobody knows it.
+            truncated: Whether it was cut, and did not end by itself.
+
+        Raises:
+            OptionError: There is no such episode.
+            SchemaError: The observation is not of the space.
+        """
+        seen = None if observation is None else _one(self._observation_leaves, observation, Columns.OBS)
+        with self.changed:
+            episode = self._episode(episode_id)
+            self._withdraw(episode)
+            running = episode.running
+            running.last_observation = observation
+            try:
+                self._close_row(episode, seen, ended=(not truncated, truncated))
+                self._call("on_episode_end", running)
+                self._metrics.episode_ended(running, duration=time.monotonic() - episode.began)
+            finally:
+                self._forget(episode)
+
+    def _new_id(self) -> int:
+        return int(self._ids.integers(0, 1 << 63, dtype=np.int64))
+
+    def _forget(self, episode: _Episode) -> None:
+        """It runs no more; rows that wait are those of an episode that is over."""
+        self._remove(episode)
+        eps_id = episode.running.eps_id
+        if np.any(self._rows.integers(Columns.EPS_ID) == eps_id):
+            self._over.add(eps_id)
+            if not episode.running.training_enabled:
+                self._unwanted.add(eps_id)
+        self.changed.notify_all()
+
+    def _remove(self, episode: _Episode) -> None:
+        del self._episodes[episode.name]
+        self.actor.free_slot(episode.slot)
+
+    def _withdraw(self, episode: _Episode) -> None:
+        """Let a loop go that waits for an action of an episode that ends: its row would never be closed."""
+        for request in [request for request in self._waiting if request.episode is episode]:
+            self._waiting.remove(request)
+            request.error = OptionError(
+                f"episode {excerpt(episode.name)} was ended while it waited for an action, by somebody else"
+            )
+            request.answered.set()
+
+    def abandon(self, episode_id: str, *, keep_rows: bool = True) -> None:
+        """Give up an episode whose loop is gone: it has no end, and its last action's row is dropped.
+
+        Args:
+            episode_id: Of a running episode.
+            keep_rows: Whether the rows whose outcome is known stay: not if whole episodes are wanted.
+
+        Raises:
+            OptionError: There is no such episode.
+        """
+        with self.changed:
+            self._abandon(self._episode(episode_id), keep_rows=keep_rows)
+
+    def abandon_silent(self, seconds: float, *, keep_rows: bool = True) -> list[str]:
+        """`abandon` the episodes whose loops have said nothing for so long, and do not wait for an action.
+
+        Args:
+            seconds: Since the last call for an episode, or the answer to it.
+            keep_rows: As for `abandon`.
+
+        Returns:
+            Their names.
+        """
+        with self.changed:
+            before = time.monotonic() - seconds
+            waiting = {request.episode.name for request in self._waiting}
+            silent = [
+                episode
+                for episode in self._episodes.values()
+                if episode.heard < before and episode.name not in waiting
+            ]
+            for episode in silent:
+                self._abandon(episode, keep_rows=keep_rows)
+        return [episode.name for episode in silent]
+
+    def _abandon(self, episode: _Episode, *, keep_rows: bool) -> None:
+        self._withdraw(episode)
+        eps_id = episode.running.eps_id
+        lost = self._rows.integers(Columns.EPS_ID) == eps_id
+        if keep_rows and episode.running.training_enabled:
+            lost &= ~self._rows.closed
+        self._remove(episode)
+        self._drop(lost)
+        self._metrics.episodes_failed()
+        self.changed.notify_all()
+
+    def _drop(self, chosen: NDArray[np.bool_]) -> None:
+        """Forget rows, and count them."""
+        dropped = int(np.count_nonzero(chosen))
+        if not dropped:
+            return
+        self._moved(self._rows.drop(chosen))
+        self.progress.dropped += dropped
+        self._metrics.rows_dropped(dropped)
+
+    def _moved(self, numbers: NDArray[np.int64]) -> None:
+        """Note the new numbers of rows."""
+        for episode in self._episodes.values():
+            if episode.row is not None:
+                episode.row = int(numbers[episode.row])
+
+    @property
+    def episodes_running(self) -> int:
+        """How many episodes run."""
+        return len(self._episodes)
+
+    def _ask(self, episode_id: str, observation: Any, logged: Any, columns: Mapping[str, Any]) -> Any:
+        obs = _one(self._observation_leaves, observation, Columns.OBS)
+        with self.changed:
+            episode = self._episode(episode_id)
+            if any(other.episode is episode for other in self._waiting):
+                raise OptionError(
+                    f"episode {excerpt(episode_id)} waits for an action already, in another thread"
+                )
+            episode.heard = time.monotonic()
+            episode.running.last_observation = observation
+            self._close_row(episode, obs, ended=(False, False))
+            request = _Request(episode, obs, logged, columns)
+            if self._immediate:
+                self._answer([request])
+            else:
+                self._waiting.append(request)
+                self.changed.notify_all()
+        if not self._immediate and not request.answered.wait(self._timeout):
+            with self.changed:
+                # It may have been answered since: then its row is open, and the action counts.
+                if request in self._waiting:
+                    self._waiting.remove(request)
+                    raise EnvError(
+                        f"nobody chose an action for episode {excerpt(episode_id)} within {self._timeout} s: "
+                        "sample, or give loops more time (timeout=)"
+                    )
+        if request.error is not None:
+            raise request.error
+        return request.action
+
+    def _episode(self, episode_id: str) -> _Episode:
+        self._check_open()
+        try:
+            return self._episodes[episode_id]
+        except KeyError:
+            raise OptionError(
+                f"no episode {excerpt(episode_id)} runs: start it first; {len(self._episodes)} run, such as "
+                f"{excerpt(list(itertools.islice(self._episodes, 3)))}"
+            ) from None
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("nobody samples these episodes any more: the runner is stopped")
+
+    def _close_row(self, episode: _Episode, obs: Any, *, ended: tuple[bool, bool]) -> None:
+        """Say what came of the episode's last action."""
+        if episode.row is None:
+            return
+        self._rows.close(
+            np.array([episode.row]),
+            rewards=[episode.reward],
+            t=episode.t,
+            new_obs=obs,
+            ended=[ended],
+            infos=[episode.info] if self._infos else None,
+        )
+        self.progress.timesteps += 1
+        running = episode.running
+        running.length = episode.t
+        running.last_info = episode.info
+        running.last_action = map_structure(lambda leaf: leaf[0], episode.action)
+        episode.row = None
+        self.actor.reward([episode.slot], episode.reward)
+        episode.reward, episode.info = 0.0, {}
+        self._call("on_episode_step", running)
+        self.changed.notify_all()
+
+    # ---- called by whoever samples ----
+
+    def serve(self, timeout: float | None = None) -> None:
+        """Wait until something happens, and answer the loops that wait for an action, all at once.
+
+        Args:
+            timeout: Seconds to wait at most.
+        """
+        with self.changed:
+            if not self._waiting:
+                self.changed.wait(timeout)
+            waiting, self._waiting = self._waiting, []
+            if waiting:
+                self._answer(waiting)
+
+    def _answer(self, requests: list[_Request]) -> None:
+        try:
+            self._act(requests)
+        except BaseException as error:
+            # The loops must not wait for ever; whoever samples gets to know as well.
+            for request in requests:
+                request.error = request.error or error
+            if not self._immediate:
+                raise
+        finally:
+            now = time.monotonic()
+            for request in requests:
+                request.episode.heard = now
+                request.answered.set()
+
+    def _act(self, requests: list[_Request]) -> None:
+        episodes = [request.episode for request in requests]
+        for episode in episodes:
+            if not episode.started:
+                episode.started = True
+                self._call("on_episode_start", episode.running)
+        obs = _joined([request.obs for request in requests])
+        acted = self.actor.act(
+            self.policy,
+            obs,
+            Streams(np.array([each.slot for each in episodes]), np.array([not each.t for each in episodes])),
+            _known_of(episodes) if self.policy.input_columns else {},
+            explore=self.explore,
+            timestep=self.progress.timesteps,
+            own=_RECORDED,
+        )
+        columns = {name: np.array(value) for name, value in acted.extras.items()}
+        own = columns.keys() - {name for name in columns if name.startswith(_STATES)}
+        if self._known is None or self._known.keys() != own:
+            self._known = {name: (columns[name].dtype, columns[name].shape[1:]) for name in own}
+        kept = [
+            i for i, request in enumerate(requests) if not request.columns or _is_sound(request, self._known)
+        ]
+        acted = acted._replace(extras=columns)
+        if len(kept) < len(requests):
+            # One loop's mistake is no other's: those are answered.
+            obs, columns, actions, state = (
+                map_structure(lambda leaf: np.asarray(leaf)[kept], value)
+                for value in (obs, columns, acted.actions, acted.state)
+            )
+            acted = acted._replace(actions=actions, extras=columns, state=state)
+        if kept:
+            self._record([requests[i] for i in kept], obs, acted)
+
+    def _record(self, requests: list[_Request], obs: Any, acted: Acted) -> None:
+        """Open the rows of what the policy said, and keep the actions for the loops."""
+        episodes, columns = [request.episode for request in requests], acted.extras
+        parts = [_row_of(acted.actions, i) if r.logged is None else r.logged for i, r in enumerate(requests)]
+        for i, request in enumerate(requests):
+            if request.logged is not None:
+                _fill_in(columns, i, request.columns)
+        columns[LOGGED] = np.array([request.logged is not None for request in requests], bool)
+        acted = acted._replace(actions=_joined(parts))
+        integers: dict[str, Any] = {
+            Columns.EPS_ID: [episode.running.eps_id for episode in episodes],
+            Columns.T: [episode.t for episode in episodes],
+            Columns.WEIGHTS_SEQ_NO: acted.weights_seq_no,
+        }
+        first = self._rows.open(obs, acted.actions, columns, integers)
+        # Nothing fails from here on: a row that no episode knows would stay open for ever.
+        self.actor.keep(np.array([episode.slot for episode in episodes]), acted)
+        for i, (request, episode) in enumerate(zip(requests, episodes, strict=True)):
+            episode.row, episode.t, episode.action = first + i, episode.t + 1, parts[i]
+            request.action = map_structure(lambda leaf: leaf[0], parts[i])
+
+    def _call(self, name: str, episode: RunningEpisode) -> None:
+        if name in self._wanted:
+            getattr(self._callbacks, name)(runner=self, env=None, episode=episode)
+
+    # ---- rows ----
+
+    def rows_ready(self, *, whole: bool) -> int:
+        """Rows that `take` would give."""
+        with self.changed:
+            return int(np.count_nonzero(self._chosen(whole=whole)))
+
+    @property
+    def episodes_ready(self) -> int:
+        """Episodes that are over, and of which `take` would give rows."""
+        with self.changed:
+            return len(self._over)
+
+    def take(self, *, whole: bool = False) -> SampleBatch:
+        """Hand out rows, episode by episode.
+
+        Args:
+            whole: Only those of episodes that are over; else all whose outcome is known.
+
+        Returns:
+            A batch of its own memory, with ``unroll_id`` and without the rows that are not for training.
+        """
+        with self.changed:
+            chosen = self._chosen(whole=whole)
+            columns, moved = self._rows.take(chosen)
+            self._moved(moved)
+            unwanted = self._unwanted | {
+                e.running.eps_id for e in self._episodes.values() if not e.running.training_enabled
+            }
+            # What has no rows any more is forgotten: there are ever new episodes.
+            left = set(self._rows.integers(Columns.EPS_ID).tolist())
+            self._over &= left
+            self._unwanted &= left
+            return self._finished(columns, unwanted)
+
+    def _chosen(self, *, whole: bool) -> NDArray[np.bool_]:
+        chosen = self._rows.closed
+        if whole:
+            chosen &= np.isin(self._rows.integers(Columns.EPS_ID), list(self._over))
+        return chosen
+
+    def _finished(self, columns: dict[str, Any], unwanted: set[int]) -> SampleBatch:
+        if Columns.EPS_ID not in columns:  # Nobody has acted yet.
+            return SampleBatch(columns)
+        eps_id = columns[Columns.EPS_ID]
+        # Rows lie in the order of time, and episodes run side by side.
+        _, first, episode = np.unique(eps_id, return_index=True, return_inverse=True)
+        order = np.argsort(first[episode], kind="stable")
+        kept = order[~np.isin(eps_id[order], list(unwanted))]
+        self.progress.dropped += len(order) - len(kept)
+        self._metrics.rows_dropped(len(order) - len(kept))
+        whole = SampleBatch({name: column for name, column in columns.items() if name != NEXT_T})
+        batch: SampleBatch = whole[kept]
+        batch[Columns.AGENT_INDEX] = np.zeros(len(batch), np.int64)
+        batch[Columns.ENV_ID] = np.zeros(len(batch), np.int64)
+        batch[Columns.UNROLL_ID] = self.unroll_ids(eps_id[kept])
+        return batch
+
+    def unroll_ids(self, eps_id: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Ids, never given before, of the pieces of episodes that follow one another in ``eps_id``."""
+        with self.changed:
+            return self.progress.unroll_ids(eps_id)
+
+    @property
+    def rows_waiting(self) -> int:
+        """Rows whose outcome is known and that were not handed out."""
+        with self.changed:
+            return self._rows.closed_rows
+
+    def go_on_from(self, progress: Progress, ids: np.random.Generator) -> None:
+        """Continue counting where another runner was, and draw other ids than it did.
+
+        Loops cannot be stopped here: episodes that run, and rows that wait, get new ids.
+
+        Args:
+            progress: Of the other runner.
+            ids: Draws ids of episodes.
+        """
+        with self.changed:
+            self._ids = ids
+            self.progress.take_over(progress)
+            self.progress.timesteps += self._rows.closed_rows
+            eps_id = self._rows.integers(Columns.EPS_ID)
+            running = [episode.running for episode in self._episodes.values()]
+            known = dict.fromkeys([*(each.eps_id for each in running), *eps_id.tolist()])
+            new = {old: self._new_id() for old in known}
+            eps_id[:] = [new[old] for old in eps_id.tolist()]
+            self._over, self._unwanted = ({new[old] for old in own} for own in (self._over, self._unwanted))
+            for each in running:
+                each.eps_id = new[each.eps_id]
+
+    def close(self) -> None:
+        """Let everybody who waits go, with a ClosedError."""
+        with self.changed:
+            self._closed = True
+            for request in self._waiting:
+                request.error = ClosedError("the runner is stopped: no more actions are chosen")
+                request.answered.set()
+            self._waiting = []
+            self.changed.notify_all()
+
+
+def _known_of(episodes: list[_Episode]) -> dict[str, NDArray[np.int64]]:
+    """What a policy may ask for of the steps that begin."""
+    nothing = np.zeros(len(episodes), np.int64)
+    return {
+        Columns.T: np.array([episode.t for episode in episodes]),
+        Columns.EPS_ID: np.array([episode.running.eps_id for episode in episodes]),
+        Columns.ENV_ID: nothing,
+        Columns.AGENT_INDEX: nothing,
+    }
+
+
+def _one(specs: list[Leaf], value: Any, column: str) -> Any:
+    """A value of a space as a batch of one, in memory of its own."""
+    found = []
+    for leaf in specs:
+        part = leaf_of(value, leaf.path)
+        if leaf.is_object:
+            if isinstance(leaf.space, Text) and not leaf.space.contains(part):
+                raise _misfit(leaf, excerpt(part), column)
+            made = np.empty(1, object)
+            made[0] = part
+        else:
+            made = _array(leaf, part, column)[None]
+        found.append(made)
+    return nested(specs, found)
+
+
+def _array(leaf: Leaf, part: Any, column: str) -> NDArray[Any]:
+    """A leaf's value in its dtype, if that holds it, in memory of its own."""
+    try:
+        given = np.asarray(part.detach().cpu() if hasattr(part, "detach") else part)
+    except ValueError as error:
+        raise _misfit(leaf, f"{excerpt(part)}, which is no array", column) from error
+    whole = given.dtype.kind in "iu" and leaf.dtype.kind in "iu"
+    if given.shape != leaf.shape or not (whole or np.can_cast(given.dtype, leaf.dtype, "same_kind")):
+        raise _misfit(leaf, f"{given.dtype} {given.shape}", column)
+    if given.dtype == leaf.dtype:
+        made = np.array(given)
+    else:
+        with np.errstate(over="ignore"):
+            made = given.astype(leaf.dtype)
+        # Lists of Python's numbers are int64 and float64: they go into smaller types if these hold them.
+        kept = made == given if whole else np.isfinite(made) | ~np.isfinite(given)
+        if not np.all(kept):
+            raise _misfit(leaf, f"{excerpt(given.tolist())}, of which {leaf.dtype} holds not all", column)
+    if not is_in_range(leaf.space, made):
+        raise _misfit(leaf, excerpt(made.tolist()), column)
+    return made
+
+
+def is_in_range(space: gym.Space[Any], values: NDArray[Any]) -> bool:
+    """Whether all ``values``, (..., *shape of the space), are among those that a discrete space has.
+
+    Of others True: observations out of a Box's bounds are common, and nobody looks anything up by them.
+    """
+    if isinstance(space, (Discrete, MultiDiscrete)):
+        count = space.n if isinstance(space, Discrete) else space.nvec
+        return bool(np.all((values >= space.start) & (values - space.start < count)))
+    if isinstance(space, MultiBinary):
+        return bool(np.all((values == 0) | (values == 1)))
+    return True
+
+
+def _finite(reward: Any) -> float:
+    try:
+        number = math.nan if isinstance(reward, (str, bytes)) else float(reward)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not abs(number) <= _MOST_REWARD:
+        raise SchemaError(
+            f"the loop gave the reward {excerpt(reward)}: expected a number that float32 holds",
+            column=Columns.REWARDS,
+        )
+    return number
+
+
+def _misfit(leaf: Leaf, found: str, column: str) -> SchemaError:
+    return SchemaError(
+        f"the loop gave {found}, and {excerpt(str(leaf.space))} holds {leaf.dtype} {leaf.shape}",
+        column="/".join(filter(None, (column, path_text(leaf.path)))),
+    )
+
+
+def _joined(parts: list[Any]) -> Any:
+    """Batches of one as one batch."""
+    return map_structure(lambda *found: np.concatenate(found), *parts)
+
+
+def _row_of(values: Any, i: int) -> Any:
+    """Row ``i`` as a batch of one, in memory of its own."""
+    return map_structure(lambda leaf: np.array(np.asarray(leaf)[i : i + 1]), values)
+
+
+def _check_known(given: Mapping[str, Any], known: _Known) -> None:
+    for name, value in given.items():
+        if name not in known:
+            raise SchemaError(
+                f"log_action() was given a column that the policy does not have: it has {sorted(known)}",
+                column=name,
+            )
+        dtype, shape = known[name]
+        try:
+            found = np.asarray(value)
+        except ValueError as error:
+            raise SchemaError(f"log_action() was given {excerpt(value)}: {error}", column=name) from error
+        if found.shape != shape or not np.can_cast(found.dtype, dtype, "same_kind"):
+            raise SchemaError(
+                f"log_action() was given {found.dtype} {found.shape}, and the policy has {dtype} {shape}",
+                column=name,
+            )
+
+
+def _is_sound(request: _Request, known: _Known) -> bool:
+    """Whether a request can be answered; else it has its error."""
+    try:
+        _check_known(request.columns, known)
+    except SchemaError as error:
+        request.error = error
+        return False
+    return True
+
+
+def _fill_in(columns: dict[str, NDArray[Any]], i: int, known: Mapping[str, Any]) -> None:
+    """Put what is known of a logged action into row ``i`` of the policy's columns."""
+    for name in _OF_THE_CHOICE:
+        if name in columns and columns[name].dtype.kind == "f":
+            columns[name][i] = np.nan
+    for name, value in _implied(known).items():
+        if name in columns:
+            columns[name][i] = value
+    for name, value in known.items():
+        columns[name][i] = value
+
+
+def _implied(known: Mapping[str, Any]) -> dict[str, Any]:
+    """The probability of an action whose logarithm is known, and the other way round."""
+    with np.errstate(divide="ignore"):  # Of 0 the logarithm is -inf.
+        if Columns.ACTION_LOGP in known:
+            return {Columns.ACTION_PROB: np.exp(known[Columns.ACTION_LOGP])}
+        if Columns.ACTION_PROB in known:
+            return {Columns.ACTION_LOGP: np.log(known[Columns.ACTION_PROB])}
+    return {}

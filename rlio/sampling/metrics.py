@@ -1,0 +1,529 @@
+"""`MetricsCollector`: what a runner counts; `RolloutMetrics`: what became of it, to be merged and summarised.
+
+Example:
+    >>> import numpy as np
+    >>> collector = MetricsCollector()
+    >>> collector.episodes_ended(returns=np.array([10.0, 20.0]), lengths=np.array([10, 20]))
+    >>> collector.sampled(env_steps=35)
+    >>> summary = collector.drain().summarise()
+    >>> summary["episode_return_mean"], summary["episode_len_max"], summary["num_env_steps_sampled"]
+    (15.0, 20, 35)
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rlio.batch.columns import DEFAULT_POLICY_ID
+from rlio.errors import OptionError, StateError, excerpt
+from rlio.reader import JsonState
+from rlio.sampling.callbacks import RunningEpisode
+
+if TYPE_CHECKING:
+    from rlio.sampling.logged_evaluation import Judged
+
+__all__ = ["Counts", "EpisodeMetrics", "MetricsCollector", "PerfCounters", "RolloutMetrics"]
+
+# Any in this module: users' metrics are numbers, lists or arrays; media are what they like.
+
+# Episodes that wait for `drain`, at most: a user who never asks must not run out of memory.
+_MOST_EPISODES = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeMetrics:
+    """An episode that has ended. Field names are RLlib's, where it has them.
+
+    Attributes:
+        length: Steps of the environment.
+        total_reward: Sum of all agents' rewards, not clipped.
+        duration_s: Seconds that it took; NaN where nobody looked.
+        agent_rewards: The sum by (agent id, policy id); empty with one agent.
+        custom_metrics: Numbers, or arrays of them, from callbacks.
+        hist_data: Lists of numbers from callbacks.
+        media: Pictures, videos and the like from callbacks.
+    """
+
+    length: int
+    total_reward: float
+    duration_s: float = math.nan
+    agent_rewards: Mapping[tuple[Any, str], float] = field(default_factory=dict)
+    custom_metrics: Mapping[str, Any] = field(default_factory=dict)
+    hist_data: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    media: Mapping[str, Any] = field(default_factory=dict)
+
+
+class PerfCounters:
+    """Where the time of sampling goes, by laps: about 0.1 us each.
+
+    Call `begin` before a step, `lap` when a part of it is over, and `end_step` at its end.
+
+    Args:
+        ema_coef: Weight of the newest step in exponential moving averages; None for the plain average of all
+            steps since the last `take`. RLlib's ``sampler_perf_stats_ema_coef``.
+
+    Raises:
+        OptionError: ``ema_coef`` is not within (0, 1].
+    """
+
+    #: Parts, for `lap`.
+    OBS_PROCESSING, INFERENCE, ACTION_PROCESSING, ENV_WAIT, ENV_RENDER = range(5)
+    _NAMES = (
+        "mean_raw_obs_processing_ms",
+        "mean_inference_ms",
+        "mean_action_processing_ms",
+        "mean_env_wait_ms",
+        "mean_env_render_ms",
+    )
+
+    __slots__ = ("_averages", "_ema_coef", "_last", "_seconds", "steps")
+
+    def __init__(self, ema_coef: float | None = None) -> None:
+        if ema_coef is not None and not 0 < ema_coef <= 1:
+            raise OptionError(f"ema_coef={excerpt(ema_coef)}: within (0, 1], or None for plain averages")
+        self._ema_coef = ema_coef
+        #: Steps since `take`.
+        self.steps = 0
+        self._seconds = [0.0] * len(self._NAMES)
+        self._averages: list[float] | None = None
+        self._last = 0.0
+
+    def begin(self) -> None:
+        """Start the clock."""
+        self._last = time.perf_counter()
+
+    def lap(self, part: int) -> None:
+        """Add the time since the last lap, or `begin`, to ``part``."""
+        now = time.perf_counter()
+        self._seconds[part] += now - self._last
+        self._last = now
+
+    def end_step(self) -> None:
+        """Count a step."""
+        self.steps += 1
+        if self._ema_coef is not None:
+            self._average(self._ema_coef)
+
+    def _average(self, coef: float) -> None:
+        seconds = self._seconds
+        if self._averages is None:
+            self._averages = list(seconds)
+        else:
+            self._averages = [
+                (1 - coef) * average + coef * new
+                for average, new in zip(self._averages, seconds, strict=True)
+            ]
+        self._seconds = [0.0] * len(seconds)
+
+    def take(self) -> tuple[int, dict[str, float]]:
+        """Steps, and milliseconds a step by RLlib's names; begins anew. ``(0, {})`` before the first step."""
+        steps, self.steps = self.steps, 0
+        if not steps:
+            return 0, {}
+        if self._averages is not None:
+            means = self._averages
+        else:
+            means = [seconds / steps for seconds in self._seconds]
+            self._seconds = [0.0] * len(means)
+        return steps, {name: 1e3 * mean for name, mean in zip(self._NAMES, means, strict=True)}
+
+
+@dataclass(slots=True)
+class Counts:
+    """Numbers that add up over workers.
+
+    Attributes:
+        env_steps: Steps of environments that were sampled.
+        agent_steps: Transitions of agents.
+        episodes: Episodes that ended, faulty ones excepted.
+        faulty_episodes: Episodes that were discarded, as their environment failed.
+        env_restarts: Environments that were made anew.
+        rows_dropped: Rows that were sampled but are in no batch.
+    """
+
+    env_steps: int = 0
+    agent_steps: int = 0
+    episodes: int = 0
+    faulty_episodes: int = 0
+    env_restarts: int = 0
+    rows_dropped: int = 0
+
+    @classmethod
+    def from_state(cls, state: JsonState) -> Counts:
+        """Those of `MetricsCollector.state_dict`.
+
+        Raises:
+            StateError: A count is missing, or no whole number.
+        """
+        for name in cls.__slots__:
+            if not isinstance(state.get(name), int):
+                raise StateError(
+                    f"the metrics' state needs {name!r} (int), but it has {excerpt(state.get(name))}"
+                )
+        return cls(**{name: state[name] for name in cls.__slots__})
+
+    def plus(self, other: Counts) -> Counts:
+        """The sums of both."""
+        return Counts(*(getattr(self, name) + getattr(other, name) for name in Counts.__slots__))
+
+
+@dataclass
+class RolloutMetrics:
+    """What happened since the metrics were last asked for; of one runner, or of several (`merge`).
+
+    Attributes:
+        returns: Of episodes of which nothing more is known, float64, shape (E,).
+        lengths: Of the same, int64, shape (E,).
+        durations: Of the same, in seconds, float64, shape (E,); NaN where nobody looked.
+        details: Further episodes, with all that is known of them.
+        counts: What happened since.
+        lifetime: What happened since the runner was made, or since the run that it was restored from was.
+        policy_steps: Transitions by policy id; empty with one policy.
+        steps_of_agents: Transitions by agent id, as text; empty with one agent.
+        seconds: Spent sampling.
+        between: Seconds from the end of one call of ``sample`` to the beginning of the next, in all.
+        calls: Of ``sample``, or of what serves it.
+        weights_seq_no: Sum over the calls; see ``summarise``.
+        perf_steps: Steps that `perf` is of.
+        perf: Milliseconds a step, by RLlib's names.
+        off_policy: By policy id, what the rows that a worker read say of its policies
+            (``input_evaluation``).
+    """
+
+    returns: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    lengths: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    durations: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    details: list[EpisodeMetrics] = field(default_factory=list)
+    counts: Counts = field(default_factory=Counts)
+    lifetime: Counts = field(default_factory=Counts)
+    policy_steps: dict[str, int] = field(default_factory=dict)
+    steps_of_agents: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    between: float = 0.0
+    calls: int = 0
+    weights_seq_no: int = 0
+    perf_steps: int = 0
+    perf: dict[str, float] = field(default_factory=dict)
+    off_policy: dict[str, Judged] = field(default_factory=dict)
+
+    @property
+    def episodes(self) -> list[EpisodeMetrics]:
+        """All episodes: made here, so that runners need not make an object for each."""
+        plain = zip(self.lengths.tolist(), self.returns.tolist(), self.durations.tolist(), strict=True)
+        return [EpisodeMetrics(*one) for one in plain] + self.details
+
+    @classmethod
+    def merge(cls, parts: Iterable[RolloutMetrics]) -> Self:
+        """All ``parts`` as one: counts add up, times a step are averaged over steps.
+
+        Parts of one runner, one after the other, add up too, except for ``lifetime``: there, take that of
+        the last.
+        """
+        given = list(parts)
+        merged = cls(
+            details=[episode for part in given for episode in part.details],
+            seconds=sum(part.seconds for part in given),
+            between=sum(part.between for part in given),
+            calls=sum(part.calls for part in given),
+            weights_seq_no=sum(part.weights_seq_no for part in given),
+            perf_steps=sum(part.perf_steps for part in given),
+        )
+        for part in given:
+            merged.counts = merged.counts.plus(part.counts)
+            merged.lifetime = merged.lifetime.plus(part.lifetime)
+            _add_up(merged.policy_steps, part.policy_steps)
+            _add_up(merged.steps_of_agents, part.steps_of_agents)
+            for policy_id, judged in part.off_policy.items():
+                before = merged.off_policy.get(policy_id)
+                merged.off_policy[policy_id] = judged if before is None else before.plus(judged)
+            for name, mean in part.perf.items():
+                merged.perf[name] = merged.perf.get(name, 0.0) + mean * part.perf_steps / merged.perf_steps
+        if given:
+            merged.returns = np.concatenate([part.returns for part in given])
+            merged.lengths = np.concatenate([part.lengths for part in given])
+            merged.durations = np.concatenate([part.durations for part in given])
+        return merged
+
+    def summarise(self, *, keep_custom_metrics: bool = False) -> dict[str, Any]:
+        """Numbers by RLlib's names; nested dicts of numbers, lists and media.
+
+        Means, minima and maxima are NaN where no episode ended. Episodes are all that `episodes` has.
+
+        Args:
+            keep_custom_metrics: Custom metrics as lists, in place of their mean, min and max.
+        """
+        details = self.details
+        returns = np.concatenate([self.returns, [one.total_reward for one in details]])
+        lengths = np.concatenate([self.lengths, np.array([one.length for one in details], np.int64)])
+        durations = np.concatenate([self.durations, [one.duration_s for one in details]])
+        by_policy, by_agent = _agent_returns(details)
+        histograms = {"episode_reward": returns.tolist(), "episode_lengths": lengths.tolist()}
+        histograms |= {f"policy_{name}_reward": values for name, values in by_policy.items()}
+        histograms |= _joined(one.hist_data for one in details)
+        summary = (
+            _spread("episode_return", returns)
+            | _spread("episode_reward", returns)
+            | _spread("episode_len", lengths)
+            | _spread("episode_duration_sec", durations)
+            | self._numbers()
+        )
+        return summary | {
+            **_by_name("policy_reward", by_policy),
+            "agent_episode_returns_mean": {name: float(np.mean(v)) for name, v in by_agent.items()},
+            "custom_metrics": _custom(details, keep=keep_custom_metrics),
+            "hist_stats": histograms,
+            "episode_media": _gathered(one.media for one in details),
+            "sampler_perf": dict(self.perf),
+            "off_policy_estimator": self._off_policy(),
+        }
+
+    summarize = summarise
+
+    def _off_policy(self) -> dict[str, Any]:
+        """By the name of the estimator, as in RLlib, where there is one policy; else by policy first."""
+        found = {policy_id: judged.summarise() for policy_id, judged in self.off_policy.items()}
+        return found[DEFAULT_POLICY_ID] if list(found) == [DEFAULT_POLICY_ID] else found
+
+    def _numbers(self) -> dict[str, Any]:
+        counts, lifetime = self.counts, self.lifetime
+        return {
+            "episodes_this_iter": counts.episodes,
+            "num_episodes": counts.episodes,
+            "num_episodes_lifetime": lifetime.episodes,
+            "num_faulty_episodes": counts.faulty_episodes,
+            "num_env_restarts": counts.env_restarts,
+            "num_rows_dropped": counts.rows_dropped,
+            "num_env_steps_sampled": counts.env_steps,
+            "num_env_steps_sampled_lifetime": lifetime.env_steps,
+            "num_agent_steps_sampled": counts.agent_steps,
+            "num_agent_steps_sampled_lifetime": lifetime.agent_steps,
+            "num_module_steps_sampled": dict(self.policy_steps),
+            "num_agent_steps_sampled_by_agent": dict(self.steps_of_agents),
+            "num_env_steps_sampled_throughput": _ratio(counts.env_steps, self.seconds),
+            "time_between_sampling": _ratio(self.between, self.calls),
+            "weights_seq_no": _ratio(self.weights_seq_no, self.calls),
+        }
+
+
+class MetricsCollector:
+    """Counts what a runner does until somebody asks; may be asked from another thread.
+
+    Args:
+        perf_ema_coef: See `PerfCounters`.
+
+    Attributes:
+        perf: Where the time goes.
+        lifetime: What happened since the beginning.
+    """
+
+    def __init__(self, *, perf_ema_coef: float | None = None) -> None:
+        self.perf = PerfCounters(perf_ema_coef)
+        self.lifetime = Counts()
+        self._lock = threading.Lock()
+        self._now = RolloutMetrics()
+        #: (Return, length, duration) of episodes of which nothing more is known.
+        self._episodes: deque[tuple[float, int, float]] = deque(maxlen=_MOST_EPISODES)
+        self._details: deque[EpisodeMetrics] = deque(maxlen=_MOST_EPISODES)
+        self._began: float | None = None
+        self._ended: float | None = None
+
+    # ---- called by runners ----
+
+    def episodes_ended(
+        self, returns: ArrayLike, lengths: ArrayLike, durations: ArrayLike | None = None
+    ) -> None:
+        """Count episodes of which nothing more is known.
+
+        Args:
+            returns: Sums of rewards, shape (E,).
+            lengths: Steps of the environment, shape (E,).
+            durations: Seconds, shape (E,).
+        """
+        totals = np.asarray(returns, np.float64).tolist()
+        seconds = repeat(math.nan) if durations is None else np.asarray(durations).tolist()
+        with self._lock:
+            self._now.counts.episodes += len(totals)
+            self._episodes.extend(zip(totals, np.asarray(lengths).tolist(), seconds, strict=False))
+
+    def episode_ended(self, episode: RunningEpisode, *, duration: float = math.nan) -> None:
+        """Count one with all that callbacks and agents left in it; it may be changed afterwards."""
+        ended = EpisodeMetrics(
+            length=episode.length,
+            total_reward=float(episode.total_reward),
+            duration_s=duration,
+            agent_rewards=dict(episode.agent_rewards),
+            custom_metrics=dict(episode.custom_metrics),
+            hist_data={name: list(values) for name, values in episode.hist_data.items()},
+            media=dict(episode.media),
+        )
+        with self._lock:
+            self._now.counts.episodes += 1
+            self._details.append(ended)
+
+    def episodes_failed(self, episodes: int = 1, *, rows: int = 0, restarts: int = 0) -> None:
+        """Count episodes that were discarded with ``rows`` rows, and environments that were made anew."""
+        with self._lock:
+            counts = self._now.counts
+            counts.faulty_episodes += episodes
+            counts.rows_dropped += rows
+            counts.env_restarts += restarts
+
+    def rows_dropped(self, rows: int) -> None:
+        """Count rows that were sampled but are in no batch."""
+        with self._lock:
+            self._now.counts.rows_dropped += rows
+
+    def begin(self) -> None:
+        """Start the clock of a call of ``sample``."""
+        self._began = time.perf_counter()
+
+    def sampled(
+        self,
+        env_steps: int,
+        *,
+        agent_steps: int | None = None,
+        policy_steps: Mapping[str, int] | None = None,
+        steps_of_agents: Mapping[str, int] | None = None,
+        weights_seq_no: int = 0,
+    ) -> None:
+        """Count a batch, and the time since `begin`.
+
+        Args:
+            env_steps: Steps of environments.
+            agent_steps: Rows; None: as many.
+            policy_steps: Rows by policy id.
+            steps_of_agents: Rows by agent id.
+            weights_seq_no: Version of the weights that sampled it.
+        """
+        end = time.perf_counter()
+        with self._lock:
+            now = self._now
+            now.counts.env_steps += env_steps
+            now.counts.agent_steps += env_steps if agent_steps is None else agent_steps
+            _add_up(now.policy_steps, policy_steps or {})
+            _add_up(now.steps_of_agents, steps_of_agents or {})
+            now.weights_seq_no += weights_seq_no
+            now.calls += 1
+            if self._began is not None:
+                now.seconds += end - self._began
+                now.between += 0.0 if self._ended is None else self._began - self._ended
+            self._began, self._ended = None, end
+
+    # ---- called by users ----
+
+    def drain(self) -> RolloutMetrics:
+        """Return what happened since the last call, and begin anew.
+
+        At most 65,536 episodes are kept; of more, the latest. All are counted.
+        """
+        with self._lock:
+            drained, self._now = self._now, RolloutMetrics()
+            table = np.array(self._episodes, np.float64).reshape(-1, 3)
+            drained.returns, drained.durations = table[:, 0].copy(), table[:, 2].copy()
+            drained.lengths = table[:, 1].astype(np.int64)
+            drained.details = list(self._details)
+            self._forget_episodes()
+            drained.perf_steps, drained.perf = self.perf.take()
+            self.lifetime = self.lifetime.plus(drained.counts)
+            drained.lifetime = self.lifetime
+            return drained
+
+    def state_dict(self) -> JsonState:
+        """The lifetime's counts, as JSON; what is not drained yet counts in them."""
+        with self._lock:
+            counts = self.lifetime.plus(self._now.counts)
+        return {name: getattr(counts, name) for name in Counts.__slots__}
+
+    def load_state_dict(self, state: JsonState) -> None:
+        """Go on counting from a state of `state_dict`; what is not drained is forgotten.
+
+        Raises:
+            StateError: A count is missing, or no whole number.
+        """
+        lifetime = Counts.from_state(state)
+        with self._lock:
+            self.lifetime = lifetime
+            self._now = RolloutMetrics()
+            self._forget_episodes()
+
+    def _forget_episodes(self) -> None:
+        self._episodes.clear()
+        self._details.clear()
+
+
+def _add_up(counts: dict[str, int], more: Mapping[str, int]) -> None:
+    for name, count in more.items():
+        counts[name] = counts.get(name, 0) + count
+
+
+def _ratio(amount: float, of: float) -> float:
+    return amount / of if of else math.nan
+
+
+def _spread(name: str, values: NDArray[Any]) -> dict[str, Any]:
+    """Mean, min and max of ``values``, NaN excepted: a value that nobody knows is none."""
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return {f"{name}_{what}": math.nan for what in ("mean", "min", "max")}
+    return {
+        f"{name}_mean": float(known.mean()),
+        f"{name}_min": known.min().item(),
+        f"{name}_max": known.max().item(),
+    }
+
+
+def _by_name(prefix: str, values: Mapping[str, list[float]]) -> dict[str, dict[str, float]]:
+    """RLlib's order: the statistic, then the policy."""
+    found: dict[str, dict[str, float]] = {f"{prefix}_{what}": {} for what in ("mean", "min", "max")}
+    for name, of_name in values.items():
+        for key, number in _spread(prefix, np.asarray(of_name, np.float64)).items():
+            found[key][name] = number
+    return found
+
+
+def _agent_returns(episodes: list[EpisodeMetrics]) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """The agents' returns, by policy id and by agent id."""
+    by_policy: dict[str, list[float]] = {}
+    by_agent: dict[str, list[float]] = {}
+    for episode in episodes:
+        for (agent_id, policy_id), total in episode.agent_rewards.items():
+            by_policy.setdefault(policy_id, []).append(float(total))
+            by_agent.setdefault(str(agent_id), []).append(float(total))
+    return by_policy, by_agent
+
+
+def _custom(episodes: list[EpisodeMetrics], *, keep: bool) -> dict[str, Any]:
+    gathered = _gathered(episode.custom_metrics for episode in episodes)
+    if keep:
+        return gathered
+    summary: dict[str, Any] = {}
+    for name, values in gathered.items():
+        numbers = [np.asarray(value, np.float64).ravel() for value in values]
+        # As RLlib does: one NaN among an episode's values takes that episode's values out.
+        whole = [value for value in numbers if not np.isnan(value).any()]
+        summary |= _spread(name, np.concatenate(whole) if whole else np.zeros(0))
+    return summary
+
+
+def _gathered(of_episodes: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Name -> the values of the episodes that have one."""
+    found: dict[str, list[Any]] = {}
+    for values in of_episodes:
+        for name, value in values.items():
+            found.setdefault(name, []).append(value)
+    return found
+
+
+def _joined(of_episodes: Iterable[Mapping[str, Sequence[Any]]]) -> dict[str, list[Any]]:
+    """Name -> the values of all episodes, in one list."""
+    return {name: [v for values in lists for v in values] for name, lists in _gathered(of_episodes).items()}

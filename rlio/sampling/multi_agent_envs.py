@@ -1,0 +1,324 @@
+"""`MultiAgentEnvs`: the environments of a multi-agent runner: made, seeded, stepped, and made anew.
+
+Example:
+    >>> from rlio.envs.multi_agent import make_multi_agent
+    >>> from rlio.sampling.config import RolloutConfig
+    >>> make = make_multi_agent("CartPole-v1")
+    >>> envs = MultiAgentEnvs(make, config=RolloutConfig(num_envs=2, env_config={"num_agents": 3}))
+    >>> envs.start_from(seed=0, worker_index=0, restart=0)
+    >>> step = envs.reset(1)
+    >>> sorted(step.observations), envs.seeds.current
+    ([0, 1, 2], [None, 1038405988])
+    >>> envs.close()
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from rlio.envs.context import EnvContext, create
+from rlio.envs.multi_agent import MultiAgentDict, MultiAgentEnv, as_multi_agent_env
+from rlio.envs.multi_agent_processes import MultiAgentProcess, ready
+from rlio.envs.multi_agent_stepping import MultiAgentStep, MultiAgentStepper
+from rlio.envs.restarts import RestartPolicy, Restarts
+from rlio.envs.seeds import EpisodeSeeds
+from rlio.envs.served_envs import ProcessDied
+from rlio.errors import OptionError, RlioError, excerpt
+
+if TYPE_CHECKING:
+    from rlio.sampling.config import RolloutConfig
+
+__all__ = ["MultiAgentEnvLike", "MultiAgentEnvs"]
+
+logger = logging.getLogger("rlio")
+
+#: A MultiAgentEnv or an environment of PettingZoo's, or a function that makes one. Any: PettingZoo's classes.
+MultiAgentEnvLike = Any
+#: Told of each environment that was made: its index, the environment, what its maker was told.
+OnMade = Callable[[int, MultiAgentEnv, EnvContext], None]
+
+
+class MultiAgentEnvs:
+    """Environments, stepped one by one in this process, or side by side in a process each.
+
+    Args:
+        env: A `MultiAgentEnv` or an environment of PettingZoo's, which cannot be multiplied; or a function
+            that makes one, and may take an `EnvContext`.
+        config: How many there are, and what happens to those that fail.
+        worker_index: For the function.
+        num_workers: For the function.
+        recreated_worker: For the function.
+        on_made: Told of each environment.
+
+    Attributes:
+        seeds: What episodes are seeded with.
+        restarts: Which environments are down.
+        errors: What the last failure of an environment was.
+
+    Raises:
+        OptionError: It cannot be made, or is something else.
+    """
+
+    seeds: EpisodeSeeds
+
+    def __init__(
+        self,
+        env: MultiAgentEnvLike,
+        *,
+        config: RolloutConfig,
+        worker_index: int = 0,
+        num_workers: int = 0,
+        recreated_worker: bool = False,
+        on_made: OnMade | None = None,
+    ) -> None:
+        _check_mode(config)
+        self._config = config
+        self._on_made = on_made
+        self._context = EnvContext(
+            config.env_config,
+            worker_index=worker_index,
+            num_workers=num_workers,
+            recreated_worker=recreated_worker,
+            remote=config.vectorize_mode == "async",
+        )
+        self._build = partial(_build, self._maker(env), self._context, config)
+        os.environ.update(config.extra_python_environs)
+        policy = (
+            RestartPolicy(max_restarts=config.max_env_restarts)
+            if config.restart_failed_sub_environments
+            else None
+        )
+        self.restarts = Restarts(policy, num_envs=config.num_envs)
+        self.errors: dict[int, Exception] = {}
+        self._steppers: list[MultiAgentStepper | MultiAgentProcess] = []
+        #: What environments get as actions in the step that is under way.
+        self._sent: dict[int, MultiAgentDict] = {}
+        with ExitStack() as opened:
+            for index in range(config.num_envs):
+                try:
+                    self._steppers.append(self._made(index))
+                except RlioError:
+                    raise
+                except Exception as error:
+                    raise OptionError(
+                        f"env={excerpt(env)} cannot be made: {type(error).__name__}: "
+                        f"{excerpt(str(error), 500)}"
+                    ) from error
+                opened.callback(self._steppers[-1].close)
+            opened.pop_all()
+
+    def _maker(self, env: MultiAgentEnvLike) -> Callable[[EnvContext], Any]:
+        if isinstance(env, str) or env is None:
+            raise OptionError(
+                f"env={excerpt(env)}: expected a MultiAgentEnv, an environment of PettingZoo's, or a "
+                "function that makes one, such as make_multi_agent('CartPole-v1')"
+            )
+        if not callable(env) or isinstance(env, MultiAgentEnv):
+            given = as_multi_agent_env(env)
+            if self._config.vectorize_mode == "async":
+                raise OptionError(
+                    f"vectorize_mode='async' makes environments in processes of their own, but env is one "
+                    f"environment, {excerpt(env)}: pass a function that makes it"
+                )
+            if self._config.num_envs != 1:
+                raise OptionError(
+                    f"num_envs={self._config.num_envs} but env is one environment, {excerpt(env)}: "
+                    "pass a function that makes it"
+                )
+            if self._config.restart_failed_sub_environments:
+                raise OptionError(
+                    "restart_failed_sub_environments=True makes environments anew, but env is one "
+                    "environment: pass a function that makes it"
+                )
+            if self._config.env_config:
+                raise OptionError(
+                    f"env_config={excerpt(dict(self._config.env_config))} is for making environments, but "
+                    "env is one environment: pass a function that makes it"
+                )
+            return lambda _: given
+        return partial(create, env)
+
+    def _made(self, index: int, *, recreated: bool = False) -> MultiAgentStepper | MultiAgentProcess:
+        config = self._config
+        stepper: MultiAgentStepper | MultiAgentProcess
+        horizon = None if config.soft_horizon else config.horizon
+        if config.vectorize_mode == "async":
+            stepper = MultiAgentProcess(
+                index,
+                self._build,
+                recreated=recreated,
+                horizon=horizon,
+                check=config.check_env,
+                timeout=config.env_step_timeout,
+            )
+        else:
+            stepper = MultiAgentStepper(
+                self._build(index, recreated), horizon=horizon, check=config.check_env
+            )
+        if self._on_made is not None:
+            self._on_made(index, stepper.env, self._context.with_index(index, recreated=recreated))
+        return stepper
+
+    # ---- what they are ----
+
+    def __len__(self) -> int:
+        return len(self._steppers)
+
+    @property
+    def envs(self) -> list[MultiAgentEnv]:
+        """The environments; of those that are down, what is left."""
+        return [stepper.env for stepper in self._steppers]
+
+    def context(self, index: int) -> EnvContext:
+        """What the maker of an environment was told."""
+        return self._context.with_index(index)
+
+    # ---- stepping ----
+
+    def start_from(self, *, seed: int, worker_index: int, restart: int) -> None:
+        """Seed the episodes that follow; see `EpisodeSeeds`."""
+        self.seeds = EpisodeSeeds(seed, worker_index=worker_index, restart=restart, num_envs=len(self))
+
+    @property
+    def up(self) -> list[int]:
+        """Environments that are not down."""
+        down = self.restarts.down
+        return [index for index in range(len(self)) if index not in down]
+
+    def revive(self, *, wait: bool = False) -> list[int]:
+        """Make environments anew that are down, where it is time for it, and say which: `reset` them.
+
+        Args:
+            wait: Whether to wait until it is time for one.
+
+        Raises:
+            EnvError: One has failed too often.
+        """
+        restarts = self.restarts
+        if wait and restarts.down:
+            time.sleep(restarts.seconds_until_due())
+        revived = []
+        for index in sorted(restarts.down):
+            if not restarts.is_due(index):
+                continue
+            try:
+                self._close_quietly(index)
+                self._steppers[index] = self._made(index, recreated=True)
+            except Exception as error:
+                restarts.failed(index, error, where=" to be made anew")
+            else:
+                restarts.made_anew(index)
+                revived.append(index)
+        return revived
+
+    def _close_quietly(self, index: int) -> None:
+        try:
+            self._steppers[index].close()
+        except Exception as error:
+            # It has failed before, and said why; a new one takes its place.
+            logger.debug("environment %s failed to close: %s", index, error)
+
+    def reset(self, index: int) -> MultiAgentStep | None:
+        """Start an episode; None: the environment failed, and is down.
+
+        Raises:
+            EnvError: It failed, and is not to be made anew.
+            SchemaError: What it gave makes no sense.
+        """
+        self._sent.pop(index, None)
+        seed = self.seeds.next(index)
+        return self._tried(index, "in reset()", lambda stepper: stepper.reset(seed=seed))
+
+    def send(self, index: int, actions: MultiAgentDict) -> None:
+        """Begin a step, unless one is under way; `step` gives what came of it."""
+        self._sent[index] = actions
+        stepper = self._steppers[index]
+        if isinstance(stepper, MultiAgentProcess):
+            stepper.send(actions)
+
+    def is_stepping(self, index: int) -> bool:
+        """Whether a step is under way."""
+        return index in self._sent
+
+    def sent(self, index: int) -> MultiAgentDict:
+        """The actions of the step that is under way."""
+        return self._sent[index]
+
+    def ready(self, wanted: Sequence[int]) -> Sequence[int]:
+        """Of those ``wanted``, which are stepping, those to go on with; see `remote_env_batch_wait_ms`."""
+        wait_ms = self._config.remote_env_batch_wait_ms
+        if wait_ms is None or not wanted:
+            return wanted
+        processes = {index: self._steppers[index] for index in wanted}
+        return ready({i: each for i, each in processes.items() if isinstance(each, MultiAgentProcess)},
+                     wait_ms=wait_ms)  # fmt: skip
+
+    def step(self, index: int) -> MultiAgentStep | None:
+        """What came of the step that `send` began; see `reset`."""
+        actions = self._sent.pop(index)
+
+        def taken(stepper: MultiAgentStepper | MultiAgentProcess) -> MultiAgentStep:
+            return stepper.step() if isinstance(stepper, MultiAgentProcess) else stepper.step(actions)
+
+        step = self._tried(index, "in step()", taken)
+        if step is not None and index in self.restarts.failing:
+            self.restarts.stepped(index, ended=step.is_over)
+        return step
+
+    def _tried(
+        self,
+        index: int,
+        where: str,
+        call: Callable[[MultiAgentStepper | MultiAgentProcess], MultiAgentStep],
+    ) -> MultiAgentStep | None:
+        stepper = self._steppers[index]
+        try:
+            return call(stepper)
+        except Exception as error:
+            if isinstance(error, RlioError) and not isinstance(error, ProcessDied):
+                raise  # it does not fail: it is none
+            self.errors[index] = error
+            self.restarts.failed(
+                index,
+                error,
+                where=f" {where}, step {stepper.steps}",
+                episode=self.seeds.episodes[index] - 1,
+                seed=self.seeds.current[index],
+            )
+            return None
+
+    def close(self) -> None:
+        """Close all of them."""
+        with ExitStack() as stack:
+            for stepper in self._steppers:
+                stack.callback(stepper.close)
+
+
+def _build(
+    make: Callable[[EnvContext], Any], context: EnvContext, config: RolloutConfig, index: int, recreated: bool
+) -> MultiAgentEnv:
+    """Make an environment, in the process where it lives."""
+    at = context.with_index(index, recreated=recreated)
+    env = as_multi_agent_env(make(at))
+    if config.validate_env is not None:
+        config.validate_env(env, at)
+    if config.render_env and getattr(env, "render_mode", None) is None:
+        raise OptionError(
+            f"render_env=True, but {type(env).__name__} has no render_mode: let its maker give it one, "
+            "such as 'rgb_array'"
+        )
+    return env
+
+
+def _check_mode(config: RolloutConfig) -> None:
+    if config.vectorize_mode == "native" or config.remote_worker_envs:
+        raise OptionError(
+            f"vectorize_mode={config.vectorize_mode!r}, remote_worker_envs={config.remote_worker_envs}: "
+            "environments with several agents are stepped in this process, 'sync', or in one each, 'async'"
+        )

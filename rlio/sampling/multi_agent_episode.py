@@ -1,0 +1,717 @@
+"""`MultiAgentEpisode`: what all agents of one episode, or a chunk of it, did and saw.
+
+Example:
+    >>> import numpy as np
+    >>> from rlio.batch.episode import Episode
+    >>> white = Episode(7, agent_id="white", observations=[0, 2, 4], actions=[1, 1], rewards=[0.0, 1.0])
+    >>> black = Episode(7, agent_id="black", observations=[1, 3], actions=[5], rewards=[2.0])
+    >>> episode = MultiAgentEpisode(
+    ...     7,
+    ...     {"white": white, "black": black},
+    ...     env_ts={"white": [0, 2, 4], "black": [1, 3]},
+    ...     policy_ids={"white": "main", "black": "main"},
+    ...     env_t=4,
+    ... )
+    >>> episode.env_steps(), episode.agent_steps(), episode.get_return()
+    (4, 3, 3.0)
+    >>> episode.get_actions(1), episode.get_observations(slice(2, 5))
+    ({'black': np.int64(5)}, {'white': array([2, 4]), 'black': array([3])})
+    >>> episode.to_batch()["main"]["t"].tolist()
+    [0, 2, 1]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
+from rlio.batch.arrays import Column, row_count, take_leaf, to_numpy
+from rlio.batch.columns import Columns
+from rlio.batch.episode import Episode
+from rlio.batch.nested import leaves, map_structure, unflatten
+from rlio.envs.multi_agent import AgentId
+from rlio.errors import MissingColumn, OptionError, SchemaError, StateError, excerpt
+
+__all__ = ["Indices", "MultiAgentEpisode"]
+
+#: One step, several, or, None, all.
+Indices: TypeAlias = int | slice | Sequence[int] | None
+
+
+class MultiAgentEpisode:
+    """The trajectories of the agents of one episode, from the environment's step ``env_t_started`` on.
+
+    Agents need not act in every step: each has an `Episode` of its own, in which only those steps count in
+    which it acted, and the environment's step of each observation. A row belongs to the chunk in which it
+    became known what came of it. Arrays are kept, not copied, and an episode is not meant to be changed.
+
+    Args:
+        id_: The episode's id.
+        agent_episodes: Agent id -> its trajectory; its ``t_started`` counts the agent's own steps.
+        env_ts: Agent id -> the environment's step at which each of its observations was seen, ascending, as
+            many as it has observations. Each action but for the last observation was taken then.
+        policy_ids: Agent id -> who acted for it.
+        agent_indexes: Agent id -> its ``agent_index`` in batches; None: the order of ``agent_episodes``.
+        env_t_started: Steps of the environment before this chunk.
+        env_t: Steps of the environment at its end.
+        terminated: Whether the episode ended here, by the rules, for everybody.
+        truncated: Whether it was cut off here.
+        lookback: Some of the steps before, for whoever needs a little history; they are no part of it.
+
+    Raises:
+        SchemaError: Agents have not the same keys everywhere, or ``env_ts`` do not fit their observations.
+    """
+
+    __slots__ = (
+        "agent_episodes",
+        "agent_indexes",
+        "env_t",
+        "env_t_started",
+        "env_ts",
+        "id_",
+        "lookback",
+        "policy_ids",
+        "terminated",
+        "truncated",
+    )
+
+    def __init__(
+        self,
+        id_: int | str,
+        agent_episodes: Mapping[AgentId, Episode],
+        *,
+        env_ts: Mapping[AgentId, ArrayLike],
+        policy_ids: Mapping[AgentId, str],
+        agent_indexes: Mapping[AgentId, int] | None = None,
+        env_t_started: int = 0,
+        env_t: int,
+        terminated: bool = False,
+        truncated: bool = False,
+        lookback: MultiAgentEpisode | None = None,
+    ) -> None:
+        self.id_ = id_
+        self.agent_episodes = dict(agent_episodes)
+        self.env_ts = {agent: np.asarray(ts, np.int64) for agent, ts in env_ts.items()}
+        self.policy_ids = dict(policy_ids)
+        self.agent_indexes = (
+            {agent: i for i, agent in enumerate(self.agent_episodes)}
+            if agent_indexes is None
+            else dict(agent_indexes)
+        )
+        self.env_t_started, self.env_t = int(env_t_started), int(env_t)
+        self.terminated, self.truncated = bool(terminated), bool(truncated)
+        self.lookback = lookback
+        self._check()
+
+    def _check(self) -> None:
+        if self.env_t < self.env_t_started:
+            raise SchemaError(f"env_t={self.env_t} is before env_t_started={self.env_t_started}")
+        for name in ("env_ts", "policy_ids", "agent_indexes"):
+            if getattr(self, name).keys() != self.agent_episodes.keys():
+                raise SchemaError(
+                    f"{name} has the agents {excerpt(list(getattr(self, name)))}, but the episodes are of "
+                    f"{excerpt(list(self.agent_episodes))}"
+                )
+        for agent, episode in self.agent_episodes.items():
+            ts, seen = self.env_ts[agent], row_count(episode.observations)
+            if ts.shape != (seen,) or (np.diff(ts) <= 0).any():
+                raise SchemaError(
+                    f"agent {excerpt(agent)} has {seen} observations, at the steps {excerpt(ts.tolist())}: "
+                    "expected one step for each, ascending"
+                )
+
+    # ---- what it is ----
+
+    def __len__(self) -> int:
+        """Steps of the environment."""
+        return self.env_t - self.env_t_started
+
+    def env_steps(self) -> int:
+        """Steps of the environment."""
+        return len(self)
+
+    def agent_steps(self) -> int:
+        """Steps of all agents: rows."""
+        return sum(map(len, self.agent_episodes.values()))
+
+    @property
+    def agent_ids(self) -> list[AgentId]:
+        """Agents with something in this chunk."""
+        return list(self.agent_episodes)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the episode is over here."""
+        return self.terminated or self.truncated
+
+    def policy_for(self, agent_id: AgentId) -> str:
+        """Who acts for an agent.
+
+        Raises:
+            OptionError: The agent is not here.
+        """
+        return self.policy_ids[self._known(agent_id)]
+
+    def get_return(self) -> float:
+        """Sum of all agents' rewards in this chunk, in float64."""
+        return sum(self.agent_returns().values())
+
+    def agent_returns(self) -> dict[AgentId, float]:
+        """The sum of each agent's rewards in this chunk."""
+        return {agent: episode.total_reward for agent, episode in self.agent_episodes.items()}
+
+    def __repr__(self) -> str:
+        end = " and ".join(name for name in ("terminated", "truncated") if getattr(self, name)) or "ongoing"
+        return (
+            f"MultiAgentEpisode({excerpt(self.id_)}: env steps {self.env_t_started} to {self.env_t}, "
+            f"{self.agent_steps()} steps of {len(self.agent_episodes)} agents, {end})"
+        )
+
+    def _known(self, agent_id: AgentId) -> AgentId:
+        if agent_id not in self.agent_episodes:
+            raise OptionError(
+                f"agent {excerpt(agent_id)} is not in this chunk: agents are {excerpt(self.agent_ids)}"
+            )
+        return agent_id
+
+    # ---- looking into it ----
+
+    def get_observations(self, indices: Indices = None, **options: Any) -> Any:
+        """Observations by agent.
+
+        Args:
+            indices: Steps, counted from the beginning of the chunk, negative ones from its end: of the
+                environment, or with ``env_steps=False`` of each agent. There is one observation more than
+                there are steps.
+            options: As for `get_actions`.
+
+        Returns:
+            As `get_actions`.
+        """
+        return self._get("observations", indices, **options)
+
+    def get_actions(self, indices: Indices = None, **options: Any) -> Any:
+        """Actions by agent.
+
+        Args:
+            indices: As for `get_observations`.
+            options: ``agent_ids``: of which agents (None: all). ``env_steps``: True for steps of the
+                environment, False for each agent's own. ``neg_index_as_lookback``: whether negative indices
+                are steps before the chunk, as far as the ``lookback`` goes. ``return_list``: one dict for
+                each step. ``fill``: a number in place of what an agent does not have.
+
+        Returns:
+            Agent id -> a value, or for several steps a column of values, of agents that have any; nested as
+            the space is.
+
+        Raises:
+            OptionError: An agent is not here, or an index lies outside.
+        """
+        return self._get("actions", indices, **options)
+
+    def get_rewards(self, indices: Indices = None, **options: Any) -> Any:
+        """Rewards by agent, at the steps of the actions after which they came; as `get_actions`."""
+        return self._get("rewards", indices, **options)
+
+    def get_infos(self, indices: Indices = None, **options: Any) -> Any:
+        """Infos by agent, those that came with the rewards; as `get_actions`."""
+        return self._get("infos", indices, **options)
+
+    def get_extra_outputs(self, name: str, indices: Indices = None, **options: Any) -> Any:
+        """One of the policies' further columns, of the agents that have it; as `get_actions`."""
+        return self._get(name, indices, **options)
+
+    def _get(
+        self,
+        what: str,
+        indices: Indices,
+        *,
+        agent_ids: Collection[AgentId] | None = None,
+        env_steps: bool = True,
+        neg_index_as_lookback: bool = False,
+        return_list: bool = False,
+        fill: float | None = None,
+    ) -> Any:
+        chosen = self.agent_ids if agent_ids is None else [self._known(agent) for agent in agent_ids]
+        source = self.with_lookback() if neg_index_as_lookback else self
+        columns = {agent: source._column(agent, what) for agent in chosen}
+        found = {agent: column for agent, column in columns.items() if column is not None}
+        if not env_steps:
+            if return_list:
+                raise OptionError("return_list=True is for steps of the environment: agents have their own")
+            return {
+                agent: value
+                for agent, column in found.items()
+                if (value := _own_steps(column, indices, self._first(source, agent), fill)) is not None
+            }
+        times, is_one = self._times(indices, neg_index_as_lookback, last=what == "observations")
+        by_agent = {}
+        for agent, column in found.items():
+            at = _positions(source.env_ts[agent][: row_count(column)], times)
+            if fill is None:
+                at = at[at >= 0]
+            if len(at):
+                by_agent[agent] = _rows(column, at, fill)
+        if return_list:
+            return [
+                {
+                    agent: _rows(column, at, fill, one=True)
+                    for agent, column in found.items()
+                    for at in [_positions(source.env_ts[agent][: row_count(column)], times[i : i + 1])]
+                    if at[0] >= 0 or fill is not None
+                }
+                for i in range(len(times))
+            ]
+        if is_one:
+            return {agent: map_structure(lambda leaf: leaf[0], rows) for agent, rows in by_agent.items()}
+        return by_agent
+
+    def _column(self, agent: AgentId, what: str) -> Column | None:
+        if agent not in self.agent_episodes:
+            return None
+        episode = self.agent_episodes[agent]
+        if what in ("observations", "actions", "rewards", "infos"):
+            column: Column | None = getattr(episode, what)
+            return column
+        return episode.extra_outputs.get(what)
+
+    def _first(self, source: MultiAgentEpisode, agent: AgentId) -> int:
+        """How many steps of ``source``, which may begin earlier, an agent has before this chunk."""
+        return self.agent_episodes[agent].t_started - source.agent_episodes[agent].t_started
+
+    def _times(self, indices: Indices, as_lookback: bool, *, last: bool) -> tuple[NDArray[np.int64], bool]:
+        """The environment's steps that are meant, and whether it is one."""
+        size = len(self) + last
+        if indices is None:
+            indices = slice(None)
+        if isinstance(indices, slice):
+            at = np.arange(size)[indices] if not as_lookback else _counted(indices, size)
+            return self.env_t_started + at, False
+        is_one = isinstance(indices, (int, np.integer))
+        at = np.atleast_1d(np.asarray(indices, np.int64))
+        if not as_lookback:
+            at = np.where(at < 0, at + size, at)
+            outside = at[(at < 0) | (at >= size)]
+            if len(outside):
+                raise OptionError(
+                    f"indices={excerpt(indices)}: the chunk has {size} such steps; for those before it set "
+                    "neg_index_as_lookback=True"
+                )
+        return self.env_t_started + at, is_one
+
+    # ---- parts ----
+
+    def with_lookback(self) -> MultiAgentEpisode:
+        """This chunk behind its `lookback`, joined in fresh memory; itself if there is none."""
+        return self if self.lookback is None else self.lookback.concat(self)
+
+    def slice(self, start: int = 0, stop: int | None = None) -> Self:
+        """The environment's steps ``start`` to ``stop``, counted from the first one here, as views.
+
+        Rows are in the slice in which their agent acted; those from before the chunk in the first.
+        """
+        first, end, _ = slice(start, stop).indices(len(self))
+        end = max(first, end)
+        low = self.env_t_started + first if first else np.iinfo(np.int64).min
+        high = self.env_t_started + end
+        agents = {}
+        for agent, episode in self.agent_episodes.items():
+            acted = self.env_ts[agent][: len(episode)]
+            a, b = np.searchsorted(acted, [low, high]).tolist()
+            agents[agent] = (a, len(episode) if end == len(self) else b)
+        last = end == len(self)
+        return self._part(
+            {agent: at for agent, at in agents.items() if at[1] > at[0]},
+            env_t_started=self.env_t_started + first,
+            env_t=high,
+            terminated=self.terminated and last,
+            truncated=self.truncated and last,
+            lookback=None if first else self.lookback,
+        )
+
+    def _part(self, rows: Mapping[AgentId, tuple[int, int]], **changes: Any) -> Self:
+        """The agents ``rows``, of each the rows from, to."""
+        agents = {agent: self.agent_episodes[agent].slice(*at) for agent, at in rows.items()}
+        return type(self)(
+            self.id_,
+            agents,
+            env_ts={
+                agent: self.env_ts[agent][
+                    rows[agent][0] : rows[agent][0] + (row_count(part.observations) or 0)
+                ]
+                for agent, part in agents.items()
+            },
+            policy_ids={agent: self.policy_ids[agent] for agent in agents},
+            agent_indexes={agent: self.agent_indexes[agent] for agent in agents},
+            **changes,
+        )
+
+    def tail(self, steps: int) -> MultiAgentEpisode:
+        """The last ``steps`` steps of each agent that has not ended, lookback included, in fresh memory."""
+        whole = self.with_lookback()
+        rows = {
+            agent: (max(0, len(episode) - steps), len(episode))
+            for agent, episode in whole.agent_episodes.items()
+            if len(episode) and not episode.is_done
+        }
+        starts = [int(whole.env_ts[agent][at[0]]) for agent, at in rows.items()]
+        part = whole._part(rows, env_t_started=min([*starts, self.env_t]), env_t=self.env_t)
+        for episode in part.agent_episodes.values():
+            _own_memory(episode)
+        part.env_ts = {agent: ts.copy() for agent, ts in part.env_ts.items()}
+        return part
+
+    def cut(self, lookback: int = 0) -> Self:
+        """The chunk that follows this one, as long as nothing has happened in it.
+
+        It has the last observation of each agent that has not ended.
+
+        Args:
+            lookback: Steps of each agent that it is given as its `lookback`.
+
+        Raises:
+            OptionError: The episode is over.
+        """
+        if self.is_done:
+            raise OptionError(f"{self!r} is over: nothing follows it")
+        rows = {
+            agent: (len(episode), len(episode))
+            for agent, episode in self.agent_episodes.items()
+            if not episode.is_done and episode.has_final_observation
+        }
+        made = self._part(rows, env_t_started=self.env_t, env_t=self.env_t)
+        made.lookback = self.tail(lookback) if lookback else None
+        return made
+
+    def concat(self, next_chunk: MultiAgentEpisode) -> Self:
+        """This chunk and the one that follows it, joined in fresh memory.
+
+        Raises:
+            SchemaError: ``next_chunk`` is of another episode or does not follow this one; or an agent's steps
+                do not.
+        """
+        if self.id_ != next_chunk.id_ or self.is_done or next_chunk.env_t_started != self.env_t:
+            raise SchemaError(
+                f"{self!r} cannot be followed by {next_chunk!r}: chunks have one id, and begin at the step "
+                "where the one before, which has not ended, stops"
+            )
+        agents, env_ts = dict(self.agent_episodes), dict(self.env_ts)
+        for agent, chunk in next_chunk.agent_episodes.items():
+            ts = next_chunk.env_ts[agent]
+            if agent in agents:
+                before = agents[agent]
+                agents[agent] = before.concat(chunk)
+                ts = np.concatenate([self.env_ts[agent][: len(before)], ts])
+                if self.policy_ids[agent] != next_chunk.policy_ids[agent]:
+                    raise SchemaError(
+                        f"agent {excerpt(agent)} has the policy {excerpt(self.policy_ids[agent])} here, and "
+                        f"{excerpt(next_chunk.policy_ids[agent])} in what follows"
+                    )
+            else:
+                agents[agent] = chunk
+            env_ts[agent] = ts
+        return type(self)(
+            self.id_,
+            agents,
+            env_ts=env_ts,
+            policy_ids=self.policy_ids | next_chunk.policy_ids,
+            agent_indexes=self.agent_indexes | next_chunk.agent_indexes,
+            env_t_started=self.env_t_started,
+            env_t=next_chunk.env_t,
+            terminated=next_chunk.terminated,
+            truncated=next_chunk.truncated,
+            lookback=self.lookback,
+        )
+
+    def leads_to(self, chunk: MultiAgentEpisode) -> bool:
+        """Whether `concat` can join ``chunk`` to this, as it goes on where this stops, for all agents."""
+        return (
+            self.id_ == chunk.id_
+            and self.env_t == chunk.env_t_started
+            and all(
+                _goes_on(before, chunk.agent_episodes[agent])
+                and self.policy_ids[agent] == chunk.policy_ids[agent]
+                for agent, before in self.agent_episodes.items()
+                if agent in chunk.agent_episodes
+            )
+        )
+
+    # ---- as rows ----
+
+    def to_batch(self) -> MultiAgentBatch:
+        """The rows, policy by policy, agent by agent; see `Episode.to_batch`.
+
+        ``t`` is the environment's step in which the agent acted, ``agent_index`` says which agent it was.
+        """
+        parts: dict[str, list[SampleBatch]] = {}
+        for agent, episode in self.agent_episodes.items():
+            if not len(episode):
+                continue
+            batch = episode.to_batch()
+            if "agent_id" in batch:
+                del batch["agent_id"]
+            batch[Columns.T] = self.env_ts[agent][: len(episode)]
+            batch[Columns.AGENT_INDEX] = np.full(len(episode), self.agent_indexes[agent], np.int64)
+            parts.setdefault(self.policy_ids[agent], []).append(batch)
+        return MultiAgentBatch(
+            {policy_id: concat_samples(own) for policy_id, own in parts.items()}, self.env_steps()
+        )
+
+    @classmethod
+    def from_batch(
+        cls,
+        batch: MultiAgentBatch,
+        *,
+        agents: Sequence[AgentId] | None = None,
+        id_: int | str | None = None,
+    ) -> Self:
+        """The episode, or chunk, that ``batch`` holds.
+
+        The step at which an agent's last observation was seen is taken to be the one after it acted; the
+        episode is over if all agents have ended.
+
+        Args:
+            batch: Rows of one episode, those of each agent in order, with ``t``.
+            agents: ``agent_index`` -> agent id: an environment's ``possible_agents``; None: the index itself.
+            id_: The episode's id where there is no ``eps_id``.
+
+        Raises:
+            MissingColumn: A column is absent, or there is neither ``eps_id`` nor ``id_``.
+            SchemaError: There are no rows, or those of several episodes, or of an agent not in order.
+        """
+        found: dict[AgentId, Episode] = {}
+        env_ts, policy_ids, indexes = {}, {}, {}
+        for policy_id, rows in batch.items():
+            if not len(rows):
+                continue
+            for index, own in _by_agent(rows, policy_id):
+                agent = index if agents is None else agents[index]
+                ts = to_numpy(own[Columns.T]).astype(np.int64)
+                episode = _episode_of(own, agent, id_)
+                final = [ts[-1:] + 1] if episode.has_final_observation else []
+                found[agent], policy_ids[agent], indexes[agent] = episode, policy_id, index
+                env_ts[agent] = np.concatenate([ts, *final])
+        if not found:
+            raise SchemaError("a batch without rows is no episode")
+        ids = {episode.id_ for episode in found.values()}
+        if len(ids) > 1:
+            raise SchemaError(f"rows are of the episodes {excerpt(sorted(map(str, ids)))}: expected one")
+        acted = [env_ts[agent][: len(episode)] for agent, episode in found.items()]
+        start = min(int(ts[0]) for ts in acted)
+        is_over = all(episode.is_done for episode in found.values())
+        terminated = is_over and any(episode.terminated for episode in found.values())
+        return cls(
+            ids.pop(),
+            found,
+            env_ts=env_ts,
+            policy_ids=policy_ids,
+            agent_indexes=indexes,
+            env_t_started=start,
+            env_t=max(int(ts[-1]) + 1 for ts in acted),
+            terminated=terminated,
+            truncated=is_over and not terminated,
+        )
+
+    # ---- state ----
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything, as nested dicts and lists of arrays and of what JSON takes; see `save_state`."""
+        return {
+            "id": self.id_,
+            "env_t_started": self.env_t_started,
+            "env_t": self.env_t,
+            "terminated": self.terminated,
+            "truncated": self.truncated,
+            "agents": [
+                {
+                    "id": agent,
+                    "index": self.agent_indexes[agent],
+                    "policy_id": self.policy_ids[agent],
+                    "env_ts": self.env_ts[agent],
+                    "episode": _state_of(episode),
+                }
+                for agent, episode in self.agent_episodes.items()
+            ],
+            "lookback": None if self.lookback is None else self.lookback.get_state(),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """The episode of `get_state`.
+
+        Raises:
+            StateError: It is none.
+        """
+        try:
+            agents = {described["id"]: described for described in state["agents"]}
+            lookback = state["lookback"]
+            return cls(
+                state["id"],
+                {agent: _from_state(each["episode"], state["id"], agent) for agent, each in agents.items()},
+                env_ts={agent: each["env_ts"] for agent, each in agents.items()},
+                policy_ids={agent: each["policy_id"] for agent, each in agents.items()},
+                agent_indexes={agent: each["index"] for agent, each in agents.items()},
+                env_t_started=state["env_t_started"],
+                env_t=state["env_t"],
+                terminated=state["terminated"],
+                truncated=state["truncated"],
+                lookback=None if lookback is None else cls.from_state(lookback),
+            )
+        except (KeyError, TypeError) as error:
+            raise StateError(f"this is no state of a MultiAgentEpisode: {error!r}") from error
+
+
+# ---- looking up ----
+
+
+def _positions(ts: NDArray[np.int64], times: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where each of ``times`` is in ``ts``, which ascend; -1 where it is not."""
+    at = np.searchsorted(ts, times)
+    known = np.minimum(at, len(ts) - 1)
+    return np.where((at < len(ts)) & (ts[known] == times), at, -1) if len(ts) else np.full(len(times), -1)
+
+
+def _rows(column: Column, at: NDArray[np.int64], fill: float | None, *, one: bool = False) -> Any:
+    """Rows of a column, ``fill`` where the position is -1."""
+
+    def rows(leaf: Any) -> Any:
+        taken = take_leaf(leaf, np.maximum(at, 0))
+        if fill is not None and (at < 0).any():
+            taken = taken.copy()
+            taken[at < 0] = fill
+        return taken[0] if one else taken
+
+    return map_structure(rows, column)
+
+
+def _own_steps(column: Column, indices: Indices, first: int, fill: float | None) -> Any:
+    """Steps of one agent, of which ``first`` lie before the chunk; None if it has none of them."""
+    size = (row_count(column) or 0) - first
+    if indices is None:
+        indices = slice(None)
+    if isinstance(indices, slice):
+        at = (np.arange(size)[indices] if not first else _counted(indices, size)) + first
+    else:
+        at = np.atleast_1d(np.asarray(indices, np.int64))
+        at = np.where(at < 0, at + size, at) if not first else at
+        at = at + first
+    at = np.where((at >= 0) & (at < size + first), at, -1)
+    at = at if fill is not None else at[at >= 0]
+    if not len(at):
+        return None
+    return _rows(column, at, fill, one=isinstance(indices, (int, np.integer)))
+
+
+def _counted(indices: slice, size: int) -> NDArray[np.int64]:
+    """A slice whose negative numbers are not counted from the end."""
+    return np.arange(
+        0 if indices.start is None else indices.start,
+        size if indices.stop is None else min(indices.stop, size),
+        1 if indices.step is None else indices.step,
+    )
+
+
+# ---- rows ----
+
+
+def _goes_on(before: Episode, chunk: Episode) -> bool:
+    return (
+        before.t_started + len(before) == chunk.t_started
+        and before.extra_outputs.keys() == chunk.extra_outputs.keys()
+        and (before.infos is None) == (chunk.infos is None)
+    )
+
+
+def _by_agent(rows: SampleBatch, policy_id: str) -> list[tuple[int, SampleBatch]]:
+    for name in (Columns.AGENT_INDEX, Columns.T):
+        if name not in rows:
+            raise MissingColumn(
+                f"policy {excerpt(policy_id)} lacks it: rows are told apart by it", column=name
+            )
+    indexes = to_numpy(rows[Columns.AGENT_INDEX])
+    return [(int(index), rows[np.flatnonzero(indexes == index)]) for index in np.unique(indexes)]
+
+
+def _episode_of(rows: SampleBatch, agent: AgentId, id_: int | str | None) -> Episode:
+    """An agent's rows, of which ``t`` ascends but need not be without gaps."""
+    ts = to_numpy(rows[Columns.T])
+    if (np.diff(ts) <= 0).any():
+        raise SchemaError(
+            f"agent {excerpt(agent)} has rows of the steps {excerpt(ts.tolist())}: expected ascending ones",
+            column=Columns.T,
+        )
+    own = rows.copy(shallow=True)
+    own[Columns.T] = np.arange(len(rows))
+    episode = Episode.from_batch(own, id_=id_)
+    episode.agent_id = agent
+    return episode
+
+
+def _own_memory(episode: Episode) -> None:
+    """Copy its arrays: views would hold a whole batch."""
+    for name in ("observations", "actions", "rewards", "infos"):
+        column = getattr(episode, name)
+        if column is not None:
+            setattr(episode, name, map_structure(np.array, column))
+    episode.extra_outputs = {
+        name: map_structure(np.array, column) for name, column in episode.extra_outputs.items()
+    }
+
+
+# ---- state ----
+
+_FIELDS = ("observations", "actions", "rewards", "infos")
+
+
+def _state_of(episode: Episode) -> dict[str, Any]:
+    columns = {name: _column_state(getattr(episode, name)) for name in _FIELDS}
+    return columns | {
+        "extra_outputs": {name: _column_state(column) for name, column in episode.extra_outputs.items()},
+        "terminated": episode.terminated,
+        "truncated": episode.truncated,
+        "t_started": episode.t_started,
+    }
+
+
+def _column_state(column: Column | None) -> Any:
+    """A list of paths and arrays: nested tuples would come back from JSON as lists."""
+    if column is None:
+        return None
+    return [
+        {"path": list(path), "values": list(leaf) if to_numpy(leaf).dtype == object else leaf}
+        for path, leaf in leaves(column)
+    ]
+
+
+def _from_state(state: Mapping[str, Any], id_: int | str, agent: AgentId) -> Episode:
+    columns = {name: _column_of(state[name]) for name in _FIELDS}
+    return Episode(
+        id_,
+        agent_id=agent,
+        extra_outputs={name: _column_of(column) for name, column in state["extra_outputs"].items()},
+        terminated=state["terminated"],
+        truncated=state["truncated"],
+        t_started=state["t_started"],
+        **columns,
+    )
+
+
+def _column_of(described: Any) -> Any:
+    if described is None:
+        return None
+    paths = [tuple(part["path"]) for part in described]
+    values = [
+        _objects(part["values"]) if isinstance(part["values"], list) else part["values"] for part in described
+    ]
+    return unflatten(paths, values)
+
+
+def _objects(values: list[Any]) -> NDArray[Any]:
+    made = np.empty(len(values), object)
+    for i, value in enumerate(values):
+        made[i] = value
+    return made

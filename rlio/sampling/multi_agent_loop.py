@@ -1,0 +1,517 @@
+"""`MultiAgentLoop`: episodes of several agents in several environments, step by step.
+
+It has policies act, environments step, and rows opened and closed; what is handed out of them is the affair
+of `MultiAgentEnvRunner`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.envs.multi_agent import COMMON_INFO, AgentId
+from rlio.envs.multi_agent_stepping import MultiAgentStep
+from rlio.errors import SchemaError, excerpt
+from rlio.sampling.agent_group import Agent, AgentEpisode, AgentGroup
+from rlio.sampling.agent_mapping import AgentMapping, MappingFn
+from rlio.sampling.agent_rows import EPISODE
+from rlio.sampling.callbacks import Callbacks, RunningEpisode, overridden
+from rlio.sampling.config import RolloutConfig
+from rlio.sampling.metrics import MetricsCollector, PerfCounters
+from rlio.sampling.multi_agent_envs import MultiAgentEnvs
+from rlio.sampling.progress import Progress
+
+__all__ = ["MultiAgentLoop", "PlayedEpisode"]
+
+logger = logging.getLogger("rlio")
+
+_LOOKING = frozenset({"on_episode_start", "on_episode_step", "on_episode_end"})
+
+
+@dataclass(slots=True, eq=False)
+class PlayedEpisode:
+    """An episode, from its beginning until its last rows were handed out.
+
+    Attributes:
+        rows: What its rows have in common.
+        shown: What callbacks see of it.
+        mapping: The mapping, as it was when the episode began.
+        agents: Those that have appeared and had something to do.
+        ids: Their ids, by ``agent_index``.
+        early: Rewards of agents that have not appeared: as they are, and as they are recorded.
+        fresh: Steps of the environment that were not handed out.
+        began: When, in seconds of `time.perf_counter`.
+        is_over: Whether it has ended.
+        terminated: Whether it ended by the rules.
+        truncated: Whether it was cut off.
+    """
+
+    rows: AgentEpisode
+    shown: RunningEpisode
+    mapping: MappingFn
+    agents: dict[AgentId, Agent] = field(default_factory=dict)
+    ids: dict[int, AgentId] = field(default_factory=dict)
+    early: dict[AgentId, tuple[float, float]] = field(default_factory=dict)
+    fresh: int = 0
+    began: float = 0.0
+    is_over: bool = False
+    terminated: bool = False
+    truncated: bool = False
+
+    @property
+    def number(self) -> int:
+        """Of the episode in its runner."""
+        return self.rows.number
+
+    def agent_id(self, index: int) -> AgentId:
+        """The agent with an ``agent_index``."""
+        return self.ids[index]
+
+    @property
+    def agent_steps(self) -> int:
+        """Rows, those that are open included."""
+        return sum(agent.steps for agent in self.agents.values())
+
+
+class MultiAgentLoop:
+    """Plays episodes.
+
+    Args:
+        envs: The environments.
+        mapping: Who acts for whom.
+        config: How.
+        callbacks: Told of episodes.
+        metrics: Told of what is counted.
+        progress: Counts rows that are opened, and rows that will never be handed out.
+        new_id: Gives an episode its id.
+        runner: What callbacks get as ``runner``.
+        worker_index: Of the runner.
+
+    Attributes:
+        playing: Environment -> the episode that runs there.
+        over: Episodes that have ended and were not handed out, in the order of their ends.
+        fresh: Steps of environments that were not handed out, those of failed episodes left out.
+        env_steps: Steps of environments so far.
+        late_rewards: Sum of the rewards that came when the row to which they belong was gone.
+        explore: Whether policies explore.
+        at_random: Whether actions are drawn uniformly.
+    """
+
+    def __init__(
+        self,
+        envs: MultiAgentEnvs,
+        mapping: AgentMapping,
+        *,
+        config: RolloutConfig,
+        callbacks: Callbacks,
+        metrics: MetricsCollector,
+        progress: Progress,
+        new_id: Callable[[], int],
+        runner: Any = None,
+        worker_index: int = 0,
+    ) -> None:
+        self.envs = envs
+        self.mapping = mapping
+        self.playing: dict[int, PlayedEpisode] = {}
+        self.over: list[PlayedEpisode] = []
+        self.fresh = 0
+        self.env_steps = 0
+        self.late_rewards = 0.0
+        self.explore = config.explore
+        self.at_random = False
+        self._config = config
+        self._callbacks = callbacks
+        self._hooks = overridden(callbacks)
+        self._metrics = metrics
+        self._progress = progress
+        self._new_id = new_id
+        self._runner = runner
+        self._worker_index = worker_index
+        self._episodes = 0
+        self._keeps_infos = config.record_infos
+        self._looks = bool(self._hooks & _LOOKING)
+        # Of several workers, the first one renders.
+        self._renders = config.render_env and worker_index <= 1
+        self._indexes = {agent: i for i, agent in enumerate(envs.envs[0].possible_agents)}
+
+    @property
+    def groups(self) -> Mapping[str, AgentGroup]:
+        """Policy id -> its agents and rows."""
+        return self.mapping.groups
+
+    # ---- beginning ----
+
+    def begin(self) -> None:
+        """Start new episodes everywhere; rows of the old ones are dropped."""
+        self.forget()
+        for index in self.envs.up:
+            self._start(index)
+        self._settle()
+
+    def forget(self) -> None:
+        """Forget all episodes, and drop their rows."""
+        self._count_dropped(sum(len(group.rows) for group in self.groups.values()))
+        for group in self.groups.values():
+            group.forget()
+            group.rows.empty()
+        self.mapping.forget_removed()
+        self.playing.clear()
+        self.over.clear()
+        self.fresh = 0
+
+    def _count_dropped(self, rows: int) -> None:
+        self._progress.dropped += rows
+        if rows:
+            self._metrics.rows_dropped(rows)
+
+    def revive(self) -> None:
+        """Start episodes in environments that were down, where it is time; wait for one if all are."""
+        if not self.envs.restarts.down:
+            return
+        revived = self.envs.revive(wait=not self.playing)
+        for index in revived:
+            self._start(index)
+        if revived:
+            self._settle()
+
+    def _start(self, index: int) -> None:
+        """Begin an episode in an environment; if that fails, it is down."""
+        shown = RunningEpisode(self._new_id(), index, self._worker_index)
+        self._call("on_episode_created", shown)
+        step = self.envs.reset(index)
+        if step is None:
+            self._metrics.episodes_failed(1)
+            self._call_end(shown, self.envs.errors[index])
+            return
+        self._play(shown, step)
+
+    def _play(self, shown: RunningEpisode, step: MultiAgentStep) -> None:
+        index = shown.env_index
+        rows = AgentEpisode(index, self._episodes, shown.eps_id, self.envs.seeds.current[index] or 0)
+        self._episodes += 1
+        episode = PlayedEpisode(rows, shown, self.mapping.function, began=time.perf_counter())
+        self.playing[index] = episode
+        self._arrive(episode, step)
+        if self._looks:
+            self._look(episode, step, {})
+            self._call("on_episode_start", shown)
+
+    # ---- a step ----
+
+    def step(self, envs: Collection[int] | None = None) -> None:
+        """Step environments once, and record it.
+
+        Args:
+            envs: Which ones; None: all in which an episode runs.
+        """
+        perf = self._metrics.perf
+        perf.begin()
+        actions = self._act(envs)
+        chosen = sorted(self.playing) if envs is None else list(envs)
+        # One that is slow may still work on the actions that it got before.
+        for index in [index for index in chosen if not self.envs.is_stepping(index)]:
+            if self._renders:
+                # Before the step: frame t is of what agents act on in step t.
+                frames = self.playing[index].shown.media.setdefault("frames", [])
+                frames.append(self.envs.envs[index].render())
+                perf.lap(PerfCounters.ENV_RENDER)
+            self.envs.send(index, actions.get(index, {}))
+        for index in self.envs.ready(chosen):
+            episode, sent = self.playing[index], self.envs.sent(index)
+            step = self.envs.step(index)
+            perf.lap(PerfCounters.ENV_WAIT)
+            if step is None:
+                self._discard(episode)
+            else:
+                self._advance(episode, step, sent)
+        self._settle()
+        perf.lap(PerfCounters.OBS_PROCESSING)
+        perf.end_step()
+
+    def _act(self, envs: Collection[int] | None) -> dict[int, dict[AgentId, Any]]:
+        """What agents do that wait: environment -> agent id -> action."""
+        self._leave_removed_policies()
+        actions: dict[int, dict[AgentId, Any]] = {}
+        perf = self._metrics.perf
+        for policy_id, group in self.groups.items():
+            if not group.waiting:
+                continue
+            perf.lap(PerfCounters.ACTION_PROCESSING)
+            acted = group.act(
+                self.mapping.policies[policy_id],
+                envs,
+                explore=self.explore,
+                at_random=self.at_random,
+                timestep=self.env_steps,
+            )
+            perf.lap(PerfCounters.INFERENCE)
+            self._progress.timesteps += len(acted)
+            for agent, action in acted:
+                actions.setdefault(agent.episode.env_index, {})[agent.id_] = action
+        perf.lap(PerfCounters.ACTION_PROCESSING)
+        return actions
+
+    def _leave_removed_policies(self) -> None:
+        """Agents of a policy that is gone get another; its rows are dropped: nobody could learn from them."""
+        gone = [
+            each for each, group in self.groups.items() if group.waiting and each not in self.mapping.policies
+        ]
+        for policy_id in gone:
+            group = self.groups[policy_id]
+            self.drop(group, group.rows.closed)
+            for agent in group.leave():
+                episode = self.playing[agent.episode.env_index]
+                shown = episode.shown
+                key = (agent.id_, policy_id)
+                shown.agent_rewards[key] = shown.agent_rewards.get(key, 0.0) + agent.total
+                agent.total = 0.0
+                self._group(episode, agent.id_).take_over(agent)
+        if gone:
+            self._settle()
+
+    def _advance(self, episode: PlayedEpisode, step: MultiAgentStep, sent: dict[AgentId, Any]) -> None:
+        """Sort out what a step gave to whom."""
+        index = episode.rows.env_index
+        episode.rows.t += 1
+        episode.fresh += 1
+        self.fresh += 1
+        self.env_steps += 1
+        episode.shown.length = episode.rows.t
+        if step.rewards:
+            self._reward(episode, step.rewards)
+        if self._keeps_infos:
+            self._inform(episode, step)
+        cuts = self._config.soft_horizon and not step.is_over and episode.rows.t >= self._horizon
+        if step.ended:
+            self._end_agents(episode, step)
+        if cuts:
+            self._cut(episode, step)
+        else:
+            self._arrive(episode, step)
+        if self._looks:
+            self._look(episode, step, sent)
+        self._call("on_episode_step", episode.shown)
+        if step.is_over or cuts:
+            episode.terminated, episode.truncated = step.terminated, step.truncated
+            self._end(episode, is_over=step.is_over)
+            if cuts:
+                shown = RunningEpisode(self._new_id(), index, self._worker_index)
+                self._call("on_episode_created", shown)
+                self._play(shown, step)
+            else:
+                del self.playing[index]
+                self._start(index)
+
+    @property
+    def _horizon(self) -> int:
+        assert self._config.horizon is not None
+        return self._config.horizon
+
+    def _reward(self, episode: PlayedEpisode, rewards: Mapping[AgentId, Any]) -> None:
+        agents, clips = episode.agents, self._config.clip_rewards
+        for agent_id, given in rewards.items():
+            reward = float(given)
+            recorded = self._clipped(reward) if clips else reward
+            agent = agents.get(agent_id)
+            if agent is None:
+                before, recorded_before = episode.early.get(agent_id, (0.0, 0.0))
+                episode.early[agent_id] = before + reward, recorded_before + recorded
+                continue
+            agent.total += reward
+            if agent.row >= 0:
+                agent.reward += recorded
+            elif reward:
+                self._reward_late(agent, recorded)
+
+    def _reward_late(self, agent: Agent, reward: float) -> None:
+        """The agent has ended, and its last row is closed."""
+        if agent.last >= 0:
+            agent.group.rows.add_reward(agent.last, reward)
+            return
+        if not self.late_rewards:
+            logger.warning(
+                "agent %s in environment %s got a reward of %s after its last row was handed out: such "
+                "rewards are in late_rewards, and in the metrics, but in no batch; "
+                "batch_mode='complete_episodes' keeps them",
+                excerpt(agent.id_), agent.episode.env_index, reward,
+            )  # fmt: skip
+        self.late_rewards += reward
+
+    def _clipped(self, reward: float) -> float:
+        how = self._config.clip_rewards
+        if how is None or how is False:
+            return reward
+        if how is True:
+            return float((reward > 0) - (reward < 0))
+        return min(max(reward, -how), how)
+
+    def _inform(self, episode: PlayedEpisode, step: MultiAgentStep) -> None:
+        """Keep the infos for rows that are open."""
+        for agent_id, agent in episode.agents.items():
+            if agent_id in step.infos:
+                agent.info = dict(step.infos[agent_id] or {})
+            if step.common:
+                agent.info = {**(agent.info or {}), COMMON_INFO: dict(step.common)}
+
+    def _end_agents(self, episode: PlayedEpisode, step: MultiAgentStep) -> None:
+        for agent_id, flags in step.ended.items():
+            agent = episode.agents.get(agent_id)
+            if agent is None or agent.row < 0:
+                continue  # born done: it never acted, and is no part of the episode
+            if self._config.no_done_at_end:
+                flags = (False, False)
+            if agent_id in step.finals:
+                agent.group.end(agent, flags, step.finals[agent_id])
+            else:
+                agent.group.end_unseen(agent, flags)
+
+    def _cut(self, episode: PlayedEpisode, step: MultiAgentStep) -> None:
+        """The soft horizon: rows end here, and no flag says so."""
+        for agent_id, agent in episode.agents.items():
+            if agent.row < 0 or agent_id in step.ended:
+                continue
+            if agent_id in step.observations:
+                agent.group.end(agent, (False, False), step.observations[agent_id])
+            else:
+                agent.group.end_unseen(agent, (False, False))
+
+    def _arrive(self, episode: PlayedEpisode, step: MultiAgentStep) -> None:
+        """Those with an observation are to act."""
+        agents = episode.agents
+        for agent_id, obs in step.observations.items():
+            agent = agents.get(agent_id)
+            if agent is None:
+                agent = self._join(episode, agent_id)
+            agent.group.arrive(agent, obs)
+
+    def _join(self, episode: PlayedEpisode, agent_id: AgentId) -> Agent:
+        group = self._group(episode, agent_id)
+        index = self._indexes.get(agent_id)
+        if index is None:  # behind the others, by this episode's count
+            index = len(self._indexes) + sum(other not in self._indexes for other in episode.agents)
+        agent = episode.agents[agent_id] = group.agent(agent_id, index, episode.rows)
+        episode.ids[index] = agent_id
+        if agent_id in episode.early:
+            agent.total, agent.reward = episode.early.pop(agent_id)
+        return agent
+
+    def _group(self, episode: PlayedEpisode, agent_id: AgentId) -> AgentGroup:
+        policy_id = self.mapping.policy_id(agent_id, episode.shown, episode.mapping)
+        index = episode.rows.env_index
+        group = self.mapping.group(policy_id, self.envs.envs[index], agent_id)
+        if policy_id not in episode.shown.agent_policies.values():
+            policy = self.mapping.policies[policy_id]
+            if policy.has_episode_hooks:
+                policy.on_episode_start(np.array([index]))
+        episode.shown.agent_policies[agent_id] = policy_id
+        return group
+
+    def _settle(self) -> None:
+        for group in self.groups.values():
+            group.settle()
+
+    # ---- ends ----
+
+    def _end(self, episode: PlayedEpisode, *, is_over: bool) -> None:
+        if is_over and not episode.agent_steps:
+            raise SchemaError(
+                f"environment {episode.rows.env_index} ended an episode of {episode.rows.t} steps in which "
+                "no agent ever acted: give an observation of somebody who has not ended"
+            )
+        episode.is_over = True
+        self.over.append(episode)
+        _release(episode)
+        shown = episode.shown
+        _sum_up(episode)
+        for policy_id in set(shown.agent_policies.values()) & self.mapping.policies.keys():
+            policy = self.mapping.policies[policy_id]
+            if policy.has_episode_hooks:
+                policy.on_episode_end(np.array([shown.env_index]))
+        self._call_end(shown, None)
+        self._metrics.episode_ended(shown, duration=time.perf_counter() - episode.began)
+
+    def _discard(self, episode: PlayedEpisode) -> None:
+        """The environment has failed: nothing of the episode that was not handed out is left."""
+        index = episode.rows.env_index
+        self._settle()
+        rows = 0
+        for group in self.groups.values():
+            group.forget_env(index)
+            rows += self._forget_rows(group, group.rows.integers(EPISODE) == episode.number)
+        self._progress.dropped += rows
+        self.fresh -= episode.fresh
+        _release(episode)
+        del self.playing[index]
+        _sum_up(episode)
+        self._call_end(episode.shown, self.envs.errors[index])
+        self._metrics.episodes_failed(1, rows=rows)
+
+    def drop(self, group: AgentGroup, chosen: NDArray[np.bool_]) -> None:
+        """Drop rows of a group."""
+        self._count_dropped(self._forget_rows(group, chosen))
+
+    def _forget_rows(self, group: AgentGroup, chosen: NDArray[np.bool_]) -> int:
+        count = int(np.count_nonzero(chosen))
+        if count:
+            self.moved(group, group.rows.drop(chosen))
+        return count
+
+    def moved(self, group: AgentGroup, to: NDArray[np.int64]) -> None:
+        """Rows of ``group`` have other numbers now, those that are gone -1."""
+        for episode in (*self.playing.values(), *self.over):
+            for agent in episode.agents.values():
+                if agent.group is group:
+                    agent.row = int(to[agent.row]) if agent.row >= 0 else -1
+                    agent.last = int(to[agent.last]) if agent.last >= 0 else -1
+
+    # ---- who is told ----
+
+    def _look(self, episode: PlayedEpisode, step: MultiAgentStep, sent: dict[AgentId, Any]) -> None:
+        """Let callbacks see what there is to see."""
+        shown, born_done = episode.shown, step.ended.keys() - episode.agents.keys()
+
+        def of_its_agents(values: Mapping[AgentId, Any]) -> dict[AgentId, Any]:
+            return {agent: value for agent, value in values.items() if agent not in born_done}
+
+        if shown.last_observation is None:
+            shown.last_observation, shown.last_info = {}, {}
+        shown.last_observation |= of_its_agents({**step.observations, **step.finals})
+        shown.last_info |= of_its_agents(step.infos)
+        if step.common:
+            shown.last_info[COMMON_INFO] = step.common
+        if episode.rows.t:
+            shown.last_action, shown.last_reward = sent, of_its_agents(step.rewards)
+        _sum_up(episode)
+
+    def _call(self, name: str, shown: RunningEpisode) -> None:
+        if name in self._hooks:
+            env = self.envs.envs[shown.env_index]
+            getattr(self._callbacks, name)(runner=self._runner, env=env, episode=shown)
+
+    def _call_end(self, shown: RunningEpisode, error: Exception | None) -> None:
+        if "on_episode_end" in self._hooks:
+            env = self.envs.envs[shown.env_index]
+            self._callbacks.on_episode_end(runner=self._runner, env=env, episode=shown, error=error)
+        shown.last_observation = shown.last_action = shown.last_reward = shown.last_info = None
+
+
+def _release(episode: PlayedEpisode) -> None:
+    for agent in episode.agents.values():
+        agent.group.release(agent)
+
+
+def _sum_up(episode: PlayedEpisode) -> None:
+    """Bring the sums of rewards that callbacks and metrics see up to date.
+
+    Rewards of agents that have not appeared count once these do: of others there are no rows either.
+    """
+    shown = episode.shown
+    for agent_id, agent in episode.agents.items():
+        shown.agent_rewards[agent_id, agent.group.policy_id] = agent.total
+    shown.total_reward = float(sum(shown.agent_rewards.values()))

@@ -1,0 +1,562 @@
+"""`MultiAgentEnvRunner`: several policies act for the agents of several environments, and all is recorded.
+
+Example:
+    >>> from rlio.envs.multi_agent import make_multi_agent
+    >>> from rlio.policies.random_policy import RandomPolicy
+    >>> from rlio.sampling.config import RolloutConfig
+    >>> runner = MultiAgentEnvRunner(
+    ...     make_multi_agent("CartPole-v1"),
+    ...     {"even": RandomPolicy(), "odd": RandomPolicy()},
+    ...     lambda agent_id, episode: ("even", "odd")[agent_id % 2],
+    ...     config=RolloutConfig(num_envs=2, rollout_fragment_length=5, env_config={"num_agents": 3}),
+    ...     seed=0,
+    ... )
+    >>> batch = runner.run()
+    >>> batch.env_steps(), batch.agent_steps(), len(batch["even"]), len(batch["odd"])
+    (10, 30, 20, 10)
+    >>> runner.stop()
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from rlio.batch import MultiAgentBatch, SampleBatch
+from rlio.batch.columns import DEFAULT_POLICY_ID
+from rlio.envs.multi_agent import AgentId, MultiAgentEnv
+from rlio.errors import OptionError, excerpt
+from rlio.policies.policy import Policy
+from rlio.reader import JsonState
+from rlio.sampling.actor import Actor
+from rlio.sampling.agent_group import AgentGroup
+from rlio.sampling.agent_mapping import AgentMapping, MappingFn
+from rlio.sampling.agent_parts import AgentPart, cut, joined
+from rlio.sampling.agent_rows import EPISODE
+from rlio.sampling.callbacks import CallbacksLike
+from rlio.sampling.config import RolloutConfig
+from rlio.sampling.multi_agent_envs import MultiAgentEnvLike, MultiAgentEnvs
+from rlio.sampling.multi_agent_episode import MultiAgentEpisode
+from rlio.sampling.multi_agent_loop import MultiAgentLoop, PlayedEpisode
+from rlio.sampling.progress import Progress, whole_number
+from rlio.sampling.runner import Runner
+from rlio.sampling.runner_seeds import RunnerSeeds
+
+if TYPE_CHECKING:
+    from rlio.envs.context import EnvContext
+
+__all__ = ["MultiAgentEnvRunner"]
+
+logger = logging.getLogger("rlio")
+
+#: Policy id -> the batch of its rows, None if a part was changed; and its parts.
+_Parts: TypeAlias = "dict[str, tuple[SampleBatch | None, list[AgentPart]]]"
+
+
+class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
+    """Steps environments in which several agents act, and gives what happened, policy by policy.
+
+    A row is an agent's transition: from the observation on which it acts to the next that it gets, with the
+    sum of its rewards in between, however many steps of the environment that takes. Columns are those of
+    `EnvRunner`; ``t`` is the environment's step in which the agent acted and ``agent_index`` its position
+    among ``possible_agents`` (in each episode, agents that are not there get the numbers behind). Rows are
+    ordered by environment, episode, agent and time. Steps of the environment in which nobody acts have no
+    row, but count.
+
+    A row is handed out when it is known what came of it: that of an agent which waits for its turn at the
+    end of a fragment comes with the next one. Where an episode is over and an agent has not seen anything
+    since it acted, its last row keeps the rewards and has ``new_obs_valid`` False. An agent's rewards before
+    its first observation are in its first row; those after its end are added to its last row, or, where that
+    was handed out already, counted in `late_rewards` and told once.
+
+    Args:
+        env: A `MultiAgentEnv` or an environment of PettingZoo's, or a function that makes one and may take an
+            `EnvContext`. The runner closes it.
+        policies: Policy id -> policy, looked at anew for each action: what is added there can act, and what
+            is removed acts no more.
+        policy_mapping_fn: Called with agent id and episode (a `RunningEpisode`), and with ``worker=`` (this
+            runner) if it takes that, once for each agent and episode; gives the policy id. None: the only
+            policy acts for all, or each for the agent of its name.
+        config: How to step and record; None: the defaults. ``count_steps_by`` says what fragments count.
+        callbacks: Told of what happens; see `Callbacks`.
+        seed: Of environments, episode ids and those policies that are not bound yet. None draws one from the
+            OS, logs it and keeps it in `seeds`.
+        worker_index: Makes the seeds and ids of workers with the same ``seed`` different.
+        num_workers: For makers of environments.
+        recreated_worker: Whether the runner takes the place of one that failed: for makers, too.
+
+    Attributes:
+        metrics: What is counted; see `get_metrics`.
+
+    Raises:
+        OptionError: An environment cannot be made, or a policy cannot act in it.
+    """
+
+    def __init__(
+        self,
+        env: MultiAgentEnvLike,
+        policies: Mapping[str, Policy],
+        policy_mapping_fn: MappingFn | None = None,
+        *,
+        config: RolloutConfig | None = None,
+        callbacks: CallbacksLike = None,
+        seed: int | None = None,
+        worker_index: int = 0,
+        num_workers: int = 0,
+        recreated_worker: bool = False,
+    ) -> None:
+        _check_policies(policies)
+        super().__init__(config=config, callbacks=callbacks, seed=seed, worker_index=worker_index)
+        self.config = self.config.resolved(num_workers=num_workers, worker_index=worker_index)
+        self._mapping = AgentMapping(
+            policies,
+            config=self.config,
+            seed_of=lambda policy_id: _seed_of(self._seeds.policy, policy_id),
+            random_seed_of=lambda policy_id: _seed_of(self._seeds.random_actions, policy_id),
+            worker=self,
+        )
+        self._mapping.set_function(policy_mapping_fn)
+        self._given_env = env
+        self._num_workers, self._recreated = num_workers, recreated_worker
+        #: Whether the seeds of environments and ids are those of now.
+        self._is_seeded = False
+        #: Whether the next step can be taken: not at first, and not after one that failed half-way.
+        self._ready = False
+        #: Whether rows of running episodes were handed out.
+        self._is_cut = False
+        #: The last steps of episodes that go on, by number, for chunks that follow.
+        self._tails: dict[int, MultiAgentEpisode] = {}
+        self._envs = self._new_envs()
+        try:
+            self._loop = MultiAgentLoop(
+                self._envs,
+                self._mapping,
+                config=self.config,
+                callbacks=self.callbacks,
+                metrics=self.metrics,
+                progress=self._progress,
+                new_id=self._new_episode_id,
+                runner=self,
+                worker_index=worker_index,
+            )
+            self._tell_of_envs()
+            self.make_module()
+        except BaseException:
+            self._envs.close()
+            raise
+
+    def _new_envs(self) -> MultiAgentEnvs:
+        return MultiAgentEnvs(
+            self._given_env,
+            config=self.config,
+            worker_index=self.worker_index,
+            num_workers=self._num_workers,
+            recreated_worker=self._recreated,
+            on_made=self._on_made,
+        )
+
+    def _tell_of_envs(self) -> None:
+        if "on_environment_created" in self._hooks:
+            self.callbacks.on_environment_created(runner=self, env=self._envs.envs)
+
+    def make_env(self) -> None:
+        """Make the environments anew; those that are there are closed, and their episodes dropped.
+
+        Raises:
+            OptionError: They cannot be made.
+        """
+        self._loop.forget()
+        self._envs.close()
+        self._envs = self._loop.envs = self._new_envs()
+        self._is_seeded = self._ready = False
+        self._tell_of_envs()
+
+    def make_module(self) -> None:
+        """Give spaces to policies that have none, as far as it is known for which agents they act.
+
+        Raises:
+            OptionError: A policy cannot act in these spaces.
+        """
+        self._mapping.bind(self.envs[0], worker_index=self.worker_index)
+
+    def _on_made(self, index: int, env: MultiAgentEnv, context: EnvContext) -> None:
+        if context.recreated:
+            self.metrics.episodes_failed(0, restarts=1)
+        if "on_sub_environment_created" in self._hooks:
+            self.callbacks.on_sub_environment_created(runner=self, env=env, env_index=index, context=context)
+
+    # ---- what it steps ----
+
+    @property
+    def policies(self) -> Mapping[str, Policy]:
+        """Policy id -> policy."""
+        return self._mapping.policies
+
+    def set_policy_mapping_fn(self, policy_mapping_fn: MappingFn | None) -> None:
+        """Say anew which policy acts for which agent, from the next episodes on.
+
+        Raises:
+            OptionError: It is no function.
+        """
+        self._mapping.set_function(policy_mapping_fn)
+
+    @property
+    def num_envs(self) -> int:
+        """Environments that are stepped together."""
+        return len(self._envs)
+
+    @property
+    def envs(self) -> list[MultiAgentEnv]:
+        """The environments."""
+        return self._envs.envs
+
+    @property
+    def env_id(self) -> str:
+        """The environment's name in its metadata, or else its class's."""
+        env = self._envs.envs[0]
+        inner = getattr(env, "env", env)
+        name = (getattr(inner, "metadata", None) or {}).get("name")
+        return str(name) if name else type(inner).__name__
+
+    @property
+    def env_steps(self) -> int:
+        """Steps of environments taken so far."""
+        return self._loop.env_steps
+
+    @property
+    def _actors(self) -> Mapping[str, Actor]:
+        return {policy_id: group.actor for policy_id, group in self._loop.groups.items()}
+
+    @property
+    def _rows_waiting(self) -> int:
+        return sum(len(group.rows) for group in self._loop.groups.values())
+
+    def _close(self) -> None:
+        self._envs.close()
+
+    @property
+    def late_rewards(self) -> float:
+        """Sum of the rewards that came when the row to which they belong was gone."""
+        return self._loop.late_rewards
+
+    def get_spaces(self) -> dict[str, Any]:
+        """Policy id -> (observation space, action space), as policies see them, of those that have some.
+
+        ``"__env__"`` has those of the environment: two dicts by agent id.
+        """
+        env = self._envs.envs[0]
+        agents = list(env.possible_agents)
+        found: dict[str, Any] = {
+            "__env__": (
+                {agent: env.get_observation_space(agent) for agent in agents},
+                {agent: env.get_action_space(agent) for agent in agents},
+            )
+        }
+        for policy_id in self.policies:
+            policy = self.policies[policy_id]
+            if policy.is_bound:
+                found[policy_id] = policy.observation_space, policy.action_space
+        return found
+
+    # ---- sampling ----
+
+    def run(self, steps: int | None = None) -> MultiAgentBatch:
+        """Sample a batch.
+
+        Args:
+            steps: In place of the config's ``rollout_fragment_length``.
+
+        Returns:
+            In truncate mode, with ``count_steps_by="env_steps"``, exactly ``steps`` steps of each environment
+            (where one has failed, the others make up for it), or with ``"agent_steps"`` at least num_envs x
+            ``steps`` rows. In complete mode whole episodes with at least ``steps`` in all. Policies that did
+            not act are left out.
+
+        Raises:
+            OptionError: ``steps`` is below 1.
+            EnvError: An environment failed.
+            SchemaError: An environment or a policy gave what makes no sense.
+            ClosedError: After `stop`.
+        """
+        taken = self._sampled(steps)
+        batch = MultiAgentBatch(self._joined(taken.parts), taken.env_steps)
+        self._count(taken)
+        return batch
+
+    def _explore(self, explore: bool) -> None:
+        self._loop.explore = explore
+
+    def _sampled_chunks(
+        self, steps: int | None, episodes: int | None, *, at_random: bool, force_reset: bool
+    ) -> list[MultiAgentEpisode]:
+        if steps is not None and self.config.batch_mode == "truncate_episodes":
+            steps = -(-steps // self.num_envs)
+        self._ready = self._ready and not force_reset
+        taken = self._sampled(steps, episodes=episodes or 0, at_random=at_random)
+        chunks = self._chunks(taken)
+        self._count(taken)
+        return chunks
+
+    def _chunks(self, taken: _Taken) -> list[MultiAgentEpisode]:
+        by_episode: dict[int, list[AgentPart]] = {number: [] for number in taken.episodes}
+        for _, parts in taken.parts.values():
+            for part in parts:
+                by_episode[part.number].append(part)
+        chunks = []
+        for number, parts in by_episode.items():
+            episode = taken.episodes[number]
+            if parts or taken.fresh[number]:
+                chunks.append(self._chunk(episode, parts, taken.fresh[number]))
+            if episode.is_over:
+                self._tails.pop(number, None)
+        return chunks
+
+    def _chunk(self, episode: PlayedEpisode, parts: list[AgentPart], fresh: int) -> MultiAgentEpisode:
+        agents = {episode.agent_id(part.agent_index): part for part in parts}
+        chunk = MultiAgentEpisode(
+            episode.shown.eps_id,
+            {agent: part.to_episode(agent) for agent, part in agents.items()},
+            env_ts={agent: part.env_ts() for agent, part in agents.items()},
+            policy_ids={agent: part.policy_id for agent, part in agents.items()},
+            agent_indexes={agent: part.agent_index for agent, part in agents.items()},
+            env_t_started=episode.rows.t - fresh,
+            env_t=episode.rows.t,
+            terminated=episode.terminated,
+            truncated=episode.truncated,
+        )
+        chunk.lookback = self._tails.get(episode.number)
+        if chunk.lookback is not None and not chunk.lookback.leads_to(chunk):
+            chunk.lookback = None  # something was handed out in between
+        if self.config.episode_lookback_horizon and not episode.is_over:
+            self._tails[episode.number] = chunk.tail(self.config.episode_lookback_horizon)
+        return chunk
+
+    def _sampled(self, steps: int | None, *, episodes: int = 0, at_random: bool = False) -> _Taken:
+        """Take out fragments of ``steps`` of each environment, or whole episodes."""
+        steps = self._begin_call(steps)
+        self._make_ready(at_random=at_random)
+        if episodes or self.config.batch_mode == "complete_episodes":
+            return self._handed_out(self._complete(steps, episodes))
+        self._fragment(steps)
+        self._is_cut = True
+        return self._handed_out(None)
+
+    def _make_ready(self, *, at_random: bool) -> None:
+        """Begin, or begin anew where the last step failed half-way or actions have other columns now."""
+        if not self._ready or self._loop.at_random != at_random:
+            self._loop.at_random = at_random
+            self._begin()
+
+    def _begin(self) -> None:
+        self._ready = False
+        if not self._is_seeded:
+            seeds = self._seeds
+            self._envs.start_from(seed=seeds.seed, worker_index=self.worker_index, restart=seeds.restarts)
+            self._episode_ids = seeds.episode_ids()
+            self._is_seeded = True
+        self._tails.clear()
+        self._loop.begin()
+        self._is_cut = False
+        self._ready = True
+
+    def _step(self, envs: Collection[int] | None = None) -> None:
+        self._ready = False
+        self._loop.step(envs)
+        self._ready = True
+
+    def _fragment(self, steps: int) -> None:
+        """Step until there are exactly num_envs x ``steps`` steps, or at least so many rows."""
+        loop, wanted = self._loop, steps * self.num_envs
+        while True:
+            loop.revive()
+            if self.config.count_steps_by == "agent_steps":
+                if sum(group.rows.closed_rows for group in loop.groups.values()) >= wanted:
+                    return
+                self._step()
+                continue
+            lacking = wanted - loop.fresh
+            if lacking <= 0:
+                return
+            # The last step is not taken by all, where one has failed and others make up for it.
+            self._step(None if lacking >= len(loop.playing) else sorted(loop.playing)[:lacking])
+
+    def _complete(self, steps: int, episodes: int) -> list[PlayedEpisode]:
+        """Step until episodes with ``steps`` in all, or so many ``episodes``, are over; and say which."""
+        if self._is_cut:
+            self._begin()
+        loop = self._loop
+        while True:
+            if episodes and len(loop.over) >= episodes:
+                return loop.over[:episodes]
+            if not episodes and sum(map(self._size, loop.over)) >= steps:
+                return loop.over[:]
+            self._warn_of_long_episodes(loop.fresh, steps * self.num_envs)
+            loop.revive()
+            self._step()
+
+    def _size(self, episode: PlayedEpisode) -> int:
+        return episode.agent_steps if self.config.count_steps_by == "agent_steps" else episode.rows.t
+
+    # ---- what is handed out ----
+
+    def _handed_out(self, over: list[PlayedEpisode] | None) -> _Taken:
+        """Take out rows: of the episodes ``over``, or None: all that are closed."""
+        loop = self._loop
+        known = {episode.number: episode for episode in (*loop.playing.values(), *loop.over)}
+        chosen = known if over is None else {episode.number: episode for episode in over}
+        unwanted = [number for number, each in known.items() if not each.shown.training_enabled]
+        parts: _Parts = {}
+        for policy_id, group in list(loop.groups.items()):
+            self._drop_unwanted(policy_id, group, unwanted)
+            taken = self._taken(group, None if over is None else list(chosen))
+            if taken is not None:
+                parts[policy_id] = cut(policy_id, taken)
+        fresh = {number: each.fresh for number, each in chosen.items()}
+        loop.fresh -= sum(fresh.values())
+        for episode in chosen.values():
+            episode.fresh = 0
+        loop.over = [episode for episode in loop.over if episode.number not in chosen]
+        wanted = {number: each for number, each in chosen.items() if each.shown.training_enabled}
+        return _Taken(self._with_postprocessed(parts, chosen), wanted, fresh)
+
+    def _drop_unwanted(self, policy_id: str, group: AgentGroup, unwanted: list[int]) -> None:
+        """Forget closed rows of episodes that nobody wants to train on, and of policies that are gone."""
+        drop = np.zeros(len(group.rows), bool)
+        if policy_id not in self.policies:
+            drop[:] = True
+        elif unwanted:
+            drop = np.isin(group.rows.integers(EPISODE), unwanted)
+        if drop.any():
+            self._loop.drop(group, drop & group.rows.closed)
+        if policy_id not in self.policies and not len(group.rows) and not group.waiting:
+            self._mapping.forget(policy_id)
+
+    def _taken(self, group: AgentGroup, numbers: list[int] | None) -> dict[str, Any] | None:
+        """The closed rows of the episodes ``numbers``, None: of all; None if there are none."""
+        rows = group.rows
+        chosen = rows.closed if numbers is None else np.isin(rows.integers(EPISODE), numbers)
+        if not chosen.any():
+            return None
+        columns, moved = rows.take(chosen)
+        self._loop.moved(group, moved)
+        return columns
+
+    def _with_postprocessed(self, parts: _Parts, episodes: Mapping[int, PlayedEpisode]) -> _Parts:
+        """``parts``, where a policy or a callback wants it, put through `Policy.postprocess_trajectory`."""
+        hooked = "on_postprocess_trajectory" in self._hooks
+        wanted = [each for each in parts if hooked or self.policies[each].postprocesses]
+        # What a policy computes needs its own extra columns.
+        if not wanted or self._loop.at_random:
+            return parts
+        by_episode: dict[int, dict[AgentId, tuple[str, SampleBatch]]] = {}
+        for _, own in parts.values():
+            for part in own:
+                agent = episodes[part.number].agent_id(part.agent_index)
+                by_episode.setdefault(part.number, {})[agent] = part.policy_id, part.rows
+        made = dict(parts)
+        for policy_id in wanted:
+            _, own = parts[policy_id]
+            for part in own:
+                episode = episodes[part.number]
+                agent = episode.agent_id(part.agent_index)
+                # A copy: what is changed in place is not what the others are to see.
+                rows = part.rows.copy()
+                part.rows = self._postprocess(rows, policy_id, agent, episode.shown, by_episode[part.number])
+            made[policy_id] = None, own
+        return made
+
+    def _joined(self, parts: _Parts) -> dict[str, SampleBatch]:
+        batches = {}
+        for policy_id, (whole, own) in parts.items():
+            batches[policy_id] = joined(
+                own,
+                unrolls=self._progress.unrolls,
+                whole=whole,
+                max_seq_len=self.policies[policy_id].max_seq_len,
+            )
+            self._progress.unrolls += len(own)
+        return batches
+
+    def _count(self, taken: _Taken) -> None:
+        rows: Counter[str] = Counter()
+        of_agents: Counter[str] = Counter()
+        for policy_id, (_, parts) in taken.parts.items():
+            for part in parts:
+                rows[policy_id] += len(part.rows)
+                of_agents[str(taken.episodes[part.number].agent_id(part.agent_index))] += len(part.rows)
+        self.metrics.sampled(
+            taken.env_steps,
+            agent_steps=rows.total(),
+            policy_steps=rows,
+            steps_of_agents=of_agents,
+            weights_seq_no=max((self.policies[each].weights_seq_no for each in rows), default=0),
+        )
+
+    # ---- seeds and state ----
+
+    def _new_episode_id(self) -> int:
+        return int(self._episode_ids.integers(0, 1 << 63, dtype=np.int64, endpoint=False))
+
+    def state_dict(self) -> JsonState:
+        """Return seeds, counters and what connectors keep as JSON; see `Runner.state_dict`."""
+        return super().state_dict() | {"env_steps": self.env_steps}
+
+    def connector_states(self) -> dict[str, Any]:
+        return dict(self._mapping.connector_states())
+
+    def load_connectors(self, states: Mapping[str, Any], undo: ExitStack) -> None:
+        # Those of policies that have not acted yet wait for them.
+        undo.callback(self._mapping.load_connector_states, self._mapping.connector_states())
+        self._mapping.load_connector_states(states)
+
+    def _begin_anew(self, seeds: RunnerSeeds, progress: Progress, state: JsonState) -> None:
+        env_steps = whole_number(state, "env_steps")
+        self._loop.forget()
+        self._progress.take_over(progress)
+        self._loop.env_steps = env_steps
+        self._is_seeded = self._ready = False
+
+
+class _Taken(NamedTuple):
+    """What is handed out.
+
+    Attributes:
+        parts: Policy id -> the batch, None if a part was changed, and its parts.
+        episodes: Number -> episode, of those that are trained on.
+        fresh: Number -> steps of the environment that are handed out.
+    """
+
+    parts: _Parts
+    episodes: dict[int, PlayedEpisode]
+    fresh: dict[int, int]
+
+    @property
+    def env_steps(self) -> int:
+        """Steps of environments, of the episodes that are trained on."""
+        return sum(self.fresh[number] for number in self.episodes)
+
+
+def _seed_of(seed: int, policy_id: str) -> int:
+    """A seed for each policy, from one of all of them; the default policy's is that of an `EnvRunner`."""
+    if policy_id == DEFAULT_POLICY_ID:
+        return seed
+    return int(np.random.SeedSequence(seed, spawn_key=tuple(policy_id.encode())).generate_state(1)[0])
+
+
+def _check_policies(policies: Any) -> None:
+    if not isinstance(policies, Mapping) or not policies:
+        raise OptionError(
+            f"policies={excerpt(policies)}: expected policies by id, such as "
+            "{'default_policy': RandomPolicy()}"
+        )
+    if isinstance(policies, dict):  # others hold nothing else
+        for policy_id, policy in policies.items():
+            if not isinstance(policy_id, str) or not isinstance(policy, Policy):
+                raise OptionError(
+                    f"policies[{excerpt(policy_id)}] is {excerpt(policy)}: expected a Policy, under a str"
+                )

@@ -1,0 +1,369 @@
+"""`StepRecorder`: the steps of N environments as preallocated columns, handed out as rows.
+
+Columns have the shape (steps, N, ...) while they are filled, one assignment a column and step; rows are
+handed out environment by environment, so that each episode's steps are contiguous.
+
+Example:
+    >>> import numpy as np
+    >>> from gymnasium.spaces import Box, Discrete
+    >>> from rlio.envs.vector import VectorStep
+    >>> recorder = StepRecorder(Box(0, 9, (), np.float32), Discrete(2), num_envs=2, capacity=8)
+    >>> recorder.start(np.array([0, 5]))
+    >>> no = np.zeros(2, bool)
+    >>> for now in (1, 2):
+    ...     step = VectorStep(np.array([now, 5 + now]), np.ones(2), no, no, None, no, [], {})
+    ...     recorder.add(step, actions=np.array([0, 1]), extras={}, scalars={"t": np.array([now - 1] * 2)})
+    >>> rows = recorder.take()
+    >>> rows.columns["obs"].tolist(), rows.columns["t"].tolist(), rows.counts.tolist()
+    ([0.0, 1.0, 5.0, 6.0], [0, 1, 0, 1], [2, 2])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.batch import Column
+from rlio.batch.columns import Columns
+from rlio.envs.leaves import leaf_of
+from rlio.sampling.row_store import RowStore, assign, longer, nested
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+    from rlio.envs.vector import VectorStep
+
+__all__ = ["Rows", "StepRecorder", "until_last"]
+
+
+class Rows(NamedTuple):
+    """Rows of the environments, one environment after the other; the arrays are the caller's.
+
+    Attributes:
+        columns: Name -> column.
+        counts: Rows of each environment, shape (N,).
+    """
+
+    columns: dict[str, Column]
+    counts: NDArray[np.int64]
+
+
+class StepRecorder(RowStore):
+    """Columns for up to ``capacity`` steps of ``num_envs`` environments.
+
+    Observations, actions and flags have the dtypes of the spaces, rewards are float32: what learners compute
+    in, and half of the float64 that environments give.
+
+    Args:
+        observation_space: Of one environment.
+        action_space: Of one environment.
+        num_envs: Environments.
+        capacity: Steps until it is full.
+        infos: Whether there is a column of infos.
+    """
+
+    def __init__(
+        self,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        *,
+        num_envs: int,
+        capacity: int,
+        infos: bool = False,
+    ) -> None:
+        super().__init__(observation_space, action_space, capacity=capacity, streams=num_envs)
+        self.num_envs = num_envs
+        #: Steps recorded since `take`.
+        self.steps = 0
+        #: Whether observations are one array: most are, and need no nesting at each step.
+        self._is_flat = len(self._observation_leaves) == 1 and not self._observation_leaves[0].path
+        # One step more: the observation after step s is the one before step s + 1.
+        self._obs = self._buffers(self._observation_leaves, capacity + 1)
+        self._actions = self._buffers(self._action_leaves, capacity)
+        self._rewards = np.zeros((capacity, num_envs), np.float32)
+        self._terminateds = np.zeros((capacity, num_envs), bool)
+        self._truncateds = np.zeros((capacity, num_envs), bool)
+        self._ends = np.zeros((capacity, num_envs), bool)
+        self._valid = np.ones((capacity, num_envs), bool)
+        self._all_valid = True
+        self._rows = 0
+        self._infos = np.full((capacity, num_envs), None, object) if infos else None
+        self._scalars: dict[str, NDArray[Any]] = {}
+        #: (step, environment, leaves): where an episode's last `new_obs` is not the next `obs`.
+        self._finals: list[tuple[int, int, list[Any]]] = []
+        self._view: Any = None
+
+    # ---- recording ----
+
+    @property
+    def is_full(self) -> bool:
+        """Whether `take` or `reserve` must come before the next `add`."""
+        return self.steps >= self.capacity
+
+    @property
+    def obs(self) -> Any:
+        """The current observations, batched and nested as their space: views, which `take` overwrites."""
+        return self._view
+
+    def start(self, obs: Any) -> None:
+        """Begin at ``obs``, forgetting every step since `take`."""
+        self.clear()
+        self._write_obs(obs)
+
+    def restart(self, obs: Any, which: NDArray[np.bool_]) -> None:
+        """Begin episodes in some environments; what those showed before is the `new_obs` of their last row.
+
+        Args:
+            obs: The observations of all environments, of which only those ``which`` began are looked at.
+            which: Shape (N,), bool.
+        """
+        at = self.steps
+        known = {env for step, env, _ in self._finals if step == at - 1}
+        began = np.flatnonzero(which).tolist()
+        if at:
+            self._finals += [
+                (at - 1, env, [_copied(buffer[at, env]) for buffer in self._obs])
+                for env in began
+                if env not in known
+            ]
+        for leaf, buffer in zip(self._observation_leaves, self._obs, strict=True):
+            values = leaf_of(obs, leaf.path)
+            for env in began:
+                buffer[at, env] = values[env]
+
+    def _write_obs(self, obs: Any) -> None:
+        at = self.steps
+        if self._is_flat:
+            assign(self._obs[0], at, obs)
+        else:
+            for leaf, buffer in zip(self._observation_leaves, self._obs, strict=True):
+                assign(buffer, at, leaf_of(obs, leaf.path))
+        self._look()
+
+    def add(
+        self,
+        step: VectorStep,
+        *,
+        actions: Any,
+        extras: Mapping[str, Any],
+        scalars: Mapping[str, Any],
+        infos: list[dict[str, Any]] | None = None,
+        ends: NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Record one step of every environment.
+
+        Args:
+            step: What the environments gave.
+            actions: What the policy gave, (N, ...), nested as the space.
+            extras: The policy's further columns, (N, ...): the same ones every time.
+            scalars: Integer columns, (N,) or one number for all.
+            infos: N infos, if they are recorded.
+            ends: Which rows are the last of an episode, (N,); None: those with a flag that says so.
+
+        Raises:
+            SchemaError: Actions or extras do not fit; nothing is recorded.
+        """
+        at = self.steps
+        acted, added = (
+            self._checked_actions(actions, self.num_envs),
+            self._checked_extras(extras, self.num_envs),
+        )
+        for buffer, value in zip(self._actions, acted, strict=True):
+            assign(buffer, at, value)
+        assert self._extras is not None
+        for name, array in added.items():
+            self._extras[name][at] = array
+        for name, value in scalars.items():
+            if name not in self._scalars:
+                self._scalars[name] = np.zeros((self.capacity, self.num_envs), np.int64)
+            self._scalars[name][at] = value
+        self._rewards[at] = step.rewards
+        self._terminateds[at] = step.terminateds
+        self._truncateds[at] = step.truncateds
+        self._ends[at] = step.terminateds | step.truncateds if ends is None else ends
+        if step.valid is None:
+            self._rows += self.num_envs
+        else:
+            self._valid[at] = step.valid
+            self._all_valid = False
+            self._rows += int(np.count_nonzero(step.valid))
+        if self._infos is not None and infos is not None:
+            assign(self._infos, at, infos)
+        for env, final in step.finals:
+            self._finals.append((at, env, final))
+        self.steps = at + 1
+        self._write_obs(step.obs)
+
+    def discard(self, env: int, eps_id: int) -> int:
+        """Forget the rows of an episode that were not handed out, and say how many there were.
+
+        Args:
+            env: Its environment.
+            eps_id: Its id: the scalar column ``eps_id``.
+        """
+        if Columns.EPS_ID not in self._scalars:
+            return 0
+        valid = self._valid[: self.steps, env]
+        rows = valid & (self._scalars[Columns.EPS_ID][: self.steps, env] == eps_id)
+        dropped = int(np.count_nonzero(rows))
+        if dropped:
+            valid[rows] = False
+            self._all_valid = False
+            self._rows -= dropped
+        return dropped
+
+    def clear(self) -> None:
+        """Forget the rows that were not handed out; `start` comes before the next step."""
+        self.steps = self._rows = 0
+        self._finals.clear()
+        self._valid[:] = True
+        self._all_valid = True
+
+    def scalar(self, name: str) -> NDArray[np.int64]:
+        """A scalar column's values in the rows that were not handed out, in no order."""
+        if not self._rows:
+            return np.zeros(0, np.int64)
+        return self._scalars[name][: self.steps][self._valid[: self.steps]]
+
+    # ---- handing out ----
+
+    @property
+    def rows(self) -> int:
+        """How many of the rows recorded and not yet handed out are transitions."""
+        return self._rows
+
+    @property
+    def valid(self) -> NDArray[np.bool_]:
+        """Which of the rows recorded and not yet handed out are transitions: a copy, shape (steps, N)."""
+        return self._valid[: self.steps].copy()
+
+    @property
+    def ended(self) -> NDArray[np.bool_]:
+        """Which of the `valid` rows are the last of an episode, shape (steps, N)."""
+        return self._ends[: self.steps] & self._valid[: self.steps]
+
+    def take(self, chosen: NDArray[np.bool_] | None = None) -> Rows:
+        """Hand out rows, and keep the others for the next `take`.
+
+        Steps are kept while one of their rows is: at most as many as there are rows that wait.
+
+        Args:
+            chosen: Which of the `valid` rows, shape (steps, N); None: all.
+        """
+        steps = self.steps
+        if chosen is None and not self._all_valid:
+            chosen = self.valid
+        columns = self._columns(steps, None if chosen is None else chosen.T)
+        counts = np.full(self.num_envs, steps) if chosen is None else chosen.sum(axis=0)
+        self._drop(np.zeros((steps, self.num_envs), bool) if chosen is None else self.valid & ~chosen)
+        return Rows(columns, counts.astype(np.int64))
+
+    def _columns(self, steps: int, chosen: NDArray[np.bool_] | None) -> dict[str, Column]:
+        def rows(buffer: NDArray[Any]) -> NDArray[Any]:
+            by_env = buffer[:steps].swapaxes(0, 1)
+            return by_env.copy().reshape(-1, *buffer.shape[2:]) if chosen is None else by_env[chosen]
+
+        new_obs = [self._next_obs(i, steps, chosen) for i in range(len(self._obs))]
+        columns: dict[str, Column] = {
+            Columns.OBS: nested(self._observation_leaves, [rows(buffer) for buffer in self._obs]),
+            Columns.ACTIONS: nested(self._action_leaves, [rows(buffer) for buffer in self._actions]),
+            Columns.REWARDS: rows(self._rewards),
+            Columns.NEXT_OBS: nested(self._observation_leaves, new_obs),
+            Columns.TERMINATEDS: rows(self._terminateds),
+            Columns.TRUNCATEDS: rows(self._truncateds),
+        }
+        if self._infos is not None:
+            columns[Columns.INFOS] = rows(self._infos)
+        for name, buffer in (self._scalars | (self._extras or {})).items():
+            columns[name] = rows(buffer)
+        return columns
+
+    def _next_obs(self, leaf: int, steps: int, chosen: NDArray[np.bool_] | None) -> NDArray[Any]:
+        by_env = self._obs[leaf][1 : steps + 1].swapaxes(0, 1).copy()
+        for at, env, final in self._finals:
+            by_env[env, at] = final[leaf]
+        return by_env.reshape(-1, *by_env.shape[2:]) if chosen is None else by_env[chosen]
+
+    def _drop(self, rest: NDArray[np.bool_]) -> None:
+        """Move the steps with rows in ``rest`` to the front, and the current observations behind them."""
+        old = self.steps
+        kept = np.flatnonzero(rest.any(axis=1))
+        steps = len(kept)
+        # A slice where they follow one another to the end, as they do unless an environment is slow.
+        which: Any = slice(old - steps, old)
+        if steps and kept[0] != old - steps:
+            which = kept
+            self._keep_next_obs(rest, kept)
+        if steps < old:
+            for buffer in self._by_step():
+                buffer[:steps] = buffer[which]
+            for buffer in self._obs:
+                buffer[:steps] = buffer[which]
+                buffer[steps] = buffer[old]
+        place = dict(zip(kept.tolist(), range(steps), strict=True)) if self._finals else {}
+        self._finals = [(place[at], env, final) for at, env, final in self._finals if at in place]
+        self._valid[:steps] = rest[which]
+        self._rows = int(np.count_nonzero(rest))
+        self._valid[steps:] = True
+        self._all_valid = bool(self._valid[:steps].all())
+        self.steps = steps
+        self._look()
+
+    def _keep_next_obs(self, rest: NDArray[np.bool_], kept: NDArray[np.intp]) -> None:
+        """Keep the `new_obs` of the rows ``rest`` whose next step is not among those ``kept``."""
+        known = {(at, env) for at, env, _ in self._finals}
+        for at in kept[np.diff(kept, append=self.steps) > 1].tolist():
+            for env in np.flatnonzero(rest[at]).tolist():
+                if (at, env) not in known:
+                    final = [_copied(buffer[at + 1, env]) for buffer in self._obs]
+                    self._finals.append((at, env, final))
+
+    def _by_step(self) -> list[NDArray[Any]]:
+        """The columns with one entry a step, `_valid` and observations excepted."""
+        infos = [] if self._infos is None else [self._infos]
+        extras = (self._extras or {}).values()
+        flags = [self._terminateds, self._truncateds, self._ends]
+        return [self._rewards, *flags, *infos, *self._actions, *self._scalars.values(), *extras]
+
+    def reserve(self, capacity: int) -> None:
+        """Make room for ``capacity`` steps in all, keeping what is recorded."""
+        if capacity <= self.capacity:
+            return
+
+        def more(buffer: NDArray[Any]) -> NDArray[Any]:
+            return longer(buffer, capacity, self.steps)
+
+        self._obs = [longer(buffer, capacity + 1, self.steps + 1) for buffer in self._obs]
+        self._actions = [more(buffer) for buffer in self._actions]
+        self._rewards = more(self._rewards)
+        self._terminateds = more(self._terminateds)
+        self._truncateds = more(self._truncateds)
+        self._ends = more(self._ends)
+        self._valid = more(self._valid)
+        self._valid[self.steps :] = True
+        if self._infos is not None:
+            self._infos = more(self._infos)
+        self._scalars = {name: more(buffer) for name, buffer in self._scalars.items()}
+        if self._extras is not None:
+            self._extras = {name: more(buffer) for name, buffer in self._extras.items()}
+        self.capacity = capacity
+        self._look()
+
+    def _look(self) -> None:
+        """Point `obs` at the current observations."""
+        if self._is_flat:
+            self._view = self._obs[0][self.steps]
+        else:
+            self._view = nested(self._observation_leaves, [buffer[self.steps] for buffer in self._obs])
+
+
+def until_last(ended: NDArray[np.bool_], valid: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Of the ``valid`` rows, (steps, N), those up to each environment's last ``ended``."""
+    return valid & np.logical_or.accumulate(ended[::-1], axis=0)[::-1]
+
+
+def _copied(value: Any) -> Any:
+    return np.array(value) if isinstance(value, np.ndarray) else value

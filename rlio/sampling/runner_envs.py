@@ -1,0 +1,134 @@
+"""`RunnerEnvs`: the environments of an `EnvRunner`, made, made anew and closed, and callbacks told of them.
+
+Example:
+    >>> from rlio.sampling.callbacks import Callbacks
+    >>> from rlio.sampling.config import RolloutConfig
+    >>> class Tell(Callbacks):
+    ...     def on_environment_created(self, *, env, **kwargs):
+    ...         print("made", env.num_envs)
+    >>> envs = RunnerEnvs("CartPole-v1", config=RolloutConfig(num_envs=3), callbacks=Tell(), runner=None)
+    >>> envs.make()
+    made 3
+    >>> envs.env_id
+    'CartPole-v1'
+    >>> envs.close()
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from rlio.envs.context import EnvContext
+from rlio.envs.horizon import with_horizon
+from rlio.envs.make import EnvLike, make_stepper, set_environs
+from rlio.envs.sub_envs import SubEnvStepper
+from rlio.envs.vector import Stepper
+from rlio.errors import OptionError
+from rlio.sampling.callbacks import Callbacks, overridden
+from rlio.sampling.config import RolloutConfig
+from rlio.sampling.env_setup import env_setup
+
+__all__ = ["RunnerEnvs"]
+
+
+class RunnerEnvs:
+    """What a runner steps. `make` comes first.
+
+    Args:
+        env: What `make_stepper` takes.
+        config: How to make and step them.
+        callbacks: Told of what is made.
+        runner: What they get as ``runner``.
+        worker_index: For functions that make environments, like the next two.
+        num_workers: Workers in all.
+        recreated_worker: Whether the worker takes the place of one that failed.
+
+    Raises:
+        OptionError: Variables of the process's environment cannot be set.
+    """
+
+    def __init__(
+        self,
+        env: EnvLike,
+        *,
+        config: RolloutConfig,
+        callbacks: Callbacks,
+        runner: Any,
+        worker_index: int = 0,
+        num_workers: int = 0,
+        recreated_worker: bool = False,
+    ) -> None:
+        self._given = env
+        self._setup = env_setup(
+            config, worker_index=worker_index, num_workers=num_workers, recreated_worker=recreated_worker
+        )
+        self._truncate_at = None if config.soft_horizon else config.horizon
+        self._callbacks = callbacks
+        self._runner = runner
+        self._made: Stepper | None = None
+        self._failures_told = 0
+        set_environs(config.extra_python_environs)
+
+    def make(self) -> None:
+        """Make them, in place of those that are there, if any, which are closed.
+
+        Raises:
+            OptionError: They cannot be made, or are to be rendered and cannot.
+            EnvError: One is no legal environment.
+        """
+        self.close()
+        env = self._given
+        if self._truncate_at is not None:
+            env = with_horizon(env, self._truncate_at)
+        self._made = stepper = make_stepper(env, self._setup)
+        self._failures_told = 0
+        if self._setup.render and stepper.envs.render_mode is None:
+            stepper.close()
+            raise OptionError(
+                "render_env=True, but the environments have no render mode: a function that makes them gives "
+                "it, as in gymnasium.make(id, render_mode='rgb_array')"
+            )
+        self._callbacks.on_environment_created(runner=self._runner, env=stepper.envs)
+        if "on_sub_environment_created" in overridden(self._callbacks):
+            for i in range(stepper.num_envs):
+                self._tell_of(i)
+            if isinstance(stepper, SubEnvStepper):
+                stepper.on_made_anew = partial(self._tell_of, recreated=True)
+
+    def _tell_of(self, env: int, recreated: bool = False) -> None:
+        made = getattr(self.stepper.envs, "envs", None)
+        context: EnvContext = self._setup.context
+        self._callbacks.on_sub_environment_created(
+            runner=self._runner,
+            env=None if made is None else made[env],
+            env_index=env,
+            context=context.with_index(env, recreated=recreated),
+        )
+
+    @property
+    def stepper(self) -> Stepper:
+        """What steps them."""
+        assert self._made is not None, "make() comes first"
+        return self._made
+
+    @property
+    def env_id(self) -> str | None:
+        """Their registered id; None if they have none that can be seen from here."""
+        if isinstance(self._given, str):
+            return self._given
+        envs = self.stepper.envs
+        first = next(iter(getattr(envs, "envs", ())), None)
+        spec = envs.spec or getattr(first, "spec", None)
+        return None if spec is None else str(spec.id)
+
+    def take_failures(self) -> int:
+        """How often environments have failed since the last call, or since they were made."""
+        new = self.stepper.failures - self._failures_told
+        self._failures_told += new
+        return new
+
+    def close(self) -> None:
+        """Close them, if they are made."""
+        if self._made is not None:
+            self._made.close()

@@ -1,0 +1,380 @@
+"""`VectorLoop`: a policy acts in N environments, step after step, and a recorder has what came of it.
+
+Example:
+    >>> from rlio.envs.make import EnvSetup, make_stepper
+    >>> from rlio.policies.random_policy import RandomPolicy
+    >>> stepper = make_stepper("CartPole-v1", EnvSetup(num_envs=2))
+    >>> config = RolloutConfig(num_envs=2, rollout_fragment_length=5)
+    >>> loop = VectorLoop(stepper, RandomPolicy(), config=config, seeds=RunnerSeeds(0))
+    >>> loop.begin()
+    >>> ended = loop.step()
+    >>> loop.recorder.rows, loop.episodes.t.tolist(), ended.tolist()
+    (2, [1, 1], [False, False])
+    >>> stepper.close()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.batch.columns import Columns
+from rlio.connectors.connector import Streams
+from rlio.connectors.rewards import clip_rewards
+from rlio.envs.games import Game, finished_games, tells_games
+from rlio.envs.vector import Stepper, VectorStep
+from rlio.policies.policy import Policy
+from rlio.sampling.actor import Acted, Actor
+from rlio.sampling.callbacks import Callbacks
+from rlio.sampling.config import RolloutConfig
+from rlio.sampling.episode_hooks import EpisodeHooks
+from rlio.sampling.episodes import Episodes
+from rlio.sampling.metrics import MetricsCollector, PerfCounters
+from rlio.sampling.observer import Observer
+from rlio.sampling.progress import Progress
+from rlio.sampling.recorder import StepRecorder
+from rlio.sampling.runner_seeds import RunnerSeeds
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+__all__ = ["VectorLoop"]
+
+
+class VectorLoop:
+    """Steps environments with a policy, and records each step. `begin` comes first.
+
+    The policy is bound to the spaces between the connectors, if it was not before.
+
+    Args:
+        stepper: The environments.
+        policy: Acts.
+        config: How to step and record; its ``rollout_fragment_length`` is a number.
+        seeds: Of environments, episode ids and policy.
+        callbacks: Told of episodes; None: nobody is.
+        metrics: Count episodes, and where the time goes; None: in vain.
+        progress: Counts rows; None: likewise.
+        runner: What callbacks get as ``runner``.
+        worker_index: What they get as such.
+
+    Attributes:
+        recorder: Has the rows that were recorded and not handed out.
+        episodes: Those that run.
+        hooks: The same as callbacks know them; None where callbacks do not ask for them.
+        actor: The policy between its connectors.
+        explore: Whether the policy explores.
+        is_ready: Whether `step` can be called: not before `begin`, and not after a step that failed half-way.
+        at_random: Whether it acts at random in place of the policy; see `act_at_random`.
+
+    Raises:
+        OptionError: The policy cannot act in these spaces, or a connector is of no use there.
+    """
+
+    def __init__(
+        self,
+        stepper: Stepper,
+        policy: Policy,
+        *,
+        config: RolloutConfig,
+        seeds: RunnerSeeds,
+        callbacks: Callbacks | None = None,
+        metrics: MetricsCollector | None = None,
+        progress: Progress | None = None,
+        runner: Any = None,
+        worker_index: int = 0,
+    ) -> None:
+        self.policy = policy
+        self.explore = config.explore
+        self.is_ready = self.at_random = False
+        self._config, self._seeds = config, seeds
+        self._metrics = metrics if metrics is not None else MetricsCollector()
+        self._progress = progress if progress is not None else Progress()
+        #: Whether environments and ids are seeded.
+        self._is_seeded = False
+        self.actor = Actor(
+            policy,
+            stepper.observation_space,
+            stepper.action_space,
+            config=config,
+            seed=seeds.policy,
+            random_seed=lambda: self._seeds.random_actions,
+        )
+        observations, actions = self.actor.observations, self.actor.actions
+        self._observer = Observer(observations, stepper.observation_space, num_envs=stepper.num_envs)
+        # Asked at each step, which takes as long as a few of these answers.
+        self._changes_obs, self._changes_actions = len(observations) > 0, len(actions) > 0
+        self._slots, self._zeros = np.arange(stepper.num_envs), np.zeros(stepper.num_envs, np.int64)
+        self._never = np.zeros(stepper.num_envs, bool)
+        #: Environments that still work on an action of `_last`; None: none does.
+        self._in_flight: NDArray[np.bool_] | None = None
+        self._last: Acted | None = None
+        self._tells_policy = policy.has_episode_hooks
+        self.recorder = _recorder(stepper, config, observations.space, actions.space)
+        hooks = EpisodeHooks(
+            callbacks if callbacks is not None else Callbacks(),
+            runner=runner,
+            space=stepper.observation_space,
+            num_envs=stepper.num_envs,
+            worker_index=worker_index,
+        )
+        # Of several workers, the first one renders.
+        self._renders = config.render_env and worker_index <= 1
+        self.hooks = hooks if hooks.wants or self._renders else None
+        self.episodes = self._new_episodes(stepper.num_envs)
+        self.use(stepper)
+
+    def _new_episodes(self, num_envs: int) -> Episodes:
+        return Episodes(num_envs, metrics=self._metrics, ids=self._seeds.episode_ids(), hooks=self.hooks)
+
+    # ---- what comes before the steps ----
+
+    def use(self, stepper: Stepper) -> None:
+        """Step other environments, with the same spaces, from now on; `begin` comes next."""
+        self.stepper = stepper
+        stepper.keeps_reset_infos = self.hooks is not None and self.hooks.looks_at_starts
+        self._is_seeded = self.is_ready = False
+
+    def use_seeds(self, seeds: RunnerSeeds) -> None:
+        """Seed environments and ids anew; `begin` comes next."""
+        self._seeds = seeds
+        self._is_seeded = self.is_ready = False
+
+    def begin(self) -> None:
+        """Start new episodes everywhere, the first time from the seed."""
+        self.forget()
+        self.episodes.flush()
+        if not self._is_seeded:
+            self.episodes = self._new_episodes(self.stepper.num_envs)
+        episodes, hooks = self.episodes, self.hooks
+        episodes.begin()
+        if hooks is not None:
+            hooks.begin(episodes.eps_id)
+        seeds = None if self._is_seeded else self._seeds.of_episodes(num_envs=self.stepper.num_envs)
+        self._is_seeded = True
+        obs = self.stepper.reset(seeds=seeds)
+        self._env_seeds = self.stepper.env_seeds
+        self.recorder.start(self._observer.begin(obs) if self._changes_obs else obs)
+        self._in_flight = None
+        if hooks is not None:
+            hooks.started(obs, self.stepper.reset_infos)
+        if self._tells_policy:
+            self.policy.on_episode_start(self._slots)
+        self.is_ready = True
+
+    def settle(self) -> None:
+        """Let metrics have the episodes that have ended, and callbacks know how far the others are."""
+        self.episodes.flush()
+        if self.hooks is not None:
+            self.hooks.update(self.episodes.t, self.episodes.totals)
+
+    def forget(self) -> None:
+        """Abandon the episodes that run, and the rows that nobody has taken; `begin` comes next."""
+        self._progress.dropped += self.recorder.rows
+        self._metrics.rows_dropped(self.recorder.rows)
+        self.recorder.clear()
+        self.is_ready = False
+
+    def act_at_random(self, at_random: bool) -> None:
+        """From now on, act at random, or as the policy does.
+
+        Extra columns are others then: no row may wait. Nor can a policy that remembers go on with episodes.
+        """
+        if at_random != self.at_random:
+            self.recorder.forget_extras()
+            self.at_random = at_random
+
+    # ---- a step ----
+
+    def step(self) -> NDArray[np.bool_]:
+        """Step every environment once, record it, and return which episodes ended, (N,)."""
+        self.is_ready = False
+        episodes, perf = self.episodes, self._metrics.perf
+        perf.begin()
+        if self._renders:
+            self._render()
+            perf.lap(PerfCounters.ENV_RENDER)
+        streams = Streams(self._slots, episodes.t == 0)
+        acted = self._act(streams)
+        perf.lap(PerfCounters.INFERENCE)
+        sent = acted.actions
+        if self._changes_actions:
+            sent = self.actor.actions(sent, streams)
+            perf.lap(PerfCounters.ACTION_PROCESSING)
+        step = self.stepper.step(sent)
+        perf.lap(PerfCounters.ENV_WAIT)
+        ended = self._record(step, acted, sent)
+        perf.lap(PerfCounters.OBS_PROCESSING)
+        perf.end_step()
+        self.is_ready = True
+        return ended
+
+    def _act(self, streams: Streams) -> Acted:
+        """Have the policy act for all environments; those in flight keep their action."""
+        episodes, slots = self.episodes, self._slots
+        known = {
+            Columns.T: episodes.t,
+            Columns.EPS_ID: episodes.eps_id,
+            Columns.ENV_ID: slots,
+            Columns.AGENT_INDEX: self._zeros,
+        }
+        acted = self.actor.act(
+            self.policy,
+            self.recorder.obs,
+            streams,
+            known,
+            explore=self.explore,
+            timestep=self._progress.timesteps,
+            at_random=self.at_random,
+        )
+        if self._in_flight is not None and self._last is not None:
+            acted = self._last.where(self._in_flight, acted)
+        self.actor.keep(slots, acted)
+        self._last = acted
+        return acted
+
+    def _render(self) -> None:
+        """Keep what environments show before they are stepped: frame t is of the observation of step t."""
+        assert self.hooks is not None
+        frames = self.stepper.render()
+        for episode, t, frame in zip(self.hooks.running, self.episodes.t.tolist(), frames, strict=True):
+            shown = episode.media.setdefault("frames", [])
+            if len(shown) <= t:  # An environment that still works on an action shows what it showed.
+                shown.append(frame)
+
+    def _record(self, step: VectorStep, acted: Acted, sent: Any) -> NDArray[np.bool_]:
+        """Write down what ``step`` gave, and return which of its rows are the last of an episode."""
+        config, episodes, hooks = self._config, self.episodes, self.hooks
+        ended: NDArray[np.bool_] = step.terminateds | step.truncateds
+        if step.valid is not None:
+            ended = ended & step.valid
+        if config.soft_horizon:
+            step, ended = self._cut_softly(step, ended)
+        if config.no_done_at_end:
+            step = step._replace(terminateds=self._never, truncateds=self._never)
+        shown, rewards = step, step.rewards
+        if self._changes_obs:
+            shown = self._observer.step(step, ended, self.recorder.obs)
+        if config.clip_rewards:
+            rewards = clip_rewards(rewards, config.clip_rewards)
+            shown = shown._replace(rewards=rewards)
+        infos = self._infos(step, ended)
+        self.recorder.add(
+            shown,
+            actions=acted.actions,
+            extras=acted.extras,
+            scalars=self._scalars(step, acted),
+            infos=infos,
+            ends=ended,
+        )
+        self._progress.timesteps += episodes.count(step.rewards, step.valid)
+        self._advance(step, rewards)
+        if hooks is not None:
+            hooks.follow(step, ended, sent=sent, infos=infos, lengths=episodes.t, totals=episodes.totals)
+        over = ended.nonzero()[0].tolist()
+        if over:
+            episodes.end(over, self._games(step, over, infos))
+        if step.faulty is not None:
+            self._discard(step, step.faulty)
+        if hooks is not None:
+            hooks.renew(step, episodes.eps_id, self.stepper.reset_infos)
+        if self._tells_policy:
+            self._tell_policy(step, ended)
+        return ended
+
+    def _advance(self, step: VectorStep, rewards: NDArray[Any]) -> None:
+        """Note what came of the last actions; ``rewards`` as they are recorded."""
+        if step.valid is None:
+            self._in_flight = None
+            self.actor.reward(self._slots, rewards)
+            return
+        moved = step.valid | step.starts
+        self._in_flight = None if moved.all() else ~moved
+        if self.actor.remembers_steps:
+            self.actor.reward(self._slots[step.valid], rewards[step.valid])
+
+    def _scalars(self, step: VectorStep, acted: Acted) -> dict[str, Any]:
+        episodes = self.episodes
+        scalars = {
+            Columns.EPS_ID: episodes.eps_id,
+            Columns.T: episodes.t,
+            Columns.WEIGHTS_SEQ_NO: acted.weights_seq_no,
+        }
+        if self._config.record_env_seeds:
+            scalars[Columns.ENV_SEED] = self._env_seeds
+            if step.starts.any():
+                self._env_seeds = self.stepper.env_seeds
+        return scalars
+
+    def _infos(self, step: VectorStep, ended: NDArray[np.bool_]) -> list[dict[str, Any]] | None:
+        """The infos of a step, if somebody wants them."""
+        wanted = self._config.record_infos or (self.hooks is not None and self.hooks.looks_at(ended))
+        return self.stepper.env_infos(step) if wanted else None
+
+    def _games(
+        self, step: VectorStep, envs: list[int], infos: list[dict[str, Any]] | None
+    ) -> Mapping[int, Game | None] | None:
+        """What is counted in place of the episodes that ended in ``envs``, where these tell it."""
+        if infos is None:
+            if not tells_games(step.infos):
+                return None
+            infos = self.stepper.env_infos(step)
+        return finished_games(infos, envs)
+
+    def _cut_softly(self, step: VectorStep, ended: NDArray[np.bool_]) -> tuple[VectorStep, NDArray[np.bool_]]:
+        """Begin new episodes at the horizon, where the environment goes on."""
+        assert self._config.horizon is not None
+        cut = (self.episodes.t + 1 >= self._config.horizon) & ~ended
+        if step.valid is not None:
+            cut &= step.valid
+        if not cut.any():
+            return step, ended
+        shown = self._observer.rows_of(step.obs, np.flatnonzero(cut))
+        if self.stepper.keeps_reset_infos:
+            # What came with their first observations: there was no reset.
+            infos = self.stepper.env_infos(step)
+            for env in np.flatnonzero(cut).tolist():
+                self.stepper.reset_infos[env] = infos[env]
+        step = step._replace(starts=step.starts | cut, finals=[*step.finals, *shown])
+        return step, ended | cut
+
+    def _discard(self, step: VectorStep, which: NDArray[np.bool_]) -> None:
+        """Forget the episodes of environments that failed."""
+        episodes, rows = self.episodes, 0
+        for env in np.flatnonzero(which).tolist():
+            rows += self.recorder.discard(env, int(episodes.eps_id[env]))
+            if self.hooks is not None:
+                self.hooks.failed(
+                    env,
+                    step.errors.get(env),
+                    length=int(episodes.t[env]),
+                    total=float(episodes.totals[env]),
+                )
+        self._progress.dropped += rows
+        episodes.fail(which, rows=rows)
+
+    def _tell_policy(self, step: VectorStep, ended: NDArray[np.bool_]) -> None:
+        over = ended if step.faulty is None else ended | step.faulty
+        for which, tell in (
+            (over, self.policy.on_episode_end),
+            (step.starts, self.policy.on_episode_start),
+        ):
+            if which.any():
+                tell(np.flatnonzero(which))
+
+
+def _recorder(
+    stepper: Stepper, config: RolloutConfig, observation_space: gym.Space[Any], action_space: gym.Space[Any]
+) -> StepRecorder:
+    steps = config.fragment_steps
+    # A reset is followed by a transition: at most every other step of an environment is none.
+    capacity = 2 * steps + 2 if stepper.has_reset_steps else steps
+    return StepRecorder(
+        observation_space,
+        action_space,
+        num_envs=stepper.num_envs,
+        capacity=capacity,
+        infos=config.record_infos,
+    )

@@ -1,0 +1,1 @@
+"""A policy behind HTTP: the server, its client, and what they say to each other."""

@@ -1,0 +1,601 @@
+"""`PolicyServerInput`: a policy behind HTTP, which loops elsewhere ask for actions, and what they experience.
+
+Example:
+    >>> from gymnasium.spaces import Box, Discrete
+    >>> from rlio.policies.random_policy import RandomPolicy
+    >>> from rlio.serving.policy_client import PolicyClient
+    >>> policy = RandomPolicy()
+    >>> policy.bind(Box(0.0, 9.0, (1,)), Discrete(2), seed=0)
+    >>> server = PolicyServerInput(policy)
+    >>> client = PolicyClient(server.url, server.token, inference_mode="local", policy=RandomPolicy())
+    >>> name = client.start_episode()
+    >>> for t in range(3):
+    ...     action = client.get_action(name, [float(t)])
+    ...     client.log_returns(name, 1.0)
+    >>> client.end_episode(name, [3.0])
+    >>> client.close()
+    >>> server.sample(3)["obs"].ravel().tolist()
+    [0.0, 1.0, 2.0]
+    >>> server.close()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import io
+import json
+import logging
+import secrets
+import socket
+import socketserver
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from rlio.batch import Batch, SampleBatch
+from rlio.batch.columns import Columns
+from rlio.envs.external import ExternalEnv
+from rlio.errors import (
+    ClosedError,
+    EndOfData,
+    EnvError,
+    OptionError,
+    RlioError,
+    SchemaError,
+    UnknownName,
+    UnsafeData,
+    excerpt,
+)
+from rlio.policies.policy import Policy
+from rlio.reader import InputReader, JsonState
+from rlio.sampling.callbacks import CallbacksLike
+from rlio.sampling.config import RolloutConfig
+from rlio.sampling.external_runner import ExternalRunner
+from rlio.sampling.metrics import RolloutMetrics
+from rlio.sampling.trajectories import with_sequences
+from rlio.schemas import space_to_json
+from rlio.schemas.json_columns import parse_json
+from rlio.serving.policy_protocol import (
+    PREFIX,
+    REPORT_ID,
+    TIMESTEP,
+    WEIGHTS_SEQ_NO,
+    batch_from_bytes,
+    from_json,
+    to_json,
+)
+from rlio.serving.reported_rows import ReportedRows
+from rlio.support.forks import Owner
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+__all__ = ["PolicyServerInput", "ServerLimits"]
+
+logger = logging.getLogger("rlio")
+
+# How often the server looks whether it is to end.
+_POLL_SECONDS: Final = 0.05
+# A client that has shown the token and says nothing for so long, in a body or between two requests, is gone.
+_SILENCE_SECONDS: Final = 300.0
+# How often it is looked for episodes whose clients are gone.
+_LOOK_SECONDS: Final = 1.0
+_MOST_NAME: Final = 256
+_MOST_DIGITS: Final = 18
+_STATUS: Final[dict[type[RlioError], int]] = {
+    ClosedError: 503,
+    EnvError: 503,
+    UnsafeData: 413,
+    UnknownName: 404,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerLimits:
+    """What clients may take up; what is beyond is refused, and nothing of it is kept.
+
+    Attributes:
+        request_bytes: Of one request.
+        waiting_bytes: Of reported rows that nobody has sampled yet: whoever reports more waits.
+        connections: At a time.
+        head_seconds: For the head of a request, which has the token: from the moment of connecting on, or
+            from the first byte of a later request, however often something comes.
+        episodes: That run at a time, with remote inference.
+        episode_seconds: An episode (with remote inference) is given up when its client has said nothing for
+            so long, and is not waiting for an action; None: never. It has no end then; in complete mode its
+            rows are dropped, else the one of its last action.
+
+    Raises:
+        OptionError: One is not above 0.
+    """
+
+    request_bytes: int = 64 << 20
+    waiting_bytes: int = 1 << 30
+    connections: int = 1000
+    head_seconds: float = 10.0
+    episodes: int = 10_000
+    episode_seconds: float | None = 3600.0
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise OptionError(f"ServerLimits({name}={excerpt(value)}): expected a number above 0")
+
+
+class PolicyServerInput(InputReader):
+    """Serves ``policy`` over HTTP, and gives the experience of its clients; endless.
+
+    Clients with ``inference_mode="remote"`` get their actions here, while `sample` runs: those who wait are
+    answered together. Clients with ``"local"`` act by themselves, fetch weights now and then, and report
+    rows. The protocol is in `rlio.serving.policy_protocol`. Nothing that a client sends can run code, and
+    reported rows are of the policy's spaces; who may send anything is who knows the `token`: it is trusted
+    with the names of all episodes, and with the truth of what it reports. HTTP is not encrypted: to be
+    reached from other machines, put a TLS proxy before it, and pass its address on.
+
+    Metrics have the episodes of remote clients; of local ones they have the rows.
+
+    Args:
+        policy: Acts; bound to its spaces, or they are given.
+        spaces: (observation space, action space).
+        host: Address to listen on; only this machine's clients reach 127.0.0.1.
+        port: 0 takes a free one.
+        token: What clients must know; None makes one.
+        config: As for `ExternalRunner`.
+        callbacks: Likewise.
+        seed: Likewise.
+        timeout: Seconds that a client waits for an action at most: longer than the longest pause between two
+            calls of `sample`. Reports that find no room wait as long.
+        idle_timeout: Seconds of sampling without a word of any client after which the data ends; None: never.
+        limits: What clients may take up.
+
+    Attributes:
+        url: Where clients connect to.
+        token: What they must know.
+        runner: The `ExternalRunner` of remote clients.
+        weights_lock: The policy's `rlio.Policy.lock`, held while weights are read for a client.
+
+    Raises:
+        OptionError: The policy has no spaces, or the address cannot be listened on.
+    """
+
+    replayable = False
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        spaces: tuple[gym.Space[Any], gym.Space[Any]] | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        token: str | None = None,
+        config: RolloutConfig | None = None,
+        callbacks: CallbacksLike = None,
+        seed: int | None = None,
+        timeout: float = 60.0,
+        idle_timeout: float | None = None,
+        limits: ServerLimits | None = None,
+    ) -> None:
+        self.token = secrets.token_urlsafe(32) if token is None else token
+        if not self.token.isascii() or len(self.token) < 8:
+            raise OptionError("token: at least 8 ASCII characters, which nobody can guess; None makes one")
+        self.limits = ServerLimits() if limits is None else limits
+        observation_space, action_space = policy.spaces if spaces is None else spaces
+        self._loop = _Elsewhere(observation_space, action_space)
+        self.runner = ExternalRunner(
+            self._loop, policy, config=config, callbacks=callbacks, seed=seed, timeout=timeout
+        )
+        self._timeout, self._idle_timeout = timeout, idle_timeout
+        self._heard_at = self._looked_at = time.monotonic()
+        self._reported = ReportedRows(observation_space, action_space)
+        self.weights_lock = policy.lock
+        #: Whose the server's threads are.
+        self._owner = Owner()
+        try:
+            self._server = _Server((host, port), self)
+        except (OSError, OverflowError) as error:
+            self.interrupt()
+            self.runner.stop()
+            raise OptionError(f"host={excerpt(host)}, port={port} cannot be listened on: {error}") from error
+        self.url = f"http://{host}:{self._server.server_address[1]}"
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_POLL_SECONDS,), name="rlio-policy-server", daemon=True
+        )
+        self._thread.start()
+        logger.info("a policy is served on %s", self.url)
+
+    @property
+    def policy(self) -> Policy:
+        """Who acts."""
+        return self.runner.policy
+
+    # ---- what is sampled ----
+
+    def _next(self) -> Batch:
+        self._owner.check(type(self).__name__)
+        runner = self.runner
+        runner.metrics.begin()
+        # While nobody sampled, nobody was answered: silence counts from now on.
+        self._heard_at = max(self._heard_at, time.monotonic())
+        runner.episodes.serve(0.0)  # Else those who wait would wait for those who report.
+        runner.serve_until(self._has_enough)
+        # A batch of either kind by turns: `hand_out` leaves no rows.
+        if runner.rows_ready >= self._wanted or (runner.rows_ready and not self._reported):
+            batch = runner.hand_out()
+        elif self._reported:
+            with runner.episodes.changed:
+                batch = self._reported.pop()
+                runner.episodes.changed.notify_all()
+            batch = runner.postprocessed(batch)
+        else:
+            raise EndOfData(f"no client has said a word for {self._idle_timeout} s (idle_timeout)")
+        return with_sequences(batch, max_seq_len=runner.policy.max_seq_len)
+
+    def _has_enough(self) -> bool:
+        now, silence = time.monotonic(), self.limits.episode_seconds
+        if silence is not None and now - self._looked_at > min(_LOOK_SECONDS, silence):
+            self._looked_at = now
+            gone = self.runner.abandon_silent(silence)
+            if gone:
+                logger.warning("clients of %d episodes are gone: %s", len(gone), excerpt(gone))
+        is_idle = self._idle_timeout is not None and now - self._heard_at > self._idle_timeout
+        return bool(self._reported) or is_idle or self.runner.rows_ready >= self._wanted
+
+    @property
+    def _wanted(self) -> int:
+        return self.runner.config.fragment_steps
+
+    def get_metrics(self) -> RolloutMetrics:
+        """What happened since the last call; see `ExternalRunner.get_metrics`."""
+        return self.runner.get_metrics()
+
+    def _position(self) -> JsonState:
+        runner = self.runner.state_dict()
+        with self.runner.episodes.changed:
+            runner["steps_dropped"] += self._reported.rows
+        return {"runner": runner}
+
+    def _seek(self, position: JsonState) -> None:
+        with self.runner.episodes.changed:
+            self.runner.load_state_dict(position["runner"])
+            self.runner.episodes.progress.timesteps += self._reported.rows
+
+    def interrupt(self) -> None:
+        """Let clients and a `sample` that waits go; see `InputReader`."""
+        if not self._owner.is_here:
+            return
+        self._loop.over.set()
+        self.runner.interrupt()
+
+    def _close(self) -> None:
+        if not self._owner.is_here:
+            self._server.socket.close()  # The copy of a fork: its parent goes on.
+            return
+        self._server.shutdown()
+        self._server.server_close()
+        self.interrupt()
+        self.runner.stop()
+        self._server.hang_up()
+
+    # ---- what clients say ----
+
+    def answer(
+        self, command: str, body: bytes, report_id: str | None = None
+    ) -> tuple[str, bytes, dict[str, str]]:
+        """Do what a client asks for; called by the server's threads.
+
+        Returns:
+            Content type, content and headers of the answer.
+
+        Raises:
+            RlioError: It cannot be done.
+        """
+        self._check_open()
+        self._heard_at = time.monotonic()
+        if command == "report_samples":
+            self._report(batch_from_bytes(body), report_id)
+            return _json({})
+        if command == "get_weights":
+            return self._weights()
+        told = _object(body)
+        if command == "get_spaces":
+            observation, action = self.policy.spaces
+            spaces = {"observation": space_to_json(observation), "action": space_to_json(action)}
+            config = self.runner.config
+            return _json({**spaces, "explore": config.explore, "infos": config.record_infos})
+        try:
+            do = _COMMANDS[command]
+        except KeyError:
+            raise UnknownName(
+                f"there is no command {excerpt(command)}: there are {', '.join(sorted(_COMMANDS))}, "
+                "get_spaces, get_weights and report_samples"
+            ) from None
+        if command == "start_episode" and self.runner.episodes.episodes_running >= self.limits.episodes:
+            raise EnvError(f"{self.limits.episodes} episodes run: end some, or raise ServerLimits.episodes")
+        return _json(do(self._loop, told))
+
+    def _report(self, batch: SampleBatch, report_id: str | None) -> None:
+        if report_id is not None and len(report_id) > _MOST_NAME:
+            raise SchemaError(f"the header {REPORT_ID} is longer than {_MOST_NAME} characters")
+        episodes, reported = self.runner.episodes, self._reported
+        batch.pop(Columns.UNROLL_ID, None)  # Each client counts its own.
+        with episodes.changed:
+            reported.check(batch)
+            if not episodes.changed.wait_for(self._has_room, self._timeout):
+                raise EnvError(
+                    f"{reported.waiting_bytes} bytes of reported rows wait, and nobody has sampled them "
+                    f"within {self._timeout} s: send these again later"
+                )
+            self._check_open()
+            batch[Columns.UNROLL_ID] = episodes.unroll_ids(batch[Columns.EPS_ID])
+            if reported.add(batch, report_id):
+                episodes.progress.timesteps += len(batch)
+                episodes.changed.notify_all()
+
+    def _has_room(self) -> bool:
+        return self._closed or self._reported.waiting_bytes < self.limits.waiting_bytes
+
+    def _weights(self) -> tuple[str, bytes, dict[str, str]]:
+        with self.weights_lock:
+            weights, version = self.policy.get_weights(), self.policy.weights_seq_no
+        steps = max(self.runner.env_steps, self.policy.global_vars.timestep)
+        buffer = io.BytesIO()
+        np.savez(buffer, **weights)  # type: ignore[arg-type]  # The stub takes the keywords for allow_pickle.
+        headers = {WEIGHTS_SEQ_NO: str(version), TIMESTEP: str(steps)}
+        return "application/octet-stream", buffer.getvalue(), headers
+
+
+class _Elsewhere(ExternalEnv):
+    """Stands for the clients: its loop is theirs."""
+
+    def __init__(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
+        super().__init__(observation_space, action_space)
+        self.over = threading.Event()
+
+    def run(self) -> None:
+        self.over.wait()
+
+
+def _start(loop: ExternalEnv, told: Mapping[str, Any]) -> dict[str, Any]:
+    name = told.get("episode_id")
+    if name is not None and not (isinstance(name, str) and len(name) <= _MOST_NAME):
+        raise SchemaError(
+            f"episode_id={excerpt(name)}: expected a string of at most {_MOST_NAME} characters, or null"
+        )
+    return {"episode_id": loop.start_episode(name, training_enabled=_flag(told, "training_enabled", True))}
+
+
+def _get_action(loop: ExternalEnv, told: Mapping[str, Any]) -> dict[str, Any]:
+    return {"action": to_json(loop.get_action(_episode(told), from_json(told.get("observation"))))}
+
+
+def _log_action(loop: ExternalEnv, told: Mapping[str, Any]) -> dict[str, Any]:
+    columns = told.get("columns") or {}
+    if not isinstance(columns, dict):
+        raise SchemaError(f"columns={excerpt(columns)}: expected an object of numbers by column")
+    observation, action = from_json(told.get("observation")), from_json(told.get("action"))
+    loop.log_action(_episode(told), observation, action, **from_json(columns))
+    return {}
+
+
+def _log_returns(loop: ExternalEnv, told: Mapping[str, Any]) -> dict[str, Any]:
+    reward, info = told.get("reward"), told.get("info")
+    if not isinstance(reward, (int, float)) or isinstance(reward, bool):
+        raise SchemaError(f"reward={excerpt(reward)}: expected a number")
+    if info is not None and not isinstance(info, dict):
+        raise SchemaError(f"info={excerpt(info)}: expected an object or null")
+    loop.log_returns(_episode(told), reward, from_json(info))
+    return {}
+
+
+def _end(loop: ExternalEnv, told: Mapping[str, Any]) -> dict[str, Any]:
+    observation = from_json(told.get("observation"))
+    loop.end_episode(_episode(told), observation, truncated=_flag(told, "truncated", False))
+    return {}
+
+
+_COMMANDS: Final[dict[str, Callable[[ExternalEnv, Mapping[str, Any]], dict[str, Any]]]] = {
+    "start_episode": _start,
+    "get_action": _get_action,
+    "log_action": _log_action,
+    "log_returns": _log_returns,
+    "end_episode": _end,
+}
+
+
+def _flag(told: Mapping[str, Any], name: str, otherwise: bool) -> bool:
+    value = told.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise SchemaError(f"{name}={excerpt(value)}: expected true or false")
+    return otherwise if value is None else value
+
+
+def _episode(told: Mapping[str, Any]) -> str:
+    name = told.get("episode_id")
+    if not isinstance(name, str):
+        raise SchemaError(f"episode_id={excerpt(name)}: expected the string that start_episode gave")
+    return name
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        told = parse_json(body or b"{}")
+    except ValueError as error:
+        raise SchemaError(f"the request is no JSON: {error}") from error
+    if not isinstance(told, dict):
+        raise SchemaError(f"the request is {excerpt(told)}: expected a JSON object")
+    return told
+
+
+def _json(value: dict[str, Any]) -> tuple[str, bytes, dict[str, str]]:
+    return "application/json", json.dumps(value, allow_nan=False).encode(), {}
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    """One thread a connection; connections are kept."""
+
+    daemon_threads = True
+    allow_reuse_address = True
+    # How many may wait to be accepted: the workers of a cluster connect at once.
+    request_queue_size = 1024
+    # Threads that wait for an action are let go by the runner, and those that wait for a request end with
+    # the interpreter.
+    block_on_close = False
+
+    def __init__(self, address: tuple[str, int], reader: PolicyServerInput) -> None:
+        self.reader = reader
+        self._connections: set[Any] = set()
+        self._lock = threading.Lock()
+        super().__init__(address, _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            has_room = len(self._connections) < self.reader.limits.connections
+            if has_room:
+                self._connections.add(request)
+        if not has_room:
+            logger.warning("a connection is refused: there are %d already", self.reader.limits.connections)
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._connections.discard(request)
+        super().shutdown_request(request)
+
+    def hang_up(self) -> None:
+        """Let threads go that wait for a request; those that answer one may do so."""
+        with self._lock:
+            for connection in self._connections:
+                with contextlib.suppress(OSError):  # It is gone already.
+                    connection.shutdown(socket.SHUT_RD)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        logger.info("a connection has ended: %s", excerpt(repr(sys.exc_info()[1])))
+
+
+class _Received(io.RawIOBase):
+    """Bytes of a connection. The head of a request has a deadline, not only a timeout for each ``recv``."""
+
+    def __init__(self, connection: socket.socket, head_seconds: float) -> None:
+        self._connection = connection
+        self._head_seconds = head_seconds
+        #: On the monotonic clock; None: only silence ends the connection.
+        self._until: float | None = time.monotonic() + head_seconds
+        self._awaits_head = False
+
+    def begin_body(self) -> None:
+        """A body has no deadline, since it may be large."""
+        self._until = None
+
+    def await_head(self) -> None:
+        """The deadline of the next head begins with its first byte."""
+        self._until, self._awaits_head = None, True
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left = _SILENCE_SECONDS if self._until is None else self._until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the head of a request took too long")
+        self._connection.settimeout(left)
+        count = self._connection.recv_into(buffer)
+        if self._awaits_head:
+            self._until, self._awaits_head = time.monotonic() + self._head_seconds, False
+        return count
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Reads requests, lets the reader answer, and says what went wrong."""
+
+    protocol_version = "HTTP/1.1"
+    server_version = "rlio"
+    sys_version = ""
+    disable_nagle_algorithm = True
+    server: _Server
+    rfile: io.BufferedReader
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        self._received = _Received(self.connection, self.server.reader.limits.head_seconds)
+        self.rfile = io.BufferedReader(self._received)
+
+    def do_POST(self) -> None:
+        reader = self.server.reader
+        # Before a byte of the body is looked at, and taking as long for a wrong token as for a right one.
+        given = self.headers.get("Authorization", "").encode("latin-1", "replace")
+        if not hmac.compare_digest(given, f"Bearer {reader.token}".encode()):
+            self._refuse(401, "UnsafeData", "this server wants the header Authorization: Bearer <its token>")
+            return
+        self._received.begin_body()
+        body = self._body()
+        if body is None:
+            return
+        self._received.await_head()
+        self.connection.settimeout(_SILENCE_SECONDS)
+        try:
+            command, report_id = self.path.removeprefix(PREFIX), self.headers.get(REPORT_ID)
+            kind, content, headers = reader.answer(command, body, report_id)
+        except RlioError as error:
+            status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 400)
+            self._say_error(status, type(error).__name__, str(error))
+        except Exception as error:
+            logger.exception("a request to %s failed", self.path)
+            self._say_error(500, "EnvError", f"the server failed: {type(error).__name__}")
+        else:
+            self._say(200, kind, content, headers)
+
+    def _body(self) -> bytes | None:
+        """The request's body; None if it was refused, or the client is gone."""
+        lengths = self.headers.get_all("Content-Length", [])
+        # Else a proxy and this server could see requests end in different places, and one client speak as
+        # another.
+        if len(lengths) != 1 or self.headers.get_all("Transfer-Encoding"):
+            self._refuse(411, "SchemaError", "a request says its Content-Length, once, and is not chunked")
+            return None
+        length, most = lengths[0], self.server.reader.limits.request_bytes
+        if not (length.isascii() and length.isdecimal()):
+            self._refuse(400, "SchemaError", f"Content-Length is {excerpt(length)}: expected a number")
+            return None
+        if len(length) > _MOST_DIGITS or int(length) > most:
+            self._refuse(
+                413, "UnsafeData", f"{excerpt(length)} bytes, more than ServerLimits.request_bytes={most}"
+            )
+            return None
+        body = self.rfile.read(int(length))
+        if len(body) < int(length):
+            self.close_connection = True
+            return None
+        return body
+
+    def _refuse(self, status: int, name: str, message: str) -> None:
+        """Answer a request whose body was not read, and hang up."""
+        self.close_connection = True
+        self._say_error(status, name, message)
+
+    def _say_error(self, status: int, name: str, message: str) -> None:
+        self._say(status, "application/json", json.dumps({"error": name, "message": message}).encode(), {})
+
+    def _say(self, status: int, kind: str, content: bytes, headers: Mapping[str, str]) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        logger.debug("policy server: %s", format % args)

@@ -1,0 +1,175 @@
+"""`ReportedRows`: rows that clients with a policy of their own send to a `PolicyServerInput`, until sampled.
+
+Example:
+    >>> import numpy as np
+    >>> from gymnasium.spaces import Box, Discrete
+    >>> from rlio.batch import SampleBatch
+    >>> rows = ReportedRows(Box(0.0, 9.0, (1,)), Discrete(2))
+    >>> rows.check(SampleBatch(obs=np.zeros((2, 1))))
+    Traceback (most recent call last):
+    ...
+    rlio.errors.SchemaError: reported rows lack this column [column actions]
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from gymnasium.spaces import Text
+from numpy.typing import NDArray
+
+from rlio.batch import SampleBatch
+from rlio.batch.columns import Columns, is_per_sequence
+from rlio.batch.nested import leaves, path_text
+from rlio.envs.leaves import Leaf, leaves_of
+from rlio.errors import SchemaError, excerpt
+from rlio.sampling.external_episodes import is_in_range
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+__all__ = ["ReportedRows"]
+
+_NUMBERS: Final = {
+    Columns.REWARDS: np.dtype(np.float32),
+    Columns.TERMINATEDS: np.dtype(bool),
+    Columns.TRUNCATEDS: np.dtype(bool),
+    Columns.EPS_ID: np.dtype(np.int64),
+    Columns.T: np.dtype(np.int64),
+}
+# Reports that are sent twice come one soon after the other.
+_REMEMBERED: Final = 65_536
+
+
+class ReportedRows:
+    """Batches in the order in which they came, each checked. Not thread-safe: who has it has a lock.
+
+    Args:
+        observation_space: Of one observation.
+        action_space: Of one action.
+    """
+
+    def __init__(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
+        self._leaves = {
+            Columns.OBS: leaves_of(observation_space),
+            Columns.ACTIONS: leaves_of(action_space),
+            Columns.NEXT_OBS: leaves_of(observation_space),
+        }
+        self._batches: deque[SampleBatch] = deque()
+        #: Bytes of the batches that wait.
+        self.waiting_bytes = 0
+        #: Further columns, as in the first batch: name -> what the leaves look like.
+        self._further: dict[str, list[Any]] | None = None
+        self._ids: dict[str, None] = {}
+
+    def __len__(self) -> int:
+        """Batches that wait."""
+        return len(self._batches)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the batches that wait."""
+        return sum(map(len, self._batches))
+
+    def add(self, batch: SampleBatch, report_id: str | None = None) -> bool:
+        """Put a batch that was checked behind the others.
+
+        Args:
+            batch: Rows.
+            report_id: What its sender calls it; None: it is sent once.
+
+        Returns:
+            Whether it is new: not if one with this ``report_id`` came before.
+        """
+        if report_id is not None:
+            if report_id in self._ids:
+                return False
+            self._ids[report_id] = None
+            if len(self._ids) > _REMEMBERED:
+                del self._ids[next(iter(self._ids))]
+        if len(batch):
+            self._batches.append(batch)
+            self.waiting_bytes += batch.size_bytes()
+        return True
+
+    def pop(self) -> SampleBatch:
+        """Take the first batch."""
+        batch = self._batches.popleft()
+        self.waiting_bytes -= batch.size_bytes()
+        return batch
+
+    def check(self, batch: SampleBatch) -> None:
+        """Check that rows are of the spaces, and have the same columns as those before.
+
+        Raises:
+            SchemaError: They are not; the message says which column.
+        """
+        for name in (*self._leaves, *_NUMBERS):
+            if name not in batch:
+                raise SchemaError("reported rows lack this column", column=name)
+        for name, specs in self._leaves.items():
+            self._check_nested(name, specs, batch)
+        for name, dtype in _NUMBERS.items():
+            found = batch[name]
+            if found.dtype != dtype or found.ndim != 1:
+                raise _other(found, f"{dtype} and one number a row", name)
+        if not np.isfinite(batch[Columns.REWARDS]).all():
+            raise SchemaError("reported rows have NaN or infinity here", column=Columns.REWARDS)
+        self._check_further(batch)
+
+    def _check_nested(self, name: str, specs: list[Leaf], batch: SampleBatch) -> None:
+        found = leaves(batch[name])
+        if [path for path, _ in found] != [leaf.path for leaf in specs]:
+            raise SchemaError(
+                f"reported rows are nested as {excerpt([path_text(path) for path, _ in found])}, and the "
+                f"space as {excerpt([path_text(leaf.path) for leaf in specs])}",
+                column=name,
+            )
+        known = np.ones(len(batch), bool)
+        if name == Columns.NEXT_OBS and Columns.NEXT_OBS_VALID in batch:
+            known = batch[Columns.NEXT_OBS_VALID]
+            if known.dtype != bool or known.ndim != 1:
+                raise _other(known, "bool and one value a row", Columns.NEXT_OBS_VALID)
+        for leaf, (path, array) in zip(specs, found, strict=True):
+            column = "/".join(filter(None, (name, path_text(path))))
+            if array.dtype != leaf.dtype or array.shape[1:] != leaf.shape:
+                raise _other(array, f"{leaf.dtype} {leaf.shape} for each", column)
+            of_space = (
+                all(map(leaf.space.contains, array[known]))
+                if isinstance(leaf.space, Text)
+                else is_in_range(leaf.space, array[known])
+            )
+            if not of_space:
+                raise SchemaError(
+                    f"reported rows have what is not in {excerpt(str(leaf.space))}", column=column
+                )
+
+    def _check_further(self, batch: SampleBatch) -> None:
+        further = {}
+        for name, column in batch.items():
+            if is_per_sequence(name):
+                raise SchemaError("reported rows are no sequences: leave this column out", column=name)
+            if name not in self._leaves and name not in _NUMBERS and name != Columns.NEXT_OBS_VALID:
+                further[name] = [(path, array.dtype, array.shape[1:]) for path, array in leaves(column)]
+        if self._further is None:
+            self._further = further
+        if further.keys() != self._further.keys():
+            raise SchemaError(
+                f"reported rows have the further columns {excerpt(sorted(further))}, and those before had "
+                f"{excerpt(sorted(self._further))}: let all clients have the same policy"
+            )
+        for name, found in further.items():
+            if found != self._further[name]:
+                raise SchemaError(
+                    f"reported rows have {excerpt(str(found))} here, and those before "
+                    f"{excerpt(str(self._further[name]))}",
+                    column=name,
+                )
+
+
+def _other(found: NDArray[Any], expected: str, column: str) -> SchemaError:
+    return SchemaError(
+        f"reported rows have {found.dtype} {found.shape[1:]}, but expected is {expected}", column=column
+    )

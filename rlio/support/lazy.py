@@ -1,0 +1,43 @@
+"""Exports that are imported on first use, so that `import rlio` stays quick (PEP 562).
+
+The public names of a package and their homes are stated once, in its ``__init__.pyi``: type checkers read it,
+and `lazy_loader` reads it at run time.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import lazy_loader
+
+from rlio.support.options import folded
+
+__all__ = ["lazy_exports"]
+
+
+def lazy_exports(
+    package: str, file: str
+) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+    """Make the module-level ``__getattr__``, ``__dir__`` and ``__all__`` of ``package``.
+
+    Args:
+        package: ``__name__`` of the package whose `__init__` calls this.
+        file: Its ``__file__``; the stub lies beside it.
+
+    Returns:
+        The three. A name is looked up once: it then is an ordinary attribute of the package. A name in the
+        other spelling, British or American, is found too.
+    """
+    load, dir_, names = lazy_loader.attach_stub(package, file)
+    spelled = {folded(name): name for name in names}
+
+    def getattr_(name: str) -> object:
+        known = name if name in names else spelled.get(folded(name))
+        if known is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value: object = load(known)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return getattr_, lambda: sorted({*vars(sys.modules[package]), *dir_()}), names
