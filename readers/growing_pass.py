@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final, Literal, TypeAlias
 
 from rlio.batch import Batch, concat_samples, count_units
-from rlio.batch.concat import Unlike
+from rlio.batch.join import Unlike
 from rlio.dataset.dataset import Dataset, dataset_on
 from rlio.errors import CorruptData, EndOfData, OptionError, StateError, excerpt
 from rlio.reader import JsonState, Unit

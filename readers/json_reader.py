@@ -28,7 +28,7 @@ from io import BytesIO
 from typing import IO, Any, Unpack
 
 from rlio.batch import Batch
-from rlio.batch.concat import Unlike
+from rlio.batch.join import Unlike
 from rlio.dataset.names import HEADER, ShardName
 from rlio.errors import (
     CorruptData,

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch, concat_samples, count_units
 from rlio.batch.columns import Columns
-from rlio.batch.concat import UNLIKE, Unlike
+from rlio.batch.join import UNLIKE, Unlike
 from rlio.errors import EndOfData, OptionError, StateError, excerpt
 from rlio.reader import Endless, InputReader, JsonState
 from rlio.readers.mix_block import MixBlock, plain_columns, woven

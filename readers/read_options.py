@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal, TypedDict
 
-from rlio.batch.concat import UNLIKE, Unlike
+from rlio.batch.join import UNLIKE, Unlike
 from rlio.errors import OptionError, excerpt
 from rlio.support.options import refuse_unknown
 

@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import Final, Literal, TypeAlias
 
 from rlio.batch.columns import Columns
-from rlio.dataset.dataset import Dataset, common_columns
+from rlio.dataset.dataset import Dataset
 from rlio.dataset.segment_reader import counting_of, own_size
+from rlio.dataset.snapshot import common_columns
 from rlio.errors import LedgerError, OptionError
 from rlio.readers.read_options import ReadOptions
 from rlio.replay.draws import Draw, Units

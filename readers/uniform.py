@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from rlio.batch import Batch, SampleBatch
 from rlio.batch.arrays import zero_leaf
 from rlio.batch.columns import Columns, is_per_sequence
-from rlio.batch.concat import Unlike
+from rlio.batch.join import Unlike
 from rlio.batch.nested import Path, leaves, map_structure, path_text
 from rlio.errors import MissingColumn, SchemaError, excerpt
 

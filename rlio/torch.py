@@ -51,7 +51,7 @@ from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from rlio.batch import Batch, SampleBatch
-from rlio.batch.concat import joined_plainly
+from rlio.batch.join import joined_plainly
 from rlio.batch.tensors import to_tensors
 from rlio.dataset.dataset import Dataset, Snapshot
 from rlio.errors import ClosedError, DataNotFound, EndOfData, OptionError, StateError, excerpt

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
-from rlio.envs.multi_agent import MultiAgentEnv, as_multi_agent_env, make_multi_agent
+from rlio.envs.multi_agent import MultiAgentEnv, make_multi_agent
 from rlio.envs.multi_agent_stepping import MultiAgentStepper, check_multi_agent_env
+from rlio.envs.pettingzoo import as_multi_agent_env
 from rlio.errors import EnvError, OptionError, SchemaError
 
 NO_FLAGS = {"__all__": False}

@@ -175,7 +175,7 @@ def test_a_store_that_is_away_when_a_writer_opens_gets_its_rows_once_it_is_back(
     store: Store, kind: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("new_writer._OPEN_SECONDS", "new_writer._CLAIM_SECONDS"):
-        monkeypatch.setattr(f"rlio.storage.{name}", 0.2)
+        monkeypatch.setattr(f"rlio.log.{name}", 0.2)
     store.fail(how)
     writer = store.writer(kind)
     writer.write(steps(0))

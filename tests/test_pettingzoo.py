@@ -12,9 +12,14 @@ from pettingzoo.test import api_test, parallel_api_test
 from pettingzoo.utils.conversions import parallel_to_aec
 from pettingzoo.utils.wrappers import OrderEnforcingWrapper
 
-from rlio.envs.multi_agent import as_multi_agent_env
 from rlio.envs.multi_agent_stepping import MultiAgentStepper, check_multi_agent_env
-from rlio.envs.pettingzoo import PettingZooAEC, PettingZooParallel, from_pettingzoo, is_pettingzoo
+from rlio.envs.pettingzoo import (
+    PettingZooAEC,
+    PettingZooParallel,
+    as_multi_agent_env,
+    from_pettingzoo,
+    is_pettingzoo,
+)
 from rlio.errors import OptionError, SchemaError
 from rlio.policies.policy import Policy
 from rlio.policies.random_policy import RandomPolicy

@@ -10,40 +10,30 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, Final, Literal, TypeAlias, TypeVar, cast, overload
+from typing import Any, TypeVar, cast, overload
 
 import numpy as np
 
-from rlio.batch.arrays import Column, concat_leaves, zero_leaf
-from rlio.batch.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
+from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
+from rlio.batch.join import Unlike, join
 from rlio.batch.multi_agent import MultiAgentBatch, episode_numbers, step_numbers
-from rlio.batch.nested import leaves, map_structure, path_text
+from rlio.batch.nested import leaves, path_text
 from rlio.batch.sample_batch import SampleBatch
 from rlio.batch.sequences import boundaries
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
 
 __all__ = [
-    "UNLIKE",
-    "Unlike",
-    "concat_sample_batches",
     "concat_samples",
     "concat_samples_into_ma_batch",
     "convert_ma_batch_to_sample_batch",
     "copy_into",
     "count_units",
-    "joined_plainly",
     "split_units",
 ]
 
-#: What is done with columns that only some batches, files or sources have.
-Unlike: TypeAlias = Literal["error", "intersect", "fill"]
-UNLIKE: Final = ("error", "intersect", "fill")
 BatchT = TypeVar("BatchT", bound=SampleBatch | MultiAgentBatch)
-
-# From so many bytes on, joined columns get memory that was used before.
-_LARGE: Final = 1 << 20
 
 
 @overload
@@ -83,7 +73,12 @@ def concat_samples(
     """
     if any(isinstance(sample, MultiAgentBatch) for sample in samples):
         return concat_samples_into_ma_batch(samples, columns=columns)
-    return concat_sample_batches(cast("Sequence[SampleBatch]", samples), columns=columns)
+    for i, sample in enumerate(samples):
+        if not isinstance(sample, SampleBatch):
+            raise _no_batch(i, sample)
+    if not samples:
+        return join([SampleBatch()], columns=columns)
+    return join(cast("Sequence[SampleBatch]", samples), columns=columns)
 
 
 def concat_samples_into_ma_batch(
@@ -102,8 +97,15 @@ def concat_samples_into_ma_batch(
         for policy_id, batch in sample.policies().items():
             parts.setdefault(policy_id, []).append(batch)
     return MultiAgentBatch(
-        {policy_id: concat_sample_batches(own, columns=columns) for policy_id, own in parts.items()},
+        {policy_id: join(own, columns=columns) for policy_id, own in parts.items()},
         env_steps,
+    )
+
+
+def _no_batch(i: int, sample: object) -> SchemaError:
+    return SchemaError(
+        f"batch {i} is a {type(sample).__name__}, expected a SampleBatch or a MultiAgentBatch: "
+        f"{excerpt(sample)}"
     )
 
 
@@ -121,200 +123,6 @@ def convert_ma_batch_to_sample_batch(batch: SampleBatch | MultiAgentBatch) -> Sa
             f"{', '.join(map(excerpt, batch)) or 'no policies'}"
         )
     return batch[DEFAULT_POLICY_ID]
-
-
-# ---- joining ----
-
-
-def concat_sample_batches(samples: Sequence[SampleBatch], *, columns: Unlike = "error") -> SampleBatch:
-    """`concat_samples` for SampleBatches alone."""
-    if columns not in UNLIKE:
-        raise OptionError(f"columns={columns!r}: one of {', '.join(map(repr, UNLIKE))}")
-    for i, sample in enumerate(samples):
-        if not isinstance(sample, SampleBatch):
-            raise _no_batch(i, sample)
-    plain = joined_plainly(samples)
-    if plain is not None:
-        return type(samples[0])._trusted(
-            plain, num_grad_updates=_mean_updates(samples), is_training=samples[0].is_training
-        )
-    filled = {i: sample for i, sample in enumerate(samples) if sample.count}
-    if not filled:
-        first = next((sample for sample in samples if sample._columns), None)
-        return SampleBatch() if first is None else first.copy()
-    max_seq_len = _joint_max_seq_len(filled)
-    parts = _aligned(filled, columns)
-    head, *_ = filled.values()
-    joined: dict[str, Column] = {}
-    for name in parts[0]:
-        axis = 1 if head.time_major and not is_per_sequence(name) else 0
-        joined[name] = _join(name, [part[name] for part in parts], axis)
-    return type(head)._trusted(
-        joined,
-        time_major=head.time_major,
-        zero_padded=head.zero_padded,
-        max_seq_len=max_seq_len,
-        num_grad_updates=_mean_updates(filled.values()),
-        is_training=head.is_training,
-    )
-
-
-def joined_plainly(samples: Sequence[SampleBatch]) -> dict[str, Column] | None:
-    """The columns of batches without sequences whose columns are alike arrays; None of others.
-
-    This is what readers and mixtures join all the time: it takes a third of the time of all the checks.
-    """
-    if not samples or not samples[0].count:
-        return None
-    columns = [sample._columns for sample in samples]
-    head = columns[0]
-    if Columns.SEQ_LENS in head or any(other.keys() != head.keys() for other in columns):
-        return None
-    if any(sample._max_seq_len is not None or sample._zero_padded for sample in samples):
-        return None
-    joined: dict[str, Column] = {}
-    for name, first in head.items():
-        if type(first) is not np.ndarray:
-            return None
-        parts = [other[name] for other in columns]
-        for part in parts:
-            if type(part) is not np.ndarray or part.dtype != first.dtype or part.shape[1:] != first.shape[1:]:
-                return None
-        out = _recycled(first, sum(map(len, parts)))
-        joined[name] = (
-            np.concatenate(parts, dtype=first.dtype) if out is None else np.concatenate(parts, out=out)
-        )
-    return joined
-
-
-def _recycled(like: np.ndarray, rows: int) -> np.ndarray | None:
-    """Room for rows that lie in memory as those of ``like`` do; None where NumPy's own memory is as good.
-
-    Arrow's allocator keeps what was freed. The C library gives large arrays back to the system, and each page
-    of the next one then costs a fault: for images, six times as much as the copy.
-    """
-    if like.dtype.hasobject or rows * like[:1].nbytes < _LARGE:
-        return None
-    import pyarrow as pa
-
-    axes = (0, *sorted(range(1, like.ndim), key=lambda axis: -like.strides[axis]))
-    shape = (rows, *(like.shape[axis] for axis in axes[1:]))
-    flat = np.frombuffer(pa.allocate_buffer(rows * like[:1].nbytes), like.dtype)
-    return flat.reshape(shape).transpose(np.argsort(axes))
-
-
-def _no_batch(i: int, sample: object) -> SchemaError:
-    return SchemaError(
-        f"batch {i} is a {type(sample).__name__}, expected a SampleBatch or a MultiAgentBatch: "
-        f"{excerpt(sample)}"
-    )
-
-
-def _join(name: str, parts: list[Column], axis: int) -> Column:
-    try:
-        if type(parts[0]) is np.ndarray:
-            return concat_leaves(parts, axis=axis)
-        return map_structure(lambda *leaf: concat_leaves(leaf, axis=axis), *parts)
-    except SchemaError as error:
-        raise SchemaError(str(error), column=name) from error
-
-
-def _mean_updates(samples: Iterable[SampleBatch]) -> float | None:
-    known = [(s.num_grad_updates, s.count) for s in samples if s.num_grad_updates is not None]
-    total = sum(count for _, count in known)
-    return sum(updates * count for updates, count in known) / total if total else None
-
-
-def _joint_max_seq_len(filled: dict[int, SampleBatch]) -> int | None:
-    """Check that all batches have one layout, and give the ``max_seq_len`` of the joined one."""
-    (first, head), *others = filled.items()
-    for i, sample in others:
-        for what, one, other in (
-            ("time_major", head.time_major, sample.time_major),
-            ("zero_padded", head.zero_padded, sample.zero_padded),
-            ("seq_lens", Columns.SEQ_LENS in head, Columns.SEQ_LENS in sample),
-            ("max_seq_len", head.max_seq_len is not None, sample.max_seq_len is not None),
-        ):
-            if one != other:
-                raise SchemaError(
-                    f"batch {first} is {'with' if one else 'without'} {what} but batch {i} is "
-                    f"{'with' if other else 'without'}: bring them into one layout (right_zero_pad, unpad)"
-                )
-        if head.zero_padded and head.max_seq_len != sample.max_seq_len:
-            raise SchemaError(
-                f"batch {first} is padded to {head.max_seq_len} rows a sequence but batch {i} to "
-                f"{sample.max_seq_len}: right_zero_pad both to the same"
-            )
-    if all(sample._max_seq_len is None for sample in filled.values()):
-        return None
-    return max(sample.max_seq_len or 0 for sample in filled.values())
-
-
-def _aligned(filled: dict[int, SampleBatch], columns: Unlike) -> list[dict[str, Column]]:
-    """The columns of each batch such that all have the same names, in the order of the first."""
-    parts = {i: sample._columns for i, sample in filled.items()}
-    head, *_ = parts.values()
-    if all(part.keys() == head.keys() for part in parts.values()):
-        return list(parts.values())
-    parts = _with_validity(filled, columns)
-    names = list(dict.fromkeys(name for part in parts.values() for name in part))
-    if columns == "intersect":
-        names = [name for name in names if all(name in part for part in parts.values())]
-    owners = {name: next(i for i, part in parts.items() if name in part) for name in names}
-    aligned = []
-    for i, part in parts.items():
-        for name in names:
-            if name not in part and columns == "error":
-                raise MissingColumn(
-                    f"batch {i} has no column {excerpt(name)} but batch {owners[name]} has: give it, or join "
-                    "with columns='intersect' or columns='fill'",
-                    column=name,
-                )
-        aligned.append(
-            {
-                name: part[name] if name in part else _zeros(name, parts[owners[name]][name], filled[i])
-                for name in names
-            }
-        )
-    return aligned
-
-
-def _with_validity(filled: dict[int, SampleBatch], columns: Unlike) -> dict[int, dict[str, Column]]:
-    """The columns of each batch, with ``new_obs_valid`` in all of them if the joined batch needs it.
-
-    A batch without it has only valid ``new_obs``; one that gets a filled ``new_obs`` has none.
-    """
-    valid, new_obs = Columns.NEXT_OBS_VALID, Columns.NEXT_OBS
-    parts = {i: dict(sample._columns) for i, sample in filled.items()}
-    having = [new_obs in part for part in parts.values()]
-    gap = any(having) and not all(having)
-    if gap and columns == "intersect":
-        return parts  # new_obs is left out, and its validity with it
-    if gap or any(valid in part for part in parts.values()):
-        like = next((part[valid] for part in parts.values() if valid in part), None)
-        for i, part in parts.items():
-            if valid in part or (new_obs not in part and columns != "fill"):
-                continue
-            wide = like is None and filled[i].time_major
-            empty = _zeros(valid, np.zeros((1, 1) if wide else 1, bool) if like is None else like, filled[i])
-            part[valid] = ~empty if new_obs in part else empty
-    return parts
-
-
-def _zeros(name: str, like: Column, sample: SampleBatch) -> Column:
-    """Zeros like column ``name`` of another batch, in the rows and layout of ``sample``."""
-    if is_per_sequence(name):
-        number = len(sample._lens())
-        return map_structure(lambda leaf: zero_leaf(leaf, number), like)
-    if sample.time_major:
-        length, number = sample.max_seq_len or 0, len(sample._lens())
-
-        def wide(leaf: Any) -> Any:
-            return zero_leaf(leaf[0], length * number).reshape(length, number, *leaf.shape[2:])
-
-        return map_structure(wide, like)
-    rows = len(sample._lens()) * (sample.max_seq_len or 0) if sample.zero_padded else sample.count
-    return map_structure(lambda leaf: zero_leaf(leaf, rows), like)
 
 
 # ---- writing into a batch ----

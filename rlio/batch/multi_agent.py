@@ -19,18 +19,20 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 import numpy as np
 
 from rlio.batch.arrays import joint_dtype
+from rlio.batch.column_mapping import ColumnMapping
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
+from rlio.batch.join import join
 from rlio.batch.rows import generator, sort_by_part, steps
-from rlio.batch.sample_batch import SampleBatch
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
 
 if TYPE_CHECKING:
     import torch
 
+    from rlio.batch.sample_batch import SampleBatch
+
+    _Order: TypeAlias = tuple[str, dict[str, SampleBatch], dict[str, np.ndarray], int]
+
 __all__ = ["MultiAgentBatch", "episode_numbers", "step_numbers"]
-
-
-_Order: TypeAlias = tuple[str, dict[str, SampleBatch], dict[str, np.ndarray], int]
 
 
 class MultiAgentBatch:
@@ -54,7 +56,7 @@ class MultiAgentBatch:
         for policy_id, batch in policy_batches.items():
             if not isinstance(policy_id, str):
                 raise SchemaError(f"a policy id is a str, not {excerpt(policy_id)}")
-            if not isinstance(batch, SampleBatch):
+            if not isinstance(batch, ColumnMapping):
                 raise SchemaError(
                     f"policy {excerpt(policy_id)} has a {type(batch).__name__}, expected a SampleBatch"
                 )
@@ -213,10 +215,15 @@ class MultiAgentBatch:
         return self._each(lambda batch: batch.copy(shallow))
 
     def concat(self, other: SampleBatch | MultiAgentBatch) -> MultiAgentBatch:
-        """This batch and ``other`` joined; see `rlio.batch.concat.concat_samples_into_ma_batch`."""
-        from rlio.batch.concat import concat_samples_into_ma_batch
-
-        return concat_samples_into_ma_batch([self, other])
+        """This batch and ``other`` joined; see `rlio.batch.concat_samples_into_ma_batch`."""
+        if not isinstance(other, ColumnMapping | MultiAgentBatch):
+            raise SchemaError(f"a MultiAgentBatch is joined with a batch, not with {excerpt(other)}")
+        parts = {key: [batch] for key, batch in self.policy_batches.items()}
+        for key, batch in other.policies().items():
+            parts.setdefault(key, []).append(batch)
+        return MultiAgentBatch(
+            {key: join(own) for key, own in parts.items()}, self._env_steps + other.env_steps()
+        )
 
     def shuffle(self, seed: int | np.random.Generator | None = None) -> Self:
         """Each policy's rows in a random order of their own; see `SampleBatch.shuffle`."""

@@ -40,16 +40,17 @@ from rlio.batch.checks import check_layout
 from rlio.batch.column_mapping import ColumnMapping, named_column
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
 from rlio.batch.compressed_rows import compress_column, decompress_column
+from rlio.batch.join import join
+from rlio.batch.multi_agent import MultiAgentBatch
 from rlio.batch.nested import leaves, map_structure, path_text
 from rlio.batch.policy_inputs import single_step_inputs
 from rlio.batch.sequences import boundaries, sequence_range
 from rlio.batch.tensors import to_tensors
-from rlio.errors import MissingColumn, OptionError, excerpt
+from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
 
 if TYPE_CHECKING:
     import torch
 
-    from rlio.batch.multi_agent import MultiAgentBatch
 
 __all__ = ["SampleBatch"]
 
@@ -448,10 +449,10 @@ class SampleBatch(ColumnMapping):
         return rows.unpad(self) if self._zero_padded else self.copy(shallow=True)
 
     def concat(self, other: SampleBatch) -> SampleBatch:
-        """This batch and ``other`` joined; see `rlio.batch.concat.concat_samples`."""
-        from rlio.batch.concat import concat_sample_batches
-
-        return concat_sample_batches([self, other])
+        """This batch and ``other`` joined; see `rlio.batch.concat_samples`."""
+        if not isinstance(other, SampleBatch):
+            raise SchemaError(f"a SampleBatch is joined with a SampleBatch, not with {excerpt(other)}")
+        return join([self, other])
 
     def copy(self, shallow: bool = False) -> Self:
         """A copy that owns its arrays and infos; if ``shallow``, one that shares them but not the mapping."""
@@ -529,8 +530,6 @@ class SampleBatch(ColumnMapping):
 
     def as_multi_agent(self, policy_id: str = DEFAULT_POLICY_ID) -> MultiAgentBatch:
         """This batch as the only policy of a `MultiAgentBatch`; each row is an environment step."""
-        from rlio.batch.multi_agent import MultiAgentBatch
-
         return MultiAgentBatch({policy_id: self}, self.count)
 
     def get_single_step_input_dict(

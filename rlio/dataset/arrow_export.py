@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rlio.dataset.dataset import Dataset
 from rlio.dataset.part_reader import Missing, PartReader, plan_of, split
+from rlio.dataset.snapshot import DatasetSnapshot
 from rlio.errors import MissingExtra
 from rlio.readers.read_options import ReadOptions
 from rlio.replay.filters import RowFilter, RowFunction
@@ -26,7 +26,7 @@ __all__ = ["pandas_frame", "polars_frame", "record_batches"]
 
 
 def record_batches(
-    dataset: Dataset,
+    dataset: DatasetSnapshot,
     options: ReadOptions,
     *,
     filter: str | RowFunction | RowFilter | None,

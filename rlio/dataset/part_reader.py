@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
 from rlio.dataset.arrow_tables import WRITER, Layout, TableColumn, to_table
-from rlio.dataset.dataset import Dataset, common_columns
 from rlio.dataset.listing import Listing, Segment, ShardRef
 from rlio.dataset.segment_reader import (
     GoneShards,
@@ -30,6 +29,7 @@ from rlio.dataset.segment_reader import (
     group_options,
     with_step_columns,
 )
+from rlio.dataset.snapshot import DatasetSnapshot, common_columns
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
 from rlio.readers.read_options import ReadOptions
 from rlio.replay.filter_pushdown import check_filter, filter_options, passing
@@ -122,7 +122,7 @@ class Plan:
 
 
 def plan_of(
-    dataset: Dataset,
+    dataset: DatasetSnapshot,
     options: ReadOptions,
     *,
     missing: Missing,
@@ -183,7 +183,7 @@ def plan_of(
     )
 
 
-def _check_chooses_rows(dataset: Dataset, options: GroupOptions, *, joint: bool) -> None:
+def _check_chooses_rows(dataset: DatasetSnapshot, options: GroupOptions, *, joint: bool) -> None:
     """Refuse a filter where single rows are not units.
 
     Raises:
@@ -235,7 +235,7 @@ def _shared_layout(layouts: dict[str, Layout], *, joint: bool, uri: str) -> Layo
     return replace(layout, joint=joint)
 
 
-def split(dataset: Dataset, *, tasks: int | None = None) -> list[list[Rows]]:
+def split(dataset: DatasetSnapshot, *, tasks: int | None = None) -> list[list[Rows]]:
     """Cut a data set into parts of about equal bytes; a shard is never cut.
 
     Args:
@@ -320,7 +320,9 @@ class PartReader:
         given_up = missing.given_up
         listing: Listing | None = Listing({rows.writer: list(rows.shards)})
         while cursor < rows.stop:
-            dataset = Dataset(self.storage, listing or Listing(), at={rows.writer: [cursor, rows.stop]})
+            dataset = DatasetSnapshot(
+                self.storage, listing or Listing(), at={rows.writer: [cursor, rows.stop]}
+            )
             if listing is None:
                 dataset = dataset.refresh()
             self._check(dataset)
@@ -340,7 +342,7 @@ class PartReader:
                 missing.miss(gone)
                 listing = None
 
-    def _check(self, dataset: Dataset) -> None:
+    def _check(self, dataset: DatasetSnapshot) -> None:
         if not self.plan.options.skip_damage:
             dataset.check_complete()
         for where, rows in dataset.lost_rows():

@@ -16,10 +16,10 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 from rlio.batch import Batch, SampleBatch, count_units, split_units
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.dataset import listing
-from rlio.dataset.dataset import Dataset, common_columns
 from rlio.dataset.listing import Segment
 from rlio.dataset.names import SCHEMA_DIR
 from rlio.dataset.shards import OpenShard
+from rlio.dataset.snapshot import DatasetSnapshot, common_columns
 from rlio.errors import CorruptData, DataNotFound, HoleError, OptionError
 from rlio.reader import Unit
 from rlio.readers.read_options import ReadOptions
@@ -169,7 +169,7 @@ class SegmentReader:
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: DatasetSnapshot,
         options: GroupOptions,
         counting: Counting,
         *,
@@ -377,7 +377,7 @@ class Ahead(Generic[T]):
         self._thread.close()
 
 
-def counting_of(dataset: Dataset, columns: list[str] | None) -> Counting:
+def counting_of(dataset: DatasetSnapshot, columns: list[str] | None) -> Counting:
     """What is counted of a data set, of which only ``columns`` are read.
 
     Raises:
@@ -395,7 +395,7 @@ def counting_of(dataset: Dataset, columns: list[str] | None) -> Counting:
     return Counting(unit, not joint and not sequences)
 
 
-def _check_columns(dataset: Dataset, columns: list[str] | None) -> None:
+def _check_columns(dataset: DatasetSnapshot, columns: list[str] | None) -> None:
     """Refuse a choice of columns without those by which units are told apart."""
     if columns is None:
         return
@@ -414,7 +414,7 @@ def _check_columns(dataset: Dataset, columns: list[str] | None) -> None:
                     )
 
 
-def with_step_columns(dataset: Dataset, columns: list[str]) -> list[str]:
+def with_step_columns(dataset: DatasetSnapshot, columns: list[str]) -> list[str]:
     """The columns, and those by which joint steps of several agents are told apart."""
     known = {
         name
@@ -427,7 +427,7 @@ def with_step_columns(dataset: Dataset, columns: list[str]) -> list[str]:
 
 
 def group_options(
-    dataset: Dataset, options: ReadOptions, missing: Literal["error", "drop", "fill"]
+    dataset: DatasetSnapshot, options: ReadOptions, missing: Literal["error", "drop", "fill"]
 ) -> GroupOptions:
     """What to read of each group, by the rule for columns that some writers lack; see `common_columns`."""
     shared = common_columns(dataset, missing=missing, wanted=options.columns)
@@ -440,7 +440,7 @@ def group_options(
     )
 
 
-def own_size(dataset: Dataset) -> int:
+def own_size(dataset: DatasetSnapshot) -> int:
     """Units of a batch where the user asks for none in particular."""
     return min([OWN_SIZE, *(schema.batch_rows for schema in dataset.schemas.values())])
 

@@ -29,7 +29,6 @@ __all__ = [
     "AgentId",
     "MultiAgentDict",
     "MultiAgentEnv",
-    "as_multi_agent_env",
     "make_multi_agent",
 ]
 
@@ -216,29 +215,3 @@ def make_multi_agent(env: str | Callable[[], gym.Env[Any, Any]]) -> Callable[...
         return _Copies([make] * wanted)
 
     return make_copies
-
-
-# ---- what a user gave ----
-
-
-def as_multi_agent_env(made: Any) -> MultiAgentEnv:
-    """``made`` as a `MultiAgentEnv`: one of ours, of PettingZoo's (parallel or AEC), or one like RLlib's.
-
-    Raises:
-        OptionError: It is something else, such as an environment with one agent.
-    """
-    if isinstance(made, MultiAgentEnv):
-        return made
-    from rlio.envs.pettingzoo import from_pettingzoo, is_pettingzoo
-
-    if is_pettingzoo(made):
-        return from_pettingzoo(made)
-    needed = ("reset", "step", "close", "possible_agents", "get_observation_space", "get_action_space")
-    if all(hasattr(made, name) for name in needed):
-        return made  # type: ignore[no-any-return] # RLlib's MultiAgentEnv has these names and meanings
-    hint = ""
-    if hasattr(made, "action_space"):
-        hint = ": it has one agent; use EnvRunner, or make_multi_agent for independent copies"
-    raise OptionError(
-        f"env gave {excerpt(made)}, expected a MultiAgentEnv or an environment of PettingZoo{hint}"
-    )

@@ -30,7 +30,7 @@ from rlio.batch.nested import map_structure
 from rlio.envs.multi_agent import ALL_AGENTS, AgentId, MultiAgentDict, MultiAgentEnv
 from rlio.errors import OptionError, SchemaError, excerpt
 
-__all__ = ["PettingZooAEC", "PettingZooParallel", "from_pettingzoo", "is_pettingzoo"]
+__all__ = ["PettingZooAEC", "PettingZooParallel", "as_multi_agent_env", "from_pettingzoo", "is_pettingzoo"]
 
 _Step = tuple[MultiAgentDict, MultiAgentDict, MultiAgentDict, MultiAgentDict, MultiAgentDict]
 
@@ -155,3 +155,24 @@ class PettingZooAEC(_PettingZoo):
             self.env.step(None)
         _with_all(terminateds, truncateds, over=not self.env.agents)
         return found
+
+
+def as_multi_agent_env(made: Any) -> MultiAgentEnv:
+    """``made`` as a `MultiAgentEnv`: one of ours, of PettingZoo's (parallel or AEC), or one like RLlib's.
+
+    Raises:
+        OptionError: It is something else, such as an environment with one agent.
+    """
+    if isinstance(made, MultiAgentEnv):
+        return made
+    if is_pettingzoo(made):
+        return from_pettingzoo(made)
+    needed = ("reset", "step", "close", "possible_agents", "get_observation_space", "get_action_space")
+    if all(hasattr(made, name) for name in needed):
+        return made  # type: ignore[no-any-return] # RLlib's MultiAgentEnv has these names and meanings
+    hint = ""
+    if hasattr(made, "action_space"):
+        hint = ": it has one agent; use EnvRunner, or make_multi_agent for independent copies"
+    raise OptionError(
+        f"env gave {excerpt(made)}, expected a MultiAgentEnv or an environment of PettingZoo{hint}"
+    )

@@ -27,7 +27,7 @@ from typing import Any, Literal, NamedTuple
 from rlio.batch import Batch, MultiAgentBatch, concat_samples, count_units
 from rlio.dataset import listing as listings
 from rlio.dataset.commit import read_header
-from rlio.dataset.dataset import Dataset, rows_waiting
+from rlio.dataset.dataset import Dataset
 from rlio.dataset.listing import Listing, Segment, list_settled
 from rlio.dataset.names import MAX_ROW, is_writer_id
 from rlio.dataset.segment_reader import (
@@ -41,6 +41,7 @@ from rlio.dataset.segment_reader import (
     own_size,
     split_batch,
 )
+from rlio.dataset.snapshot import rows_waiting
 from rlio.errors import (
     ClosedError,
     CorruptData,

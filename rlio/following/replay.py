@@ -29,7 +29,7 @@ from typing import Any, Final, Literal, Unpack
 import numpy as np
 
 from rlio.batch import Batch
-from rlio.dataset.dataset import rows_waiting
+from rlio.dataset.snapshot import rows_waiting
 from rlio.errors import EndOfData, OptionError, StateError, WaitTimeout, excerpt
 from rlio.following.feed import Feed
 from rlio.following.follow import FollowPass

@@ -29,6 +29,7 @@ from rlio.batch.nested import leaves, map_structure
 from rlio.errors import MissingColumn, OptionError, SchemaError, StateError, excerpt
 from rlio.policies.distributions import Distribution, distribution_for
 from rlio.policies.fitting import Fit
+from rlio.policies.gradients import average_gradients
 from rlio.policies.policy import (
     Gradients,
     Policy,
@@ -541,8 +542,6 @@ class TorchPolicy(Policy):
 
     def _average(self, *, rows: int) -> None:
         """Take the mean of all processes' gradients, of which this one's are those of ``rows`` rows."""
-        from rlio.policies.data_parallel import average_gradients
-
         average_gradients(self._learned().values(), rows=rows)
 
     def _update(self) -> Stats:

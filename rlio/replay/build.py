@@ -10,9 +10,10 @@ from typing import Literal, NamedTuple
 
 from rlio.batch import Batch
 from rlio.batch.columns import Columns
-from rlio.dataset.dataset import Dataset, common_columns
+from rlio.dataset.dataset import Dataset
 from rlio.dataset.listing import Segment
 from rlio.dataset.segment_reader import SegmentReader, counting_of, group_options, own_size
+from rlio.dataset.snapshot import common_columns
 from rlio.errors import ClosedError
 from rlio.readers.read_options import ReadOptions
 from rlio.replay.rows import AddedRows, StoreRows

@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 
 from rlio.batch import MultiAgentBatch
 from rlio.batch.columns import DEFAULT_POLICY_ID
-from rlio.dataset.dataset import Dataset
 from rlio.dataset.listing import Segment
 from rlio.dataset.segment_reader import (
     GroupOptions,
@@ -37,6 +36,7 @@ from rlio.dataset.segment_reader import (
     with_step_columns,
 )
 from rlio.dataset.shards import OpenShard
+from rlio.dataset.snapshot import DatasetSnapshot
 from rlio.errors import OptionError, excerpt
 from rlio.readers.read_options import ReadOptions
 from rlio.replay.filters import Ref, RowFilter
@@ -85,7 +85,7 @@ def is_ruled_out(
 
 
 def filter_options(
-    dataset: Dataset,
+    dataset: DatasetSnapshot,
     row_filter: RowFilter,
     *,
     missing: Literal["error", "drop", "fill"],
@@ -116,7 +116,7 @@ def check_filter(
 
 
 def matches(
-    dataset: Dataset,
+    dataset: DatasetSnapshot,
     row_filter: RowFilter,
     *,
     missing: Literal["error", "drop", "fill"] = "error",

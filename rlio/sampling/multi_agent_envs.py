@@ -23,9 +23,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rlio.envs.context import EnvContext, create
-from rlio.envs.multi_agent import MultiAgentDict, MultiAgentEnv, as_multi_agent_env
+from rlio.envs.multi_agent import MultiAgentDict, MultiAgentEnv
 from rlio.envs.multi_agent_processes import MultiAgentProcess, ready
 from rlio.envs.multi_agent_stepping import MultiAgentStep, MultiAgentStepper
+from rlio.envs.pettingzoo import as_multi_agent_env
 from rlio.envs.restarts import RestartPolicy, Restarts
 from rlio.envs.seeds import EpisodeSeeds
 from rlio.envs.served_envs import ProcessDied
