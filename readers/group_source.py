@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.batch.columns import Columns
 from rlio.batch.multi_agent import step_numbers
-from rlio.batch.sequences import ragged_rows
+from rlio.batch.rows import ragged_rows
 from rlio.dataset.dataset import Dataset
 from rlio.dataset.listing import Segment
 from rlio.dataset.segment_reader import (

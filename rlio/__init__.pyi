@@ -16,6 +16,7 @@ from .connectors.flatten import Flatten as Flatten
 from .connectors.flatten import OneHot as OneHot
 from .connectors.frame_stack import FrameStack as FrameStack
 from .connectors.mean_std import MeanStdFilter as MeanStdFilter
+from .dataset.arrow_tables import in_c_order as in_c_order
 from .dataset.dataset import Dataset as Dataset
 from .dataset.dataset import open_dataset as open_dataset
 from .envs.external import ExternalEnv as ExternalEnv
@@ -126,7 +127,6 @@ from .readers.shuffled_input import ShuffledInput as ShuffledInput
 from .recording import RecordExperience as RecordExperience
 from .recording import RecordVectorExperience as RecordVectorExperience
 from .replay.store import ReplayStore as ReplayStore
-from .replay.weaving import in_c_order as in_c_order
 from .resolve import IOContext as IOContext
 from .resolve import read as read
 from .resolve import register_input as register_input

@@ -5,6 +5,15 @@ The file is plain Parquet, open to any engine. What rlio adds lies in structure 
 extension types, no ``ARROW:schema``: there is nothing for a hook to act on.
 
 Not here: files and names (`rlio.storage`), and rows in memory (`rlio.schemas.row_groups`).
+
+`joined_crc32` computes the CRC-32 of two pieces of data one after the other from the CRC-32s of both. A
+CRC-32 is the remainder of the data, as a polynomial over GF(2), by a fixed one; so that of both pieces is
+the first one's, times x to the number of bits of the second, plus the second one's: 50 us, whatever the
+size.
+
+Example:
+    >>> joined_crc32(zlib.crc32(b"first"), zlib.crc32(b"second"), 6) == zlib.crc32(b"firstsecond")
+    True
 """
 
 from __future__ import annotations
@@ -15,6 +24,8 @@ import zlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -25,13 +36,12 @@ from numpy.typing import NDArray
 from rlio.errors import OptionError, excerpt
 from rlio.limits import Limits
 from rlio.schemas.arrow import page_rows
-from rlio.schemas.crc32 import joined_crc32
 from rlio.schemas.group_arrays import BATCH, file_fields, group_table
 from rlio.schemas.row_groups import RowGroup
 from rlio.schemas.schema import FORMAT_VERSION, Schema, canonical_json
 from rlio.schemas.streams import StreamTable
 
-__all__ = ["Compression", "EncodedShard", "GroupInfo", "ShardEncoder"]
+__all__ = ["Compression", "EncodedShard", "GroupInfo", "ShardEncoder", "joined_crc32"]
 
 # One page a column and row group: pages of 1 MiB cost a tenth more to write, for their levels and CRCs, and
 # each is a header that readers check.
@@ -284,3 +294,39 @@ def _split_columns(fields: Iterable[pa.Field]) -> list[str]:
         if kind in (pa.float32(), pa.float64(), pa.int32(), pa.int64()):
             split.append(field.name + suffix)
     return split
+
+
+# CRC-32's polynomial and 1, both with the coefficient of x^0 in the highest bit.
+_POLYNOMIAL: Final = 0xEDB88320
+_ONE: Final = 1 << 31
+
+
+def joined_crc32(first: int, second: int, size: int) -> int:
+    """The CRC-32 of data whose parts have ``first`` and ``second``, the latter of ``size`` bytes."""
+    bit = 3  # A byte is 2^3 bits.
+    while size:
+        if size & 1:
+            first = _times(_power(bit), first)
+        size >>= 1
+        bit += 1
+    return first ^ second
+
+
+@cache
+def _power(bit: int) -> int:
+    """The remainder of x^(2^bit)."""
+    if bit == 0:
+        return _ONE >> 1
+    root = _power(bit - 1)
+    return _times(root, root)
+
+
+def _times(a: int, b: int) -> int:
+    """The remainder of a product: ``b`` times x^0, x^1, ... wherever ``a`` has that power."""
+    product = 0
+    while a:
+        if a & _ONE:
+            product ^= b
+        a = a << 1 & 0xFFFFFFFF
+        b = b >> 1 ^ _POLYNOMIAL if b & 1 else b >> 1
+    return product

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from rlio.schemas.beside import beside
+from rlio.replay.beside import beside
 
 
 def test_the_work_is_done_in_another_thread() -> None:

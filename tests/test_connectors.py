@@ -10,7 +10,7 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
 from gymnasium.wrappers import FrameStackObservation
 
-from rlio.connectors.actions import ClipAction, UnsquashAction
+from rlio.connectors.clip import ClipAction, UnsquashAction, clip_rewards
 from rlio.connectors.connector import (
     ActionPipeline,
     Connector,
@@ -21,7 +21,6 @@ from rlio.connectors.connector import (
 from rlio.connectors.flatten import Flatten, OneHot
 from rlio.connectors.frame_stack import FrameStack
 from rlio.connectors.mean_std import MeanStdFilter
-from rlio.connectors.rewards import clip_rewards
 from rlio.errors import OptionError, StateError
 
 

@@ -7,7 +7,7 @@ import zlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlio.schemas.crc32 import joined_crc32
+from rlio.schemas.parquet import joined_crc32
 
 
 @given(st.binary(), st.binary())

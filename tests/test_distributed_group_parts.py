@@ -22,8 +22,7 @@ from rlio.distributed import FaultTolerance, WorkerGroup
 from rlio.distributed.group.actor_pool import _OURS
 from rlio.distributed.group.actors import Broadcast, WorkerActor
 from rlio.distributed.group.broadcasts import Broadcasts
-from rlio.distributed.group.joint_filters import JointFilters
-from rlio.distributed.group.joint_metrics import JointMetrics
+from rlio.distributed.group.joint import JointFilters, JointMetrics
 from rlio.distributed.group.worker_spec import Recipe, Seat, WorkerKeywords, portable
 from rlio.errors import ClosedError, MissingExtra, OptionError, StateError, WorkerError, WorkerLost
 from rlio.sampling.config import RolloutConfig
@@ -300,7 +299,7 @@ def test_weights_that_come_late_do_not_replace_newer_ones_of_a_part_of_the_polic
 
 def test_sums_do_not_grow_with_what_nobody_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
     joint = JointMetrics()
-    monkeypatch.setattr("rlio.distributed.group.joint_metrics._MOST_EPISODES", 100)
+    monkeypatch.setattr("rlio.distributed.group.joint._MOST_EPISODES", 100)
     for number in range(1, 1001):
         part = RolloutMetrics(returns=np.array([number]), lifetime=Counts(episodes=number))
         part.counts.episodes = 1

@@ -17,9 +17,8 @@ from rlio.batch import SampleBatch
 from rlio.errors import ClosedError, OptionError, StateError
 from rlio.policies.checkpoint import load_state, save_state
 from rlio.policies.dqn import DQN
-from rlio.policies.names import callable_name, load_callable
 from rlio.policies.policy_map import PolicyMap
-from rlio.policies.policy_spec import PolicySpec, as_specs
+from rlio.policies.policy_spec import PolicySpec, as_specs, callable_name, load_callable
 from rlio.policies.random_policy import RandomPolicy
 from rlio.policies.torch_policy import TorchPolicy
 

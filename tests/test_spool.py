@@ -86,7 +86,7 @@ def test_a_copied_log_is_not_taken_from_a_living_writer(tmp_path: Path) -> None:
     root, copy = tmp_path / "root", tmp_path / "copy"
     writer = ParquetWriter(root, writer_id="w")
     writer.write(batch_of(0, 3))
-    shutil.copytree(root, copy)
+    shutil.copytree(root, copy, ignore=shutil.ignore_patterns("_tmp"))  # It stores its schema meanwhile.
     assert [log.outcome for log in recover(copy).logs] == ["alive"]
     _edit_owner(copy, pid=_dead_pid())
     assert recover(copy).rows == 3
@@ -98,7 +98,7 @@ def test_a_copied_log_of_before_the_machine_started_is_recovered(tmp_path: Path)
     root, copy = tmp_path / "root", tmp_path / "copy"
     with ParquetWriter(root, writer_id="w") as writer:
         writer.write(batch_of(0, 3))
-        shutil.copytree(root, copy)
+        shutil.copytree(root, copy, ignore=shutil.ignore_patterns("_tmp"))
     _edit_owner(copy, boot="another start")
     assert recover(copy).rows == 3
 

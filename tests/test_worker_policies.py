@@ -23,7 +23,7 @@ from rlio.readers.recording_input import RecordingInput
 from rlio.sampling.callbacks import Callbacks
 from rlio.sampling.config import RolloutConfig
 from rlio.sampling.policy_setup import PolicySetup
-from rlio.sampling.stand_ins import FirstBatchForever, NoInput, Simulated
+from rlio.sampling.worker_input import FirstBatchForever, NoInput, Simulated
 from rlio.testing import assert_same
 from rlio.worker import RolloutWorker
 from rlio.writers.noop_output import NoopOutput

@@ -20,7 +20,7 @@ from rlio.schemas.provenance import Provenance
 from rlio.schemas.schema import Schema
 from rlio.storage.filesystem import Storage
 from rlio.writer import OutputWriter
-from rlio.writers.age_timer import AgeTimer
+from rlio.writers.background import AgeTimer
 from rlio.writers.encoder import Encoder
 
 __all__ = ["DatasetWriter"]

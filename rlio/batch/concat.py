@@ -20,8 +20,8 @@ from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
 from rlio.batch.join import Unlike, join
 from rlio.batch.multi_agent import MultiAgentBatch, episode_numbers, step_numbers
 from rlio.batch.nested import leaves, path_text
+from rlio.batch.rows import boundaries
 from rlio.batch.sample_batch import SampleBatch
-from rlio.batch.sequences import boundaries
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
 
 __all__ = [

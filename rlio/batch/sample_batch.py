@@ -44,7 +44,7 @@ from rlio.batch.join import join
 from rlio.batch.multi_agent import MultiAgentBatch
 from rlio.batch.nested import leaves, map_structure, path_text
 from rlio.batch.policy_inputs import single_step_inputs
-from rlio.batch.sequences import boundaries, sequence_range
+from rlio.batch.rows import boundaries, sequence_range
 from rlio.batch.tensors import to_tensors
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
 

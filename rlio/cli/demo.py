@@ -17,9 +17,8 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from rlio.cli.bars import progress_bar
 from rlio.cli.options import StorageOptions, parse_storage_options
-from rlio.cli.tables import print_table
+from rlio.cli.tables import print_table, progress_bar
 from rlio.dataset.commit import put_header
 from rlio.errors import MissingExtra, OptionError
 from rlio.storage.filesystem import Storage

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlio.cli.bars import progress_bar
 from rlio.cli.failures import print_json
 from rlio.cli.options import IntoStorageOptions, StorageOptions, Uri, parse_storage_options
+from rlio.cli.tables import progress_bar
 from rlio.errors import OptionError, excerpt
 
 if TYPE_CHECKING:

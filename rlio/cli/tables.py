@@ -1,10 +1,15 @@
-"""Tables on standard output, readable in full: as wide as they are in a pipe, lines on a narrow terminal."""
+"""What commands print: tables on standard output, and progress bars on standard error.
+
+Tables are readable in full: as wide as they are in a pipe, lines on a narrow terminal.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
-__all__ = ["print_table"]
+__all__ = ["print_table", "progress_bar"]
 
 #: Characters a line that no table reaches.
 _UNBOUNDED = 100_000
@@ -35,3 +40,18 @@ def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str
     for name, *values in rows:
         pairs = [f"{heading} {value}" for heading, value in zip(headings[1:], values, strict=True) if value]
         console.print(escape(f"{name}: {', '.join(pairs)}"), soft_wrap=True)
+
+
+@contextmanager
+def progress_bar(name: str, total: int, **options: Any) -> Iterator[Callable[[int], Any]]:
+    """Show the progress of a part, where standard error is a terminal; gives what advances it.
+
+    Args:
+        name: Of the part.
+        total: Of what it does.
+        options: Of tqdm.
+    """
+    from tqdm import tqdm
+
+    with tqdm(total=total, desc=name, unit_scale=True, **{"disable": None, "leave": False, **options}) as bar:
+        yield bar.update

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlio.cli.bars import progress_bar
 from rlio.cli.failures import EXIT_WRONG, print_json
 from rlio.cli.options import StorageOptions, Uri, parse_storage_options
-from rlio.cli.tables import print_table
+from rlio.cli.tables import print_table, progress_bar
 
 if TYPE_CHECKING:
     from rlio.maintenance.findings import VerifyReport

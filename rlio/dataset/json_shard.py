@@ -22,7 +22,7 @@ import zstandard
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.dataset.listing import ShardRef
 from rlio.dataset.names import schema_path
-from rlio.dataset.row_cut import cut_rows
+from rlio.dataset.rows import cut_rows
 from rlio.errors import CorruptData, DataNotFound, UnsafeData
 from rlio.schemas.folded import Folded
 from rlio.schemas.json_lines import (

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.dataset.json_shard import JsonShard, schema_lookup
 from rlio.dataset.listing import ShardRef
-from rlio.dataset.row_cut import cut_rows
+from rlio.dataset.rows import cut_rows
 from rlio.errors import CorruptData
 from rlio.schemas.batches import to_folded
 from rlio.schemas.folded import Folded, unfold

@@ -19,8 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rlio.envs.env_server import EnvServer
-from rlio.envs.outcome import Outcome
-from rlio.envs.sub_envs import SubEnvStepper, action_iterator
+from rlio.envs.sub_envs import Outcome, SubEnvStepper, action_iterator
 from rlio.envs.vector import VectorStep
 from rlio.errors import OptionError
 

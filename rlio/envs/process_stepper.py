@@ -20,10 +20,9 @@ from enum import Enum
 from typing import Any
 
 from rlio.envs.env_server import Transition
-from rlio.envs.outcome import Outcome
 from rlio.envs.seeds import EpisodeSeeds
 from rlio.envs.served_envs import ProcessDied, ServedEnvs
-from rlio.envs.sub_envs import SubEnvStepper, action_iterator
+from rlio.envs.sub_envs import Outcome, SubEnvStepper, action_iterator
 from rlio.envs.vector import VectorStep
 from rlio.errors import OptionError
 

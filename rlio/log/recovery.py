@@ -26,7 +26,7 @@ from rlio.dataset.dataset import require_header
 from rlio.dataset.listing import Listing, list_writer
 from rlio.dataset.markers import disclaim, seal
 from rlio.dataset.names import DATA_DIR, check_writer_id, schema_path
-from rlio.dataset.row_ranges import joined
+from rlio.dataset.rows import joined
 from rlio.errors import (
     CorruptData,
     DataNotFound,

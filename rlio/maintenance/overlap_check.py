@@ -18,7 +18,7 @@ from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.nested import leaves
 from rlio.dataset.listing import ShardRef
 from rlio.maintenance.findings import Findings
-from rlio.maintenance.scanned import Part, Rows
+from rlio.maintenance.shard_scan import Part, Rows
 from rlio.schemas.column import TEXTS, ColumnSpec
 from rlio.schemas.json_values import dump_value
 from rlio.schemas.schema import Schema

@@ -28,7 +28,7 @@ from typing import Any, Literal, TypeAlias
 
 from rlio.dataset.commit import HEADER_BYTES
 from rlio.dataset.names import HEADER, schema_path, writer_dir
-from rlio.dataset.row_ranges import joined, without
+from rlio.dataset.rows import joined, without
 from rlio.errors import DataNotFound
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.maintenance.findings import Level, VerifyReport

@@ -8,7 +8,7 @@ from typing import Any, Final
 from rlio.batch.columns import Columns
 from rlio.errors import excerpt
 from rlio.maintenance.findings import Findings
-from rlio.maintenance.scanned import Rows, flat_column
+from rlio.maintenance.shard_scan import Rows, flat_column
 from rlio.schemas.schema import Schema
 
 __all__ = ["RepeatCheck"]

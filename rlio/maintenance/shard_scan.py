@@ -2,6 +2,8 @@
 
 Parquet and JSON shards come out alike, a row group or line at a time. Each byte of a Parquet shard is fetched
 once, and reaches pyarrow only after its CRC has matched (`rlio.schemas.shard_file`).
+
+The checks get rows by policy, and which of them are live (`Scanned`).
 """
 
 from __future__ import annotations
@@ -11,20 +13,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
-from rlio.batch import Batch, MultiAgentBatch, count_units
+from rlio.batch import Batch, MultiAgentBatch, SampleBatch, count_units
+from rlio.batch.arrays import to_numpy
 from rlio.dataset.json_shard import JsonShard
 from rlio.dataset.listing import ShardRef
 from rlio.errors import CorruptData, DataNotFound, RlioError, UnsafeData
 from rlio.maintenance.findings import Findings
-from rlio.maintenance.scanned import Part, Rows
 from rlio.schemas.batches import to_batch
 from rlio.schemas.json_lines import SchemaLookup
 from rlio.schemas.schema import Schema
 from rlio.schemas.shard_file import DecodedGroup, ShardFile
 from rlio.storage.filesystem import Storage
 
-__all__ = ["ShardScan", "UnknownSchema", "unit_of"]
+__all__ = ["Part", "Rows", "ShardScan", "UnknownSchema", "flat_column", "unit_of"]
 
 _BLOCK_BYTES = 8 << 20
 
@@ -333,3 +336,44 @@ def unit_of(schema: Schema) -> str:
     """What readers count in rows of this schema."""
     has_sequences = any(policy.has_sequences for policy in schema.policies.values())
     return "sequences" if has_sequences and not schema.multi_agent else "steps"
+
+
+@dataclass(frozen=True)
+class Part:
+    """The rows of one policy in a row group or line.
+
+    Attributes:
+        policy: Its id.
+        rows: Which rows of the group these are, ascending.
+        batch: Their columns, in that order.
+    """
+
+    policy: str
+    rows: NDArray[np.int64]
+    batch: SampleBatch
+
+
+@dataclass(frozen=True)
+class Rows:
+    """An intact row group or line.
+
+    Attributes:
+        record: Its number, as errors and findings count them.
+        first: Row within the shard of its first row.
+        count: Its rows.
+        parts: Those, by policy.
+    """
+
+    record: int
+    first: int
+    count: int
+    parts: list[Part]
+
+
+def flat_column(schema: Schema, part: Part, column: str) -> NDArray[np.generic] | None:
+    """A column with one value a row that is not nested; None where the policy has none such."""
+    leaves = schema.policies[part.policy].columns.get(column, [])
+    if len(leaves) != 1 or leaves[0].path or leaves[0].spec.shape:
+        return None
+    values = to_numpy(part.batch[column])
+    return values if len(values) == len(part.rows) else None

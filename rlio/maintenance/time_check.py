@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rlio.batch.columns import Columns
 from rlio.maintenance.findings import Findings
-from rlio.maintenance.scanned import Part, Rows, flat_column
+from rlio.maintenance.shard_scan import Part, Rows, flat_column
 from rlio.schemas.schema import Schema
 from rlio.schemas.streams import WRITER
 

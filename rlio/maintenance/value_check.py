@@ -11,7 +11,7 @@ from rlio.batch.arrays import to_numpy
 from rlio.batch.columns import Columns
 from rlio.batch.nested import leaves
 from rlio.maintenance.findings import Findings
-from rlio.maintenance.scanned import Part, Rows, flat_column
+from rlio.maintenance.shard_scan import Part, Rows, flat_column
 from rlio.schemas.schema import Schema
 
 __all__ = ["ValueCheck"]

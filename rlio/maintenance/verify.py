@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from rlio.dataset.listing import Listing, Rejected, Segment, ShardRef, list_settled
 from rlio.dataset.names import ShardName, part_of, schema_path, writer_dir
-from rlio.dataset.row_ranges import common, joined, without
+from rlio.dataset.rows import common, joined, without
 from rlio.errors import OptionError
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.maintenance.findings import Findings, Level, VerifyReport, WriterLedger
@@ -44,8 +44,7 @@ from rlio.maintenance.root_check import (
     check_strays,
     read_schema_files,
 )
-from rlio.maintenance.scanned import Rows
-from rlio.maintenance.shard_scan import ShardScan, UnknownSchema
+from rlio.maintenance.shard_scan import Rows, ShardScan, UnknownSchema
 from rlio.maintenance.time_check import TimeCheck
 from rlio.maintenance.value_check import ValueCheck
 from rlio.schemas.schema import Schema

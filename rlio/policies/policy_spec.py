@@ -1,11 +1,19 @@
 """`PolicySpec`: how to make a policy.
 
+Functions and classes travel in states and checkpoints as text, ``module:name``. Reading such a name imports
+the module: load states only from where you would run code from.
+
 Example:
     >>> from gymnasium.spaces import Box, Discrete
     >>> spec = PolicySpec("rlio.policies.random_policy:RandomPolicy")
     >>> policy = spec.with_spaces(Box(-1.0, 1.0, (3,)), Discrete(2)).make(seed=0)
     >>> policy.action_space
     Discrete(2)
+    >>> import math
+    >>> callable_name(math.sqrt)
+    'math:sqrt'
+    >>> load_callable("math:sqrt")(9.0)
+    3.0
 """
 
 from __future__ import annotations
@@ -13,18 +21,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias, get_type_hints
 
 import numpy as np
 
 from rlio.errors import OptionError, StateError, excerpt
-from rlio.policies.names import callable_name, load_callable
 from rlio.policies.policy import Policy
 
 if TYPE_CHECKING:
     import gymnasium as gym
 
-__all__ = ["MakePolicy", "PolicySpec", "Spaces", "as_specs"]
+__all__ = ["MakePolicy", "PolicySpec", "Spaces", "as_specs", "callable_name", "load_callable"]
 
 #: A class of policies, or a function that gives one; called with the config as keywords.
 MakePolicy: TypeAlias = "Callable[..., Policy]"
@@ -126,7 +134,7 @@ class PolicySpec:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> PolicySpec:
-        """What `to_state` described. Functions and classes are imported: see `rlio.policies.names`.
+        """What `to_state` described. Functions and classes are imported: see `rlio.policies.policy_spec`.
 
         Raises:
             StateError: It is none of these.
@@ -241,3 +249,42 @@ def _as_spec(policy_id: str, value: Any) -> Policy | PolicySpec:
     if value is None or isinstance(value, str) or callable(value):
         return PolicySpec(value)
     raise OptionError(f"the policy {policy_id!r} is {excerpt(value)}: expected a Policy or a PolicySpec")
+
+
+def callable_name(value: Callable[..., Any]) -> str:
+    """``module:name`` of a function or class that can be imported.
+
+    Raises:
+        OptionError: It cannot be: it is a lambda, was made inside a function, is an object, or belongs to
+            ``__main__``, which is another module elsewhere.
+    """
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if module is None or name is None or "<" in name or module == "__main__":
+        raise OptionError(
+            f"{excerpt(value)} has no name that it could be imported by: "
+            "define it at the top of a module, and give it, or its 'module:name'"
+        )
+    text = f"{module}:{name}"
+    if load_callable(text) is not value:
+        raise OptionError(f"{excerpt(value)} says it is {text}, but that is another object: give it a name")
+    return text
+
+
+def load_callable(name: str) -> Callable[..., Any]:
+    """What `callable_name` named.
+
+    Raises:
+        OptionError: There is no such module, or no such thing in it, or it cannot be called.
+    """
+    module, _, path = name.partition(":") if isinstance(name, str) else ("", "", "")
+    if not all(part.isidentifier() for part in [*module.split("."), *path.split(".")]):
+        raise OptionError(f"{excerpt(name)} is no name of a function or class: expected 'module:name'")
+    try:
+        value: Any = import_module(module)
+        for part in path.split("."):
+            value = getattr(value, part)
+    except (ImportError, AttributeError) as error:
+        raise OptionError(f"there is no {name}: {error}") from error
+    if not callable(value):
+        raise OptionError(f"{name} is {excerpt(value)}: expected a function or class")
+    return value  # type: ignore[no-any-return] # whatever has this name; checked to be callable

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from rlio.batch.columns import Columns
 from rlio.batch.nested import Path
 from rlio.errors import OptionError
+from rlio.replay.beside import beside
 from rlio.replay.buffers import Buffers, batch_dtype
 from rlio.replay.frames import FramePool, Frames
 from rlio.replay.layout import RowLayout
 from rlio.replay.memory import Arrays, copied
 from rlio.replay.texts import TextExtent, TextHeap, encoded
-from rlio.schemas.beside import beside
 from rlio.schemas.schema import Leaf
 
 __all__ = ["ROW_VERSION", "Extent", "Plan", "Prepared", "RowTable", "slots_of"]

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from rlio.batch import SampleBatch
 from rlio.batch.columns import RECORDED, STATE_OUT_PREFIX, Columns
 from rlio.batch.nested import map_structure, unflatten
-from rlio.connectors.actions import ClipAction, UnsquashAction
+from rlio.connectors.clip import ClipAction, UnsquashAction
 from rlio.connectors.connector import ActionPipeline, ConnectorLike, ObservationPipeline, Streams
 from rlio.envs.leaves import leaf_of, leaves_of
 from rlio.errors import OptionError, SchemaError, excerpt

@@ -27,10 +27,9 @@ from numpy.typing import NDArray
 from rlio.batch import Batch, SampleBatch
 from rlio.batch.columns import DEFAULT_POLICY_ID
 from rlio.errors import OptionError, RlioError, StateError, excerpt
-from rlio.policies.names import callable_name, load_callable
 from rlio.policies.policy import Policy, PolicyState
 from rlio.policies.policy_map import PolicyMap
-from rlio.policies.policy_spec import PolicySpec, Spaces
+from rlio.policies.policy_spec import PolicySpec, Spaces, callable_name, load_callable
 from rlio.policies.sgd import do_minibatch_sgd
 from rlio.policies.weights import GlobalVars, update_weights
 from rlio.sampling.callbacks import Callbacks, overridden

@@ -1,5 +1,7 @@
 """`RunnerEnvs`: the environments of an `EnvRunner`, made, made anew and closed, and callbacks told of them.
 
+`env_setup` turns the fields of a `RolloutConfig` that concern environments into an `EnvSetup`.
+
 Example:
     >>> from rlio.sampling.callbacks import Callbacks
     >>> from rlio.sampling.config import RolloutConfig
@@ -12,6 +14,9 @@ Example:
     >>> envs.env_id
     'CartPole-v1'
     >>> envs.close()
+    >>> setup = env_setup(RolloutConfig(num_envs=2, env_config={"gravity": 9.8}), worker_index=3)
+    >>> setup.num_envs, setup.context, setup.context.worker_index
+    (2, {'gravity': 9.8}, 3)
 """
 
 from __future__ import annotations
@@ -21,15 +26,15 @@ from typing import Any
 
 from rlio.envs.context import EnvContext
 from rlio.envs.horizon import with_horizon
-from rlio.envs.make import EnvLike, make_stepper, set_environs
+from rlio.envs.make import EnvLike, EnvSetup, make_stepper, set_environs
+from rlio.envs.restarts import RestartPolicy
 from rlio.envs.sub_envs import SubEnvStepper
 from rlio.envs.vector import Stepper
 from rlio.errors import OptionError
 from rlio.sampling.callbacks import Callbacks, overridden
 from rlio.sampling.config import RolloutConfig
-from rlio.sampling.env_setup import env_setup
 
-__all__ = ["RunnerEnvs"]
+__all__ = ["RunnerEnvs", "env_setup"]
 
 
 class RunnerEnvs:
@@ -132,3 +137,35 @@ class RunnerEnvs:
         """Close them, if they are made."""
         if self._made is not None:
             self._made.close()
+
+
+def env_setup(
+    config: RolloutConfig, *, worker_index: int = 0, num_workers: int = 0, recreated_worker: bool = False
+) -> EnvSetup:
+    """Say how the environments of a worker are made and stepped.
+
+    Args:
+        config: How to step.
+        worker_index: Of the worker, for functions that make environments; likewise the next two.
+        num_workers: Workers in all.
+        recreated_worker: Whether the worker replaces one that failed.
+    """
+    restarts = config.restart_failed_sub_environments
+    return EnvSetup(
+        num_envs=config.num_envs,
+        vectorize_mode="actors" if config.remote_worker_envs else config.vectorize_mode,
+        context=EnvContext(
+            config.env_config,
+            worker_index=worker_index,
+            num_workers=num_workers,
+            remote=config.remote_worker_envs or config.vectorize_mode == "async",
+            recreated_worker=recreated_worker,
+        ),
+        check=config.check_env,
+        validate=config.validate_env,
+        restarts=RestartPolicy(max_restarts=config.max_env_restarts) if restarts else None,
+        step_timeout=config.env_step_timeout,
+        batch_wait_ms=config.remote_env_batch_wait_ms,
+        render=config.render_env,
+        environs=config.extra_python_environs,
+    )

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch.columns import Columns
+from rlio.connectors.clip import clip_rewards
 from rlio.connectors.connector import Streams
-from rlio.connectors.rewards import clip_rewards
 from rlio.envs.games import Game, finished_games, tells_games
 from rlio.envs.vector import Stepper, VectorStep
 from rlio.policies.policy import Policy

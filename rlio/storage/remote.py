@@ -4,6 +4,10 @@ Never a write handle: leaving ``with fs.open(path, "wb")`` by an exception publi
 on every filesystem that we tried, and a handle that is open when the interpreter exits hangs it. Never a
 conditional put: servers and clients ignore it, race, or report a success as a conflict.
 
+Transfers over SFTP keep many requests under way at a time. fsspec's client waits for the answer to every
+32 KiB. Measured on a server beside it, that is 40 ms each (Nagle's algorithm against delayed
+acknowledgements): 80 s for a shard of 64 MiB.
+
 Example:
     >>> import fsspec
     >>> folder = RemoteFolder(fsspec.filesystem("memory"), "/remote-example")
@@ -15,6 +19,7 @@ Example:
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import uuid
 from datetime import UTC, datetime
@@ -25,9 +30,8 @@ from rlio.storage.clients import Clients, protocols_of
 from rlio.storage.failures import behind_not_found
 from rlio.storage.local import warn_of_links
 from rlio.storage.paths import TMP_DIR, Entry
-from rlio.storage.sftp import get_range, put_whole
 
-__all__ = ["RemoteFolder"]
+__all__ = ["RemoteFolder", "get_range", "put_whole"]
 
 logger = logging.getLogger("rlio")
 
@@ -413,3 +417,21 @@ def _real_move(fs: Any) -> str | None:
     if issubclass(cls, AsyncFileSystem):
         return "mv_file" if cls._mv_file is not AsyncFileSystem._mv_file else None
     return "mv_file" if hasattr(cls, "mv_file") else None
+
+
+# Any: neither fsspec nor paramiko ships type information.
+def put_whole(client: Any, path: str, content: bytes) -> None:
+    """Write ``content`` to ``path``, and look whether all of it is there."""
+    client.ftp.putfo(io.BytesIO(content), path, file_size=len(content), confirm=True)
+
+
+def get_range(client: Any, path: str, start: int, stop: int | None) -> bytes:
+    """Bytes ``[start, stop)`` of the object, fewer where it ends."""
+    with client.ftp.open(path, "rb") as file:
+        size = file.stat().st_size or 0
+        end = size if stop is None else min(stop, size)
+        if start >= end:
+            return b""
+        file.seek(start)
+        file.prefetch(end)
+        return bytes(file.read(end - start))

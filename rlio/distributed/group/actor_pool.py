@@ -19,7 +19,7 @@ import numpy as np
 from rlio.distributed.group.actors import Opened, Sampled, WorkerActor
 from rlio.distributed.group.broadcasts import Broadcasts
 from rlio.distributed.group.fault_tolerance import FaultTolerance, Loss
-from rlio.distributed.group.joint_metrics import JointMetrics
+from rlio.distributed.group.joint import JointMetrics
 from rlio.distributed.group.log_recovery import LogRecovery, LostLog
 from rlio.distributed.group.remote_worker import Fragment, RemoteWorker
 from rlio.distributed.group.worker_spec import Recipe

@@ -33,8 +33,7 @@ from rlio.connectors.mean_std import MeanStdFilter
 from rlio.distributed.group.actor_pool import Crew, raise_first
 from rlio.distributed.group.actors import Broadcast
 from rlio.distributed.group.fault_tolerance import FaultTolerance, Loss
-from rlio.distributed.group.joint_filters import JointFilters
-from rlio.distributed.group.joint_metrics import JointMetrics
+from rlio.distributed.group.joint import JointFilters, JointMetrics
 from rlio.distributed.group.remote_worker import Fragment, RemoteWorker, WorkerStatus
 from rlio.distributed.group.worker_spec import Acknowledge, Recipe, WorkerKeywords, draw_seed, portable
 from rlio.distributed.ray_import import require_ray

@@ -1,7 +1,7 @@
-"""`ClipAction` and `UnsquashAction`: a policy's actions as the environment takes them.
+"""`ClipAction` and `UnsquashAction`: a policy's actions as the environment takes them. `clip_rewards`.
 
-`RolloutConfig(clip_actions=True, normalize_actions=True)` puts them behind a policy. Their functions are
-those of `rlio.batch.actions`.
+`RolloutConfig(clip_actions=True, normalize_actions=True)` puts them behind a policy. They call the functions
+of `rlio.batch.actions`. `RolloutConfig(clip_rewards=...)` clips the rewards that are learned from.
 
 Example:
     >>> import numpy as np
@@ -11,11 +11,18 @@ Example:
     >>> one = Streams(np.array([0]), np.array([False]))
     >>> pipeline(np.array([[0.5]], np.float32), one).tolist()
     [[7.5]]
+    >>> clip_rewards(np.array([-7.0, 0.0, 0.5]), True).tolist()
+    [-1.0, 0.0, 1.0]
+    >>> clip_rewards(np.array([-7.0, 0.0, 0.5]), 2.0).tolist()
+    [-2.0, 0.0, 0.5]
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rlio.batch.actions import clip_actions, has_boxes, unsquash_actions
 from rlio.connectors.connector import Connector, Streams
@@ -25,7 +32,7 @@ if TYPE_CHECKING:
 
     from rlio.policies.policy import Policy
 
-__all__ = ["ClipAction", "UnsquashAction"]
+__all__ = ["ClipAction", "UnsquashAction", "clip_rewards"]
 
 
 class ClipAction(Connector):
@@ -51,3 +58,16 @@ class UnsquashAction(Connector):
 
     def __call__(self, values: Any, streams: Streams) -> Any:
         return unsquash_actions(values, self._space) if self._changes else values
+
+
+def clip_rewards(rewards: NDArray[Any], how: bool | float | None) -> NDArray[Any]:
+    """Return ``rewards`` (N,) as ``RolloutConfig.clip_rewards`` says.
+
+    Args:
+        rewards: What the environments gave.
+        how: True: their signs. A number: within its distance from 0. None or False: as they are.
+    """
+    if how is None or how is False:
+        return rewards
+    clipped: NDArray[Any] = np.sign(rewards) if how is True else np.clip(rewards, -how, how)
+    return clipped

@@ -1,7 +1,7 @@
-"""Cutting a decoded group by the numbers of its stored rows: where a snapshot or a cursor falls into it.
+"""Numbers of stored rows: decoded groups cut at them, and sets of them as lists of ranges.
 
-Where several agents were recorded, the rows of a written batch are stored policy by policy, so that a range
-of rows is a range of each policy's own.
+A group is cut where a snapshot or a cursor falls into it. Where several agents were recorded, the rows of a
+written batch are stored policy by policy, so that a range of rows is a range of each policy's own.
 
 Example:
     >>> import numpy as np
@@ -10,11 +10,17 @@ Example:
     >>> owners = {"a": np.array([0, 1, 4]), "b": np.array([2, 3, 5])}
     >>> cut_rows(both, range(4, 6), owners, uri="shard")["b"]["t"]
     array([2])
+    >>> joined([range(5, 9), range(0, 3), range(3, 6)])
+    [range(0, 9)]
+    >>> without([range(0, 9)], [range(2, 4), range(8, 20)])
+    [range(0, 2), range(4, 8)]
+    >>> common([range(0, 9)], [range(2, 4), range(8, 20)])
+    [range(2, 4), range(8, 9)]
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,7 +30,7 @@ from rlio.batch import MultiAgentBatch, SampleBatch, count_units
 from rlio.batch.columns import Columns
 from rlio.errors import CorruptData, SchemaError
 
-__all__ = ["cut_rows"]
+__all__ = ["common", "cut_rows", "joined", "without"]
 
 
 def cut_rows(
@@ -68,3 +74,39 @@ def cut_rows(
             column=Columns.SEQ_LENS,
         ) from error
     return MultiAgentBatch(parts, count_units(MultiAgentBatch(parts, 0), "steps"))
+
+
+def joined(ranges: Iterable[range]) -> list[range]:
+    """The same rows as ascending ranges that do not touch each other."""
+    found: list[range] = []
+    for part in sorted((part for part in ranges if part), key=lambda part: part.start):
+        if found and part.start <= found[-1].stop:
+            found[-1] = range(found[-1].start, max(found[-1].stop, part.stop))
+        else:
+            found.append(part)
+    return found
+
+
+def without(ranges: Iterable[range], others: Iterable[range]) -> list[range]:
+    """The rows of ``ranges`` that are not in ``others``."""
+    left: list[range] = []
+    holes = joined(others)
+    for part in joined(ranges):
+        start = part.start
+        for hole in holes:
+            if hole.stop <= start:
+                continue
+            if hole.start >= part.stop:
+                break
+            if hole.start > start:
+                left.append(range(start, hole.start))
+            start = hole.stop
+        if start < part.stop:
+            left.append(range(start, part.stop))
+    return left
+
+
+def common(ranges: Iterable[range], others: Iterable[range]) -> list[range]:
+    """The rows in both."""
+    ours = joined(ranges)
+    return without(ours, without(ours, others))
