@@ -150,7 +150,7 @@ class DatasetReader(InputReader):
         # Ranks share batches out, how many rows are dropped is a matter of their size, and of what a subclass
         # does to them nothing is known.
         alone = self.options.shard[1] == 1 and type(self) is DatasetReader
-        self.settled = alone and not (grow or self.drop_last)
+        self.can_read_ahead = alone and not (grow or self.drop_last)
         dataset = opened(
             root, at=at, on_error=self.options.on_error, storage_options=storage_options, limits=limits
         )

@@ -104,7 +104,7 @@ class MixSource:
         return [waiting.batch for waiting in self._waiting if isinstance(waiting.batch, SampleBatch)]
 
     def fill(self, n: int) -> bool:
-        """Read on until ``n`` units wait, and tell whether they do; only of a reader that is `settled`.
+        """Read on until ``n`` units wait, and tell whether they do; only where the reader `can_read_ahead`.
 
         Raises:
             Exception: What the reader raises: nothing is lost.
@@ -177,7 +177,7 @@ class MixSource:
                 raise self._misplaced(served, there=served - missing)
             whole = self._waiting.popleft()
             size = count_units(whole.batch, self.reader.unit)
-            if missing >= size and (served >= MOST_AHEAD or not self.reader.settled):
+            if missing >= size and (served >= MOST_AHEAD or not self.reader.can_read_ahead):
                 raise self._misplaced(served, there=size)
             if size > missing:
                 _, tail = split_units(whole.batch, missing, self.reader.unit)

@@ -136,7 +136,7 @@ class MixedInput(InputReader):
         #: What gathers the rows of all sources together, once it is known whether that can be.
         self._joint: tuple[JointGather | None] | None = None
         #: Whether sources may be read before their rows are asked for; and bytes of a row, once known.
-        self._reads_ahead = self.unit == "steps" and all(reader.settled for reader in readers.values())
+        self._reads_ahead = self.unit == "steps" and all(reader.can_read_ahead for reader in readers.values())
         self._row_bytes: int | None = None
         # Batches to join one by one before the sources are read ahead again.
         self._alone = 0
@@ -245,7 +245,7 @@ class MixedInput(InputReader):
         return min(MOST_AHEAD, _AHEAD_BYTES // max(row_bytes, 1)) // self.batch_size
 
     def _read_ahead(self, batches: int) -> MixBlock | None:
-        """The next batches, of sources that are settled; None where there would be one, or none."""
+        """The next batches, of sources that can be read ahead; None where that gives less than two."""
         shares = self._filled(self._schedule.plan(self.batch_size, batches)) if batches > 1 else []
         if len(shares) < 2:
             return None

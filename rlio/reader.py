@@ -120,9 +120,9 @@ class InputReader(Restorable, ABC):
     #: Whether a last batch shorter than asked for is dropped instead of served.
     drop_last: bool = False
 
-    #: Whether the rows that come next may be asked for before they are needed, as many at once as one likes:
-    #: they stay the same, nobody waits for them, and nobody is told that they were read.
-    settled: bool = False
+    #: Whether any number of the next rows may be read before they are needed: reading does not change what
+    #: they are, and nothing else waits for them or is told of it.
+    can_read_ahead: bool = False
 
     #: Units that a restored reader could not give again, as it is not `replayable`: they were read, but not
     #: served, when the state was saved.

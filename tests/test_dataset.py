@@ -24,7 +24,7 @@ from rlio import (
     open_dataset,
 )
 from rlio.dataset import listing
-from rlio.dataset.listing import Patience
+from rlio.dataset.listing import HoleCheck
 from rlio.dataset.names import DATA_DIR
 from rlio.errors import CorruptData, DataNotFound, EndOfData, OptionError, SchemaConflict, WaitTimeout
 from rlio.schemas.provenance import Provenance
@@ -135,7 +135,7 @@ class _Uploading:
 def test_a_schema_that_another_writer_is_uploading_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     root = store(numbered(3))
     upload = _Uploading(root, 2)
-    monkeypatch.setattr(listing, "PATIENCE", Patience(listings=3, sleep=upload.sleep))
+    monkeypatch.setattr(listing, "HOLE_CHECK", HoleCheck(listings=3, sleep=upload.sleep))
     assert len(load(root)) == 3
     assert upload.waits == 0
 
@@ -143,7 +143,7 @@ def test_a_schema_that_another_writer_is_uploading_is_waited_for(monkeypatch: py
 def test_a_schema_that_stays_half_uploaded_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     root = store(numbered(3))
     upload = _Uploading(root, 99)
-    monkeypatch.setattr(listing, "PATIENCE", Patience(listings=3, sleep=upload.sleep))
+    monkeypatch.setattr(listing, "HOLE_CHECK", HoleCheck(listings=3, sleep=upload.sleep))
     with pytest.raises(CorruptData, match=r"it ends after \d+ bytes.*rlio recover"):
         load(root)
     assert upload.waits == 97
@@ -154,7 +154,7 @@ def test_a_schema_that_is_damaged_is_not_waited_for(monkeypatch: pytest.MonkeyPa
     ((path, text),) = files(root, "_schema").items()
     put(path, text[:9] + b"!" + text[10:])
     waits: list[float] = []
-    monkeypatch.setattr(listing, "PATIENCE", Patience(sleep=waits.append))
+    monkeypatch.setattr(listing, "HOLE_CHECK", HoleCheck(sleep=waits.append))
     with pytest.raises(CorruptData, match="not a schema"):
         _ = open_dataset(root).schemas
     assert waits == []

@@ -19,7 +19,7 @@ import rlio
 from rlio.connectors.mean_std import MeanStdFilter
 from rlio.distributed import FaultTolerance, WorkerGroup
 from rlio.distributed.group import worker_group as module
-from rlio.distributed.group.worker_spec import Recipe, Seat
+from rlio.distributed.group.worker_spec import WorkerId, WorkerSpec
 from rlio.errors import ClosedError, WorkerError, WorkerLost
 from rlio.sampling.config import RolloutConfig
 from rlio.worker import RolloutWorker
@@ -115,9 +115,11 @@ def test_killed_workers_lose_no_row_that_was_acknowledged_and_what_is_lost_is_to
     assert not list(Path(root).glob("_wal/*/*.wal"))
     assert rlio.verify(root).ok
     # With nobody dead, it is what these workers sample anywhere.
-    recipe = Recipe(make_known, LinearPolicy, {"rollout": config_of(orders)}, num_workers=num_workers, seed=3)
+    spec = WorkerSpec(
+        make_known, LinearPolicy, {"rollout": config_of(orders)}, num_workers=num_workers, seed=3
+    )
     for index in range(1, num_workers + 1):
-        with recipe.make(Seat(index)) as worker:
+        with spec.make(WorkerId(index)) as worker:
             alone = worker.sample()
         for name in alone:
             part = served[0][name][(index - 1) * STEPS : index * STEPS]
@@ -201,7 +203,7 @@ def test_a_worker_that_hangs_is_replaced(group: tuple[WorkerGroup, Path]) -> Non
     workers.submit()
     while (folder / "hang-2").exists():
         time.sleep(0.01)
-    workers._crew.workers[1].heard -= 3600.0
+    workers._pool.workers[1].heard -= 3600.0
     assert len(workers.sample()) == 2 * STEPS
     assert workers.restarts == restarts + 1
     loss = workers.losses[-1]
@@ -240,7 +242,7 @@ def test_a_probe_replaces_idle_workers_that_hang_and_tells_of_those_that_cannot_
     late = workers.foreach_worker(hang_in_second, timeout_s=0.1, errors="return")[1]
     assert isinstance(late, WorkerError)
     with monkeypatch.context() as patched:
-        patched.setattr(workers._crew, "_ray", PatientRay())
+        patched.setattr(workers._pool, "_ray", PatientRay())
         after = workers.probe(timeout_s=1.0)
     assert [s.incarnation for s in after] == [before[0], before[1] + 1]
     settle(workers)

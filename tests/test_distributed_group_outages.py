@@ -291,7 +291,7 @@ def test_restarts_wait_with_growing_pauses_and_the_others_go_on(tmp_path: Path) 
         while not group.status()[0].started:
             group.probe()
         lose(group, 1)  # It gave no batch.
-        waiting = group._crew.workers[0]
+        waiting = group._pool.workers[0]
         assert waiting.restart_at is not None
         assert 0.4 * 3600 < waiting.restart_at - time.monotonic() <= 3600
         status = group.status()[0]

@@ -23,35 +23,35 @@ from rlio.distributed.group.actor_pool import _OURS
 from rlio.distributed.group.actors import Broadcast, WorkerActor
 from rlio.distributed.group.broadcasts import Broadcasts
 from rlio.distributed.group.joint import JointFilters, JointMetrics
-from rlio.distributed.group.worker_spec import Recipe, Seat, WorkerKeywords, portable
+from rlio.distributed.group.worker_spec import WorkerId, WorkerKeywords, WorkerSpec, portable
 from rlio.errors import ClosedError, MissingExtra, OptionError, StateError, WorkerError, WorkerLost
 from rlio.sampling.config import RolloutConfig
 from rlio.sampling.metrics import Counts, RolloutMetrics
 
 
-def recipe_of(**keywords: Any) -> Recipe:
+def recipe_of(**keywords: Any) -> WorkerSpec:
     rollout = RolloutConfig(rollout_fragment_length=10)
     given = portable(make_known, LinearPolicy, {"rollout": rollout, **keywords})
-    return Recipe(make_known, LinearPolicy, given, num_workers=2, seed=7)
+    return WorkerSpec(make_known, LinearPolicy, given, num_workers=2, seed=7)
 
 
 # ---- seeds ----
 
 
 def test_no_two_workers_have_the_same_seed_whoever_takes_whose_place() -> None:
-    recipe = recipe_of()
-    seats = [Seat(index, incarnation) for index in range(1, 40) for incarnation in range(40)]
-    seeds = {recipe.seed_of(seat) for seat in seats}
+    spec = recipe_of()
+    seats = [WorkerId(index, incarnation) for index in range(1, 40) for incarnation in range(40)]
+    seeds = {spec.seed_of(worker_id) for worker_id in seats}
     assert len(seeds) == len(seats)
     assert max(seeds) < 2**53
-    assert recipe.seed_of(Seat(3, 1)) == recipe_of().seed_of(Seat(3, 1))
+    assert spec.seed_of(WorkerId(3, 1)) == recipe_of().seed_of(WorkerId(3, 1))
 
 
 def test_who_takes_anothers_place_records_other_episodes_under_other_ids(tmp_path: Path) -> None:
-    recipe = recipe_of(output=tmp_path)
+    spec = recipe_of(output=tmp_path)
     found, writers = [], set()
     for incarnation in (0, 1):
-        with recipe.make(Seat(1, incarnation)) as worker:
+        with spec.make(WorkerId(1, incarnation)) as worker:
             found.append(worker.sample())
             writers.add(worker.writer.writer_id)  # type: ignore[attr-defined]  # of a ParquetWriter
     assert not set(found[0]["eps_id"]) & set(found[1]["eps_id"])
@@ -199,7 +199,7 @@ def test_an_actor_gives_its_worker_what_came_since_and_older_weights_change_noth
         actor.sample()
     frozen = np.array([3.0])
     frozen.flags.writeable = False
-    opened = actor.open(recipe_of(), Seat(2, 1), None, None, Broadcast({"w": frozen}, 4))
+    opened = actor.open(recipe_of(), WorkerId(2, 1), None, None, Broadcast({"w": frozen}, 4))
     assert opened.pid == os.getpid()
     assert opened.writer_id is None
     actor.apply(lambda worker: worker.policy.get_weights()["w"])
@@ -228,7 +228,7 @@ class Keeps(LinearPolicy):
 
 def test_a_policy_may_keep_and_change_the_weights_that_it_is_given() -> None:
     actor = WorkerActor()
-    actor.open(Recipe("CartPole-v1", Keeps, {}, num_workers=1, seed=0), Seat(1), None, None)
+    actor.open(WorkerSpec("CartPole-v1", Keeps, {}, num_workers=1, seed=0), WorkerId(1), None, None)
     frozen = np.array([3.0])
     frozen.flags.writeable = False
     assert actor.apply(lambda worker: worker.policy.w.flags.writeable, Broadcast({"w": frozen}, 1))
@@ -237,10 +237,10 @@ def test_a_policy_may_keep_and_change_the_weights_that_it_is_given() -> None:
 
 def test_what_a_worker_sees_while_statistics_are_summed_is_counted_the_next_time() -> None:
     rollout = RolloutConfig(rollout_fragment_length=10, observation_connectors=[MeanStdFilter()])
-    recipe = recipe_of(rollout=rollout)
+    spec = recipe_of(rollout=rollout)
     actors = [WorkerActor(), WorkerActor()]
     for index, actor in enumerate(actors, 1):
-        actor.open(recipe, Seat(index), None, None)
+        actor.open(spec, WorkerId(index), None, None)
         actor.sample()
     joint, total = JointFilters(), 0
     for _ in range(3):

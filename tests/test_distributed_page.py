@@ -11,7 +11,7 @@ from linear_policy import LinearPolicy
 from test_readme import blocks
 
 import rlio
-from rlio.distributed.group.worker_spec import Recipe, Seat
+from rlio.distributed.group.worker_spec import WorkerId, WorkerSpec
 from rlio.sampling.config import RolloutConfig
 
 
@@ -46,13 +46,13 @@ def test_an_output_that_is_a_function_passes_on_where_the_rows_come_from(
     scope: dict[str, Any] = {"rlio": rlio}
     exec(compile(code[: code.index("group = WorkerGroup")], "distributed.md", "exec"), scope)
     keywords = {"output": scope["paced"], "rollout": RolloutConfig(rollout_fragment_length=10)}
-    recipe = Recipe(make_known, LinearPolicy, keywords, num_workers=4, seed=7)
-    with recipe.make(Seat(2)) as worker:
+    recipe = WorkerSpec(make_known, LinearPolicy, keywords, num_workers=4, seed=7)
+    with recipe.make(WorkerId(2)) as worker:
         worker.sample()
     dataset = rlio.open_dataset(tmp_path / "cartpole")
     (segment,) = dataset.segments
     made_by = dataset.open_shard(segment).provenance
-    assert made_by["seed"] == recipe.seed_of(Seat(2))
+    assert made_by["seed"] == recipe.seed_of(WorkerId(2))
     assert made_by["extra"]["worker_group"]["seed"] == 7
     assert segment.ref.writer.startswith("w00002-")
 

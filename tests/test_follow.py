@@ -45,7 +45,7 @@ from rlio import (
     read,
 )
 from rlio.dataset import listing
-from rlio.dataset.listing import Patience, list_shards
+from rlio.dataset.listing import HoleCheck, list_shards
 from rlio.errors import (
     ClosedError,
     CorruptData,
@@ -62,7 +62,7 @@ from rlio.testing import ReaderTests, assert_resumes
 
 @pytest.fixture(autouse=True)
 def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "PATIENCE", Patience(seconds=0))
+    monkeypatch.setattr(listing, "HOLE_CHECK", HoleCheck(seconds=0))
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import rlio
 from rlio import DatasetReader, Roll
 from rlio.dataset import listing
 from rlio.dataset.dataset import Dataset
-from rlio.dataset.listing import Patience, Segment
+from rlio.dataset.listing import HoleCheck, Segment
 from rlio.dataset.segment_reader import GoneShards, ShardGone
 from rlio.errors import DataNotFound, HoleError
 
@@ -26,7 +26,7 @@ class Hidden:
     def __init__(self, patch: pytest.MonkeyPatch, attempts: float) -> None:
         self.attempts = attempts
         self.waits: list[float] = []
-        patch.setattr(listing, "PATIENCE", Patience(sleep=self.waits.append))
+        patch.setattr(listing, "HOLE_CHECK", HoleCheck(sleep=self.waits.append))
         opened = Dataset.open_shard
 
         def open_shard(dataset: Dataset, segment: Segment) -> Any:
@@ -82,7 +82,7 @@ def test_a_shard_that_stays_away_is_a_hole_or_damage(way: str, monkeypatch: pyte
 
 
 def test_attempts_are_counted_by_shard_and_forgotten_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "PATIENCE", Patience(listings=2, seconds=0))
+    monkeypatch.setattr(listing, "HOLE_CHECK", HoleCheck(listings=2, seconds=0))
     data = rlio.open_dataset(root())
     first, second = (ShardGone(segment, DataNotFound("gone")) for segment in data.segments[:2])
     gone = GoneShards(data.storage, "raise")

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from rlio.dataset.listing import (
     Coverage,
+    HoleCheck,
     Listing,
-    Patience,
     Rejected,
     Segment,
     ShardRef,
@@ -358,7 +358,7 @@ def test_what_is_lacking_is_listed_again_a_bounded_number_of_times(
     settled = list_settled(
         storage,
         lacks=lambda seen: bool(seen.cover("w").holes),
-        patience=Patience(seconds=0.5, sleep=slept.append),
+        patience=HoleCheck(seconds=0.5, sleep=slept.append),
     )
     assert slept == [0.5] * waits
     assert (late in settled.shards["w"]) == found
@@ -367,7 +367,7 @@ def test_what_is_lacking_is_listed_again_a_bounded_number_of_times(
 @pytest.mark.parametrize("options", [{"listings": 0}, {"seconds": -1}])
 def test_impossible_patience_is_refused(options: dict[str, int]) -> None:
     with pytest.raises(OptionError):
-        Patience(**options)  # type: ignore[arg-type]
+        HoleCheck(**options)  # type: ignore[arg-type]
 
 
 def test_torn_shards_are_told_by_writer(storage: Storage) -> None:

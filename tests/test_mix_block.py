@@ -224,7 +224,7 @@ def test_readers_whose_rows_depend_on_when_they_are_asked_are_not_settled(
     roots: list[str], make: Callable[[str], InputReader]
 ) -> None:
     with make(roots[0]) as reader:
-        assert not reader.settled
+        assert not reader.can_read_ahead
         pairs = [(DatasetReader(roots[1], cache="none", batch_size=10), 0.5), (reader, 0.5)]
         assert not ahead_of(MixedInput(pairs, batch_size=20, columns="intersect"))
 

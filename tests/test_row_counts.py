@@ -28,7 +28,7 @@ from rlio import (
     ShuffledInput,
 )
 from rlio.dataset import listing
-from rlio.dataset.listing import Patience
+from rlio.dataset.listing import HoleCheck
 from rlio.errors import CorruptData, EndOfData
 from rlio.readers import d4rl_reader
 from rlio.readers.d4rl_reader import D4RLReader
@@ -38,7 +38,7 @@ from rlio.schemas.folded import Folded
 
 @pytest.fixture(autouse=True)
 def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "PATIENCE", Patience(seconds=0))
+    monkeypatch.setattr(listing, "HOLE_CHECK", HoleCheck(seconds=0))
 
 
 def sequences() -> SampleBatch:

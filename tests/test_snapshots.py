@@ -17,7 +17,7 @@ from stored_batches import assert_identical, fresh_root, load, numbered
 
 from rlio import DatasetReader, JsonWriter, MultiAgentBatch, SampleBatch, concat_samples, open_dataset
 from rlio.dataset import listing
-from rlio.dataset.listing import Patience
+from rlio.dataset.listing import HoleCheck
 from rlio.dataset.shards import ParquetShard
 from rlio.errors import CorruptData, DataNotFound, HoleError, OptionError, SchemaConflict
 from rlio.storage.filesystem import Storage
@@ -26,7 +26,7 @@ from rlio.testing import assert_resumes
 
 @pytest.fixture(autouse=True)
 def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "PATIENCE", Patience(seconds=0))
+    monkeypatch.setattr(listing, "HOLE_CHECK", HoleCheck(seconds=0))
 
 
 def rows_of(root: Any, **options: Any) -> list[int]:

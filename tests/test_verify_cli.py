@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import rlio
 from rlio import ParquetWriter
 from rlio.cli.main import app
-from rlio.dataset.listing import Patience
+from rlio.dataset.listing import HoleCheck
 from rlio.maintenance.findings import CODES
 
 runner = CliRunner()
@@ -26,7 +26,7 @@ runner = CliRunner()
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No waiting between listings: memory shows at once what was put."""
-    monkeypatch.setattr("rlio.dataset.listing.PATIENCE", Patience(seconds=0))
+    monkeypatch.setattr("rlio.dataset.listing.HOLE_CHECK", HoleCheck(seconds=0))
 
 
 def run(*arguments: str) -> Any:

@@ -39,9 +39,9 @@ from rlio.storage.filesystem import Storage
 
 __all__ = [
     "Coverage",
+    "HoleCheck",
     "Listing",
     "PassedOver",
-    "Patience",
     "Rejected",
     "Segment",
     "ShardRef",
@@ -54,7 +54,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patience:
+class HoleCheck:
     """When a hole is believed: a listing of a growing data set is no snapshot, and may lack what was stored.
 
     Attributes:
@@ -74,7 +74,7 @@ class Patience:
 
 
 #: What holds unless a caller says otherwise; tests shorten it.
-PATIENCE = Patience()
+HOLE_CHECK = HoleCheck()
 
 
 class ShardRef(NamedTuple):
@@ -351,7 +351,7 @@ def list_settled(
     storage: Storage,
     *,
     lacks: Callable[[Listing], bool],
-    patience: Patience | None = None,
+    patience: HoleCheck | None = None,
 ) -> Listing:
     """List until nothing is lacking, or until several listings together lack it.
 
@@ -363,7 +363,7 @@ def list_settled(
     Returns:
         What the listings saw together: a row that is missing here was in none of them.
     """
-    patience = patience or PATIENCE
+    patience = patience or HOLE_CHECK
     found = list_shards(storage)
     for _ in range(patience.listings - 1):
         if not lacks(found):

@@ -35,13 +35,13 @@ def read_schemas(storage: Storage, *, torn: Literal["raise", "skip"] = "raise") 
     Args:
         storage: The root.
         torn: What to do with a file that ends too early: where puts are not atomic it is being uploaded, or
-            was when its writer died. "raise" looks again first, as often as `listing.PATIENCE` says. "skip"
+            was when its writer died. "raise" looks again first, as often as `listing.HOLE_CHECK` says. "skip"
             is for writers, whom no other writer's accident may stop.
 
     Raises:
         CorruptData: A file does not hold the schema of its name.
     """
-    patience = listing.PATIENCE
+    patience = listing.HOLE_CHECK
     for _ in range(patience.listings - 1):
         try:
             return _read_once(storage, torn)

@@ -136,7 +136,7 @@ class GoneShards:
         """
         path = gone.segment.ref.path
         self._attempts[path] += 1
-        attempts, patience = self._attempts[path], listing.PATIENCE
+        attempts, patience = self._attempts[path], listing.HOLE_CHECK
         if attempts <= patience.listings:
             logger.info("%s is gone: listing again", self._storage.uri_of(path))
             if attempts > 1:

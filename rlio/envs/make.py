@@ -156,7 +156,7 @@ def make_stepper(env: EnvLike, setup: EnvSetup | None = None) -> Stepper:
         if not isinstance(made, VectorEnv):
             raise OptionError(f"env={name} gave {excerpt(made)}: 'native' needs a vector environment")
         return _stepper_of(made, setup)
-    one = _Maker(env, setup)
+    one = _EnvMaker(env, setup)
     if setup.vectorize_mode in ("async", "actors"):
         return _made(name, partial(_apart, one, setup))
     first = _made(name, partial(one, 0))
@@ -170,7 +170,7 @@ def make_stepper(env: EnvLike, setup: EnvSetup | None = None) -> Stepper:
     return _local(_made(name, partial(_sync, makers)), setup, partial(one, recreated=True))
 
 
-class _Maker:
+class _EnvMaker:
     """Makes environment number ``index``, in whatever process."""
 
     def __init__(self, env: Any, setup: EnvSetup) -> None:

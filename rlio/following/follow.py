@@ -496,7 +496,7 @@ class FollowPass:
         )
         return HoleError(
             f"rows {hole.start} to {hole.stop - 1} of writer {writer!r} are not there, in "
-            f"{listings.PATIENCE.listings} listings{why}; restore them, or read with on_error='skip'",
+            f"{listings.HOLE_CHECK.listings} listings{why}; restore them, or read with on_error='skip'",
             uri=self._storage.uri if not torn else self._storage.uri_of(torn[0].path),
         )
 

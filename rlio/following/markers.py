@@ -123,7 +123,7 @@ def share_out(total: int, writers: Mapping[str, Growing]) -> dict[str, int]:
 
 
 @dataclass
-class _Told:
+class _LastMark:
     """What a writer was told last, and what it has done since.
 
     Attributes:
@@ -174,7 +174,7 @@ class MarkKeeper:
         self._storage = storage
         self._owns = owns
         self._clock = clock
-        self._told: dict[str, _Told] | None = None
+        self._told: dict[str, _LastMark] | None = None
         self._round = -math.inf
         self._listed: tuple[Listing, dict[str, int]] | None = None
 
@@ -182,7 +182,7 @@ class MarkKeeper:
         """Writer -> the row at which the marks that stand say to go on."""
         return {writer: told.mark.row for writer, told in self._known().items() if told.mark is not None}
 
-    def _known(self) -> dict[str, _Told]:
+    def _known(self) -> dict[str, _LastMark]:
         """What stands; marks of an earlier follower of this name are gone on from.
 
         Raises:
@@ -201,7 +201,7 @@ class MarkKeeper:
                             uri=self._storage.uri_of(mark_path(writer, mark)),
                         )
                     now = self._clock()
-                    told[writer] = _Told(mark, mark.number + 1, now, [*own], since=now)
+                    told[writer] = _LastMark(mark, mark.number + 1, now, [*own], since=now)
             self._told = told
         return self._told
 
@@ -226,7 +226,7 @@ class MarkKeeper:
         ceilings = dict.fromkeys(writers, MAX_ROW) if total is None else share_out(total, writers)
         due = []
         for writer, growing in writers.items():
-            told = known.setdefault(writer, _Told(since=self._clock()))
+            told = known.setdefault(writer, _LastMark(since=self._clock()))
             row, ceiling = rows.get(writer, 0), ceilings[writer]
             if told.mark is not None and ceiling <= growing.rows:
                 ceiling = told.ceiling  # It went over by a part of a batch, and gets no more now.
@@ -243,13 +243,13 @@ class MarkKeeper:
                 due.append((writer, row, told.mark.ceiling))
         self._put_all(due)
 
-    def _growing(self, known: dict[str, _Told], listing: Listing) -> dict[str, Growing]:
+    def _growing(self, known: dict[str, _LastMark], listing: Listing) -> dict[str, Growing]:
         """This follower's writers, also those that have no row yet."""
         found = {}
         now = self._clock()
         for writer, stored in self._stored(listing).items():
             sealed = listing.sealed.get(writer)
-            told = known.setdefault(writer, _Told(since=now))
+            told = known.setdefault(writer, _LastMark(since=now))
             if stored > told.rows:
                 told.rows, told.since = stored, now
             found[writer] = Growing(
@@ -276,7 +276,7 @@ class MarkKeeper:
             self._listed = (listing, stored)
         return self._listed[1]
 
-    def _is_due(self, told: _Told, growing: Growing, row: int, ceiling: int) -> bool:
+    def _is_due(self, told: _LastMark, growing: Growing, row: int, ceiling: int) -> bool:
         """Whether a writer is to hear something."""
         mark = told.mark
         if mark is None:

@@ -41,9 +41,9 @@ from rlio.log.publisher import Publisher, check_schema
 from rlio.log.spool import (
     AbandonedLog,
     LogFolder,
+    LogState,
     Spool,
     SpoolLike,
-    Standing,
     find_logs,
     first_row,
     parse_spool,
@@ -307,12 +307,12 @@ def _try_log(
     """
     try:
         folder = log.claim(all_hosts=all_hosts)
-        standing = log.standing() if folder is None else None
+        state = log.state() if folder is None else None
     except (RlioError, OSError) as error:
         logger.error("the log %s could not be claimed: %s", log.path, error)
         return RecoveredLog(writer=log.writer, outcome="failed", error=str(error))
     if folder is None:
-        return _left(storage, log, standing)
+        return _left(storage, log, state)
     try:
         return _Recovery(storage, folder, conflicting=conflicting).run()
     except (RlioError, OSError) as error:
@@ -324,19 +324,19 @@ def _try_log(
         folder.release()
 
 
-def _left(storage: Storage, log: AbandonedLog, standing: Standing | None) -> RecoveredLog | None:
+def _left(storage: Storage, log: AbandonedLog, state: LogState | None) -> RecoveredLog | None:
     """What is said of a log that could not be claimed."""
-    if standing == "gone" or standing is None:
+    if state == "gone" or state is None:
         return None
-    if standing == "ownerless" and _is_stored(storage, log):
+    if state == "ownerless" and _is_stored(storage, log):
         # Its writer had removed it: after a power failure, some of its files are back, its owner is not.
         log.discard()
         return RecoveredLog(writer=log.writer, outcome="recovered")
-    if standing == "ownerless":
+    if state == "ownerless":
         error = f"{log.path} has rows and no owner file: restore it, or copy the log once more, whole"
         logger.error("%s", error)
         return RecoveredLog(writer=log.writer, outcome="failed", error=error)
-    return RecoveredLog(writer=log.writer, outcome=standing)
+    return RecoveredLog(writer=log.writer, outcome=state)
 
 
 def _is_stored(storage: Storage, log: AbandonedLog) -> bool:

@@ -48,9 +48,9 @@ except ImportError:  # Windows: no flock, and so no log.
 __all__ = [
     "AbandonedLog",
     "LogFolder",
+    "LogState",
     "Spool",
     "SpoolLike",
-    "Standing",
     "find_logs",
     "first_row",
     "on_network",
@@ -321,8 +321,8 @@ class LogFolder:
 
 
 #: "gone": it was recovered, or its writer has closed; "ownerless": its files are there, its owner is not.
-Standing: TypeAlias = Literal["alive", "other-host", "other-user", "ownerless", "gone"]
-_WHY_LEFT: Final[dict[Standing, str]] = {
+LogState: TypeAlias = Literal["alive", "other-host", "other-user", "ownerless", "gone"]
+_WHY_LEFT: Final[dict[LogState, str]] = {
     "alive": "its writer lives",
     "other-host": (
         "it is another host's, whose writer may live: recover it there, or, if that host is gone for good (a "
@@ -411,7 +411,7 @@ class AbandonedLog:
             os.unlink(path)
         folder.remove()
 
-    def standing(self) -> Standing:
+    def state(self) -> LogState:
         """Why a log that could not be claimed is left; asked after `claim`."""
         try:
             if os.stat(self.path, follow_symlinks=False).st_uid not in (os.getuid(), 0):
@@ -428,7 +428,7 @@ class AbandonedLog:
         try:
             folder = self.claim()
             if folder is None:
-                return _WHY_LEFT[self.standing()]
+                return _WHY_LEFT[self.state()]
             folder.release()
         except (RlioError, OSError) as error:
             return f"it cannot be claimed: {error}"

@@ -26,7 +26,7 @@ from rlio.replay.table import Plan, RowTable
 from rlio.schemas.schema import Leaf, PolicySchema, rebuild
 from rlio.support.forks import cached_property
 
-__all__ = ["BATCH_INDEXES", "Draw", "Held", "RowRange", "RowUnits", "Units", "open_units"]
+__all__ = ["BATCH_INDEXES", "Draw", "PolicyView", "RowRange", "RowUnits", "Units", "open_units"]
 
 Ids = NDArray[np.int64]
 
@@ -99,7 +99,7 @@ class RowRange(NamedTuple):
     """Which rows of a table are seen.
 
     Attributes:
-        first: Number of the first row; see `Held.first`.
+        first: Number of the first row; see `PolicyView.first`.
         rows: How many there are.
         head: Rows from here on are not seen, by logical number.
     """
@@ -110,7 +110,7 @@ class RowRange(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Held:
+class PolicyView:
     """The rows of one policy, as one reader sees them.
 
     Attributes:
@@ -259,7 +259,7 @@ class Units(ABC):
         """
 
 
-def open_units(held: Mapping[str, Held], draw: Draw, *, steps: Steps | None = None) -> Units:
+def open_units(held: Mapping[str, PolicyView], draw: Draw, *, steps: Steps | None = None) -> Units:
     """The units of a draw.
 
     Args:
@@ -282,7 +282,7 @@ def open_units(held: Mapping[str, Held], draw: Draw, *, steps: Steps | None = No
 class _Maker:
     """Makes columns of the rows of one policy."""
 
-    def __init__(self, held: Held, draw: Draw) -> None:
+    def __init__(self, held: PolicyView, draw: Draw) -> None:
         self.held = held
         self.draw = draw
         self.leaves = held.wanted(draw)
@@ -561,7 +561,7 @@ def _padded(column: Any, place: Ids, rows: int) -> Any:
     return made
 
 
-def _states(held: Held) -> dict[str, Leaf]:
+def _states(held: PolicyView) -> dict[str, Leaf]:
     """``state_in_k`` -> the leaf of ``state_out_k``, which holds what it is made from."""
     found = {}
     for leaf in held.table.leaves:
@@ -570,7 +570,7 @@ def _states(held: Held) -> dict[str, Leaf]:
     return found
 
 
-def _state_in(held: Held, states: Mapping[str, Leaf], starts: Ids) -> dict[str, Any]:
+def _state_in(held: PolicyView, states: Mapping[str, Leaf], starts: Ids) -> dict[str, Any]:
     """The recurrent state at the start of sequences: what the row before left, or zeros."""
     if not states:
         return {}

@@ -26,7 +26,7 @@ from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
 from rlio.batch.multi_agent import step_numbers
 from rlio.errors import OptionError, SchemaError, excerpt
-from rlio.replay.draws import Draw, Held, RowRange, Units, open_units
+from rlio.replay.draws import Draw, PolicyView, RowRange, Units, open_units
 from rlio.replay.ingest import Ingest, Part
 from rlio.replay.layout import RowLayout
 from rlio.replay.memory import Arrays, RamArrays
@@ -336,22 +336,22 @@ class StoreRows:
             steps = self._steps.view(None if pieces is None else [piece.steps for piece in pieces])
         return open_units(held, draw, steps=steps)
 
-    def _held(self, pid: str, pieces: Sequence[AddedRows] | None) -> Held:
+    def _held(self, pid: str, pieces: Sequence[AddedRows] | None) -> PolicyView:
         table = self.tables[pid]
         policy = self._policies[pid]
         if pid in self._whole:
             policy = PolicySchema(tuple(x for x in policy.leaves if x.column != Columns.NEXT_OBS_VALID))
         if pieces is None:
-            return Held(pid, policy, table)
+            return PolicyView(pid, policy, table)
         spans = [piece.rows[pid] for piece in pieces if piece.rows.get(pid, (0, 0))[1]]
         count = sum(size for _, size in spans)
         head = max((first + size for first, size in spans), default=0)
         first = spans[0][0] if spans else 0
         ends = np.cumsum([0, *(size for _, size in spans)]).tolist()
         if all(at == first + end for (at, _), end in zip(spans, ends, strict=False)):
-            return Held(pid, policy, table, span=RowRange(first, count, head))
+            return PolicyView(pid, policy, table, span=RowRange(first, count, head))
         rows = np.concatenate([np.arange(at, at + size) for at, size in spans])
-        return Held(pid, policy, table, rows, RowRange(0, count, head))
+        return PolicyView(pid, policy, table, rows, RowRange(0, count, head))
 
 
 class _Prefixed:

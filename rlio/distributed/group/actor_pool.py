@@ -1,4 +1,4 @@
-"""`Crew`: the actors of a group: started, asked, listened to, and replaced where they die.
+"""`ActorPool`: the actors of a group: started, asked, listened to, and replaced where they die.
 
 One thread at a time uses it; nothing here waits longer than it is told to.
 """
@@ -22,11 +22,11 @@ from rlio.distributed.group.fault_tolerance import FaultTolerance, Loss
 from rlio.distributed.group.joint import JointMetrics
 from rlio.distributed.group.log_recovery import LogRecovery, LostLog
 from rlio.distributed.group.remote_worker import Fragment, RemoteWorker
-from rlio.distributed.group.worker_spec import Recipe
+from rlio.distributed.group.worker_spec import WorkerSpec
 from rlio.distributed.ray_import import require_ray
 from rlio.errors import ClosedError, OptionError, WorkerError, WorkerLost, excerpt
 
-__all__ = ["Crew", "raise_first"]
+__all__ = ["ActorPool", "raise_first"]
 
 logger = logging.getLogger("rlio")
 
@@ -56,11 +56,11 @@ class _Asked(NamedTuple):
     reference: Any
 
 
-class Crew:
+class ActorPool:
     """Workers in processes of their own, on whatever machines Ray puts them.
 
     Args:
-        recipe: What each is made of.
+        spec: What each is made of.
         tolerance: What to do about those that die.
         actor_options: For Ray: resources and the like.
 
@@ -78,7 +78,7 @@ class Crew:
     """
 
     def __init__(
-        self, recipe: Recipe, *, tolerance: FaultTolerance, actor_options: Mapping[str, Any] | None = None
+        self, spec: WorkerSpec, *, tolerance: FaultTolerance, actor_options: Mapping[str, Any] | None = None
     ) -> None:
         self._ray = require_ray()
         options = dict(actor_options or {})
@@ -89,14 +89,14 @@ class Crew:
                     "itself, and asks each for one thing at a time; see FaultTolerance"
                 )
         self.tolerance = tolerance
-        self.workers = [RemoteWorker(index) for index in range(1, recipe.num_workers + 1)]
+        self.workers = [RemoteWorker(index) for index in range(1, spec.num_workers + 1)]
         self.broadcasts = Broadcasts()
         self.filters: Any = None
         self.metrics = JointMetrics()
         self.losses: list[Loss] = []
         #: When workers were allowed to take another's place, `time.monotonic`.
         self._restarted: list[float] = []
-        self._seed = recipe.seed
+        self._seed = spec.seed
         self._recovery = LogRecovery(options.get("runtime_env"))
         self.interrupted = threading.Event()
         self._class = self._ray.remote(WorkerActor).options(
@@ -107,13 +107,13 @@ class Crew:
         errors = self._ray.exceptions
         # The second, of later versions, is for those whose class cannot be made anew from what travels.
         self._raised = (errors.RayTaskError, getattr(errors, "UnserializableException", errors.RayTaskError))
-        self._recipe = self._ray.put(recipe)
+        self._spec = self._ray.put(spec)
         self._session = self._present_session()
 
     def reseed(self, seed: int) -> None:
         """Make workers with seeds of ``seed`` from now on."""
         # Ray's copy, not the caller's objects: a policy among them may have begun to act in this process.
-        self._recipe = self._ray.put(replace(self._ray.get(self._recipe), seed=seed))
+        self._spec = self._ray.put(replace(self._ray.get(self._spec), seed=seed))
         self._seed = seed
 
     def _present_session(self) -> tuple[str, str]:
@@ -189,7 +189,7 @@ class Crew:
 
     def _open(self, worker: RemoteWorker, actor: Any) -> None:
         count, references = self.broadcasts.snapshot(0)
-        opening = actor.open.remote(self._recipe, worker.seat, self.filters, worker.position, *references)
+        opening = actor.open.remote(self._spec, worker.worker_id, self.filters, worker.position, *references)
         worker.begin(actor, opening, told=count)
 
     # ---- asking ----
@@ -317,7 +317,7 @@ class Crew:
             return
         del worker.requests[reference]
         worker.written, worker.published = answer.written, answer.published
-        self.metrics.add(worker.seat, answer.metrics)
+        self.metrics.add(worker.worker_id, answer.metrics)
         if answer.batch is None:
             worker.ended = True
             return

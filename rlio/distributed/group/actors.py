@@ -5,9 +5,9 @@ the other, in the order in which they were asked for.
 
 Example:
     >>> from rlio.policies.random_policy import RandomPolicy
-    >>> recipe = Recipe("CartPole-v1", RandomPolicy, {}, num_workers=1, seed=7)
+    >>> spec = WorkerSpec("CartPole-v1", RandomPolicy, {}, num_workers=1, seed=7)
     >>> actor = WorkerActor()
-    >>> actor.open(recipe, Seat(1), None, None).unit
+    >>> actor.open(spec, WorkerId(1), None, None).unit
     'steps'
     >>> reply = actor.sample()
     >>> len(reply.batch), reply.metrics.counts.env_steps
@@ -30,7 +30,7 @@ import numpy as np
 from rlio.batch import Batch
 from rlio.batch.nested import map_structure
 from rlio.connectors.mean_std import MeanStdFilter
-from rlio.distributed.group.worker_spec import Acknowledge, Recipe, Seat
+from rlio.distributed.group.worker_spec import Acknowledge, WorkerId, WorkerSpec
 from rlio.errors import ClosedError, EndOfData
 from rlio.log.recovery import WriterLog
 from rlio.policies.policy_spec import Spaces
@@ -118,8 +118,8 @@ class WorkerActor:
 
     def open(
         self,
-        recipe: Recipe,
-        seat: Seat,
+        spec: WorkerSpec,
+        worker_id: WorkerId,
         filters: Filters | None,
         position: JsonState | None,
         *broadcasts: Broadcast,
@@ -127,15 +127,15 @@ class WorkerActor:
         """Make the worker, in place of the one that is there, if any, which is closed.
 
         Args:
-            recipe: What it is made of.
-            seat: Which one it is.
+            spec: What it is made of.
+            worker_id: Which one it is.
             filters: That it begins with; None: with new ones.
             position: Where it goes on; None: at the beginning.
             broadcasts: Weights.
         """
         self.close()
-        self._worker = worker = recipe.make(seat)
-        self._acknowledge = recipe.acknowledge
+        self._worker = worker = spec.make(worker_id)
+        self._acknowledge = spec.acknowledge
         if filters:
             worker.sync_filters(filters)
         if position is not None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlio.batch import Batch
 from rlio.distributed.group.actors import Opened
-from rlio.distributed.group.worker_spec import Seat
+from rlio.distributed.group.worker_spec import WorkerId
 from rlio.reader import JsonState
 
 __all__ = ["Fragment", "RemoteWorker", "WorkerStatus"]
@@ -119,9 +119,9 @@ class RemoteWorker:
     ended: bool = False
 
     @property
-    def seat(self) -> Seat:
+    def worker_id(self) -> WorkerId:
         """Who sits there."""
-        return Seat(self.index, self.incarnation)
+        return WorkerId(self.index, self.incarnation)
 
     @property
     def samples(self) -> bool:

@@ -30,12 +30,12 @@ from typing import Any, Literal, Protocol, TypeVar, Unpack
 from rlio.batch import Batch, SampleBatch, concat_samples
 from rlio.batch.columns import DEFAULT_POLICY_ID
 from rlio.connectors.mean_std import MeanStdFilter
-from rlio.distributed.group.actor_pool import Crew, raise_first
+from rlio.distributed.group.actor_pool import ActorPool, raise_first
 from rlio.distributed.group.actors import Broadcast
 from rlio.distributed.group.fault_tolerance import FaultTolerance, Loss
 from rlio.distributed.group.joint import JointFilters, JointMetrics
 from rlio.distributed.group.remote_worker import Fragment, RemoteWorker, WorkerStatus
-from rlio.distributed.group.worker_spec import Acknowledge, Recipe, WorkerKeywords, draw_seed, portable
+from rlio.distributed.group.worker_spec import Acknowledge, WorkerKeywords, WorkerSpec, draw_seed, portable
 from rlio.distributed.ray_import import require_ray
 from rlio.errors import EndOfData, OptionError, RlioError, WorkerError, excerpt
 from rlio.policies.policy import Policy
@@ -143,11 +143,11 @@ class WorkerGroup(InputReader):
         self._lock = threading.RLock()
         self._filters = JointFilters()
         self._earlier_incarnations: dict[str, int] = {}
-        recipe = Recipe(env, policy, self._arguments, num_workers, self.seed, acknowledge)
-        self._crew = Crew(recipe, tolerance=self.fault_tolerance, actor_options=actor_options)
+        spec = WorkerSpec(env, policy, self._arguments, num_workers, self.seed, acknowledge)
+        self._pool = ActorPool(spec, tolerance=self.fault_tolerance, actor_options=actor_options)
         try:
-            self._crew.start()
-            opened = self._crew.alive[0].opened
+            self._pool.start()
+            opened = self._pool.alive[0].opened
             assert opened is not None
             self.unit = opened.unit
             if local_worker:
@@ -164,7 +164,7 @@ class WorkerGroup(InputReader):
 
     def _check_open(self) -> None:
         super()._check_open()
-        self._crew.check_connected()
+        self._pool.check_connected()
 
     # ---- making ----
 
@@ -194,14 +194,14 @@ class WorkerGroup(InputReader):
         if self.local_worker is not None:
             weights = _all_weights(self.local_worker)
         else:
-            (weights,) = self._called(self._crew.alive[:1], _all_weights)
+            (weights,) = self._called(self._pool.alive[:1], _all_weights)
         weights = {policy_id: own for policy_id, own in weights.items() if own}
         if weights:
             self._broadcast(Broadcast(weights, seq_no=0))
 
     def _give_up(self) -> None:
         """End what was started, however far that is."""
-        for worker in self._crew.workers:
+        for worker in self._pool.workers:
             if worker.actor is not None:
                 self._ray.kill(worker.actor)
         if self.local_worker is not None:
@@ -233,16 +233,16 @@ class WorkerGroup(InputReader):
             return super().sample(n, out=out)
 
     def _next(self) -> Batch:
-        crew = self._crew
+        pool = self._pool
         while True:
-            crew.check_whole()
-            for worker in crew.workers:
+            pool.check_whole()
+            for worker in pool.workers:
                 if worker.can_be_asked and not worker.unserved:
-                    crew.request(worker)
-            if not any(worker.samples and not worker.ready for worker in crew.workers):
+                    pool.request(worker)
+            if not any(worker.samples and not worker.ready for worker in pool.workers):
                 break
-            crew.wait(None)
-        batches = [worker.ready.popleft().batch for worker in crew.workers if worker.ready]
+            pool.wait(None)
+        batches = [worker.ready.popleft().batch for worker in pool.workers if worker.ready]
         if not batches:
             raise EndOfData(_ENDED)
         # Several are joined in fresh memory; one alone lies in Ray's.
@@ -268,12 +268,12 @@ class WorkerGroup(InputReader):
         asked = 0
         with self._lock:
             self._check_open()
-            self._crew.check_whole()
-            if not any(worker.samples or worker.unserved for worker in self._crew.workers):
+            self._pool.check_whole()
+            if not any(worker.samples or worker.unserved for worker in self._pool.workers):
                 raise EndOfData(_ENDED)
-            for worker in self._crew.workers:
+            for worker in self._pool.workers:
                 while worker.can_be_asked and worker.unserved < max_in_flight:
-                    self._crew.request(worker)
+                    self._pool.request(worker)
                     asked += 1
         return asked
 
@@ -292,27 +292,27 @@ class WorkerGroup(InputReader):
         if timeout_s is not None and not timeout_s >= 0:
             raise OptionError(f"timeout_s={timeout_s}: seconds, at least 0, or None")
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        crew = self._crew
+        pool = self._pool
         with self._lock:
             self._check_open()
             while True:
                 expected = any(
-                    worker.first is not None or worker.restart_at is not None for worker in crew.workers
+                    worker.first is not None or worker.restart_at is not None for worker in pool.workers
                 )
                 if expected:
-                    there = any(worker.ready for worker in crew.workers)
+                    there = any(worker.ready for worker in pool.workers)
                     left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                    crew.wait(0.0 if there else left)
-                found = [fragment for worker in crew.workers for fragment in worker.ready]
+                    pool.wait(0.0 if there else left)
+                found = [fragment for worker in pool.workers for fragment in worker.ready]
                 is_past = deadline is not None and time.monotonic() >= deadline
                 if found or not expected or is_past:
-                    for worker in crew.workers:
+                    for worker in pool.workers:
                         worker.ready.clear()
                     return sorted(found, key=lambda fragment: fragment.order)
 
     def interrupt(self) -> None:
         """Let a `sample` that waits in another thread go; see `InputReader`."""
-        self._crew.interrupted.set()
+        self._pool.interrupted.set()
 
     # ---- weights ----
 
@@ -342,7 +342,7 @@ class WorkerGroup(InputReader):
             ClosedError: After `close`. That they do not fit is seen by the workers: see `sample`.
         """
         self._check_open()
-        seq_no = self._crew.broadcasts.next_seq_no() if weights_seq_no is None else weights_seq_no
+        seq_no = self._pool.broadcasts.next_seq_no() if weights_seq_no is None else weights_seq_no
         accepts_weights(0, seq_no)
         given = self._global_vars() if global_vars is None else global_vars
         self._broadcast(Broadcast(weights, seq_no, given))
@@ -352,13 +352,13 @@ class WorkerGroup(InputReader):
         """The steps of all workers, those that were lost included, and the local worker's updates."""
         local = self.local_worker
         updates = {} if local is None else local.get_global_vars().num_grad_updates_per_policy
-        return GlobalVars(self._crew.metrics.lifetime.env_steps, updates)
+        return GlobalVars(self._pool.metrics.lifetime.env_steps, updates)
 
     def _broadcast(self, broadcast: Broadcast) -> None:
         weights = broadcast.weights
         several = bool(weights) and all(isinstance(own, Mapping) for own in weights.values())
         policies = frozenset(weights if several else {DEFAULT_POLICY_ID})
-        self._crew.broadcasts.add(self._ray.put(broadcast), policies, seq_no=broadcast.seq_no)
+        self._pool.broadcasts.add(self._ray.put(broadcast), policies, seq_no=broadcast.seq_no)
 
     def sync_weights(self, source: _HasWeights | None = None) -> int:
         """Give all workers the weights of ``source``; see `set_weights`.
@@ -383,7 +383,7 @@ class WorkerGroup(InputReader):
     @property
     def weights_seq_no(self) -> int:
         """The version of the newest weights; 0 before `set_weights`."""
-        return self._crew.broadcasts.newest
+        return self._pool.broadcasts.newest
 
     # ---- filters, metrics ----
 
@@ -403,12 +403,12 @@ class WorkerGroup(InputReader):
         """
         with self._lock:
             self._check_open()
-            answers = self._crew.call(self._crew.present, "take_filters")
+            answers = self._pool.call(self._pool.present, "take_filters")
             parts = [part for part in answers if not isinstance(part, WorkerError)]
             self._filters.add(parts)
             if any(self._filters.filters.values()):
-                self._crew.filters = self._ray.put(self._filters.filters)
-                answers += self._crew.call(self._crew.present, "adopt_filters", self._crew.filters)
+                self._pool.filters = self._ray.put(self._filters.filters)
+                answers += self._pool.call(self._pool.present, "adopt_filters", self._pool.filters)
             raise_first(answers)
             return self.get_filters()
 
@@ -426,7 +426,7 @@ class WorkerGroup(InputReader):
         that never came, nothing is counted.
         """
         with self._lock:
-            return self._crew.metrics.take()
+            return self._pool.metrics.take()
 
     # ---- workers ----
 
@@ -463,7 +463,7 @@ class WorkerGroup(InputReader):
             if local_worker:
                 assert self.local_worker is not None
                 here = [func(self.local_worker)]
-            answers = self._crew.call(self._crew.alive, "apply", func, timeout_s=timeout_s)
+            answers = self._pool.call(self._pool.alive, "apply", func, timeout_s=timeout_s)
             if errors == "raise":
                 raise_first(answers)
             return here + answers
@@ -473,7 +473,7 @@ class WorkerGroup(InputReader):
         return self.foreach_worker(lambda worker: worker.foreach_policy(func))
 
     def _called(self, workers: Sequence[RemoteWorker], func: Callable[[RolloutWorker], T]) -> list[T]:
-        answers = self._crew.call(workers, "apply", func)
+        answers = self._pool.call(workers, "apply", func)
         raise_first(answers)
         return answers
 
@@ -490,26 +490,26 @@ class WorkerGroup(InputReader):
             WorkerLost: One was lost, and may not be replaced.
             WorkerError: One says that it cannot sample; or as in `sample`, for one that was asked to.
         """
-        crew = self._crew
+        pool = self._pool
         with self._lock:
             self._check_open()
-            crew.wait(0.0)
-            idle = [worker for worker in crew.present if worker.first is None]
+            pool.wait(0.0)
+            idle = [worker for worker in pool.present if worker.first is None]
             limit = self.fault_tolerance.probe_timeout_s if timeout_s is None else timeout_s
-            crew.replace_silent(idle, timeout_s=limit)
-            crew.raise_errors()
+            pool.replace_silent(idle, timeout_s=limit)
+            pool.raise_errors()
             return self.status()
 
     def status(self) -> list[WorkerStatus]:
         """How the workers are, as far as is known without asking them."""
-        return [worker.status() for worker in self._crew.workers]
+        return [worker.status() for worker in self._pool.workers]
 
     @property
     def losses(self) -> list[Loss]:
         """Workers that were lost so far, and what with them. Calls that sample, and `probe`, note what was
         recovered since.
         """
-        return list(self._crew.losses)
+        return list(self._pool.losses)
 
     @property
     def rows_unpublished(self) -> int:
@@ -519,29 +519,29 @@ class WorkerGroup(InputReader):
         have published more. Those of `losses` are there until a log is recovered.
         """
         living = sum(status.rows_unpublished for status in self.status())
-        return living + sum(loss.rows_unpublished for loss in self._crew.losses)
+        return living + sum(loss.rows_unpublished for loss in self._pool.losses)
 
     @property
     def restarts(self) -> int:
         """How many workers have taken another's place."""
-        return self._crew.restarts
+        return self._pool.restarts
 
     # ---- state and end ----
 
     def _position(self) -> JsonState:
-        incarnations = {str(worker.index): worker.incarnation for worker in self._crew.workers}
-        waiting = sum(fragment.batch.agent_steps() for w in self._crew.workers for fragment in w.ready)
+        incarnations = {str(worker.index): worker.incarnation for worker in self._pool.workers}
+        waiting = sum(fragment.batch.agent_steps() for w in self._pool.workers for fragment in w.ready)
         return {
             "seed": self.seed,
             "incarnations": {**self._earlier_incarnations, **incarnations},
             "weights_seq_no": self.weights_seq_no,
             "filters": self._filters.state_dict(),
-            "lifetime": self._crew.metrics.state_dict(),
+            "lifetime": self._pool.metrics.state_dict(),
             "waiting": waiting,
         }
 
     def _seek(self, position: JsonState) -> None:
-        crew = self._crew
+        pool = self._pool
         incarnations = {str(index): int(number) for index, number in position["incarnations"].items()}
         seed, waiting, newest = (int(position[key]) for key in ("seed", "waiting", "weights_seq_no"))
         metrics = JointMetrics()
@@ -550,26 +550,26 @@ class WorkerGroup(InputReader):
             saved = position["filters"]
             self._filters.load_state_dict(saved, self._filters_of_a_worker() if saved else {})
             self.dropped += waiting + self._drain()
-            crew.metrics, self.seed = metrics, seed
-            crew.reseed(seed)
-            crew.broadcasts.newest = max(crew.broadcasts.newest, newest)
-            crew.filters = self._ray.put(self._filters.filters) if self._filters.filters else None
-            for worker in crew.workers:
+            pool.metrics, self.seed = metrics, seed
+            pool.reseed(seed)
+            pool.broadcasts.newest = max(pool.broadcasts.newest, newest)
+            pool.filters = self._ray.put(self._filters.filters) if self._filters.filters else None
+            for worker in pool.workers:
                 worker.incarnation = max(worker.incarnation, incarnations.get(str(worker.index), -1))
             self._earlier_incarnations = incarnations
-            crew.reopen()
+            pool.reopen()
 
     def _filters_of_a_worker(self) -> dict[str, list[MeanStdFilter]]:
-        (found,) = self._called(self._crew.alive[:1], _filters_of)
+        (found,) = self._called(self._pool.alive[:1], _filters_of)
         return found
 
     def _drain(self) -> int:
         """Wait for what is in flight, and forget it and what waits; gives its rows."""
-        crew = self._crew
-        while any(worker.requests for worker in crew.workers):
-            crew.wait(None)
-        rows = sum(fragment.batch.agent_steps() for worker in crew.workers for fragment in worker.ready)
-        for worker in crew.workers:
+        pool = self._pool
+        while any(worker.requests for worker in pool.workers):
+            pool.wait(None)
+        rows = sum(fragment.batch.agent_steps() for worker in pool.workers for fragment in worker.ready)
+        for worker in pool.workers:
             worker.ready.clear()
         return rows
 
@@ -581,11 +581,11 @@ class WorkerGroup(InputReader):
         _open_groups.discard(self)
         with self._lock:
             try:
-                self._crew.close(self.fault_tolerance.close_timeout_s)
+                self._pool.close(self.fault_tolerance.close_timeout_s)
             finally:
                 if self.local_worker is not None:
                     self.local_worker.close()
-                self._crew.recover(self.fault_tolerance.close_timeout_s)
+                self._pool.recover(self.fault_tolerance.close_timeout_s)
 
     def stop(self) -> None:
         """Same as `close`: the name that RLlib's users know."""

@@ -1,11 +1,11 @@
-"""`Recipe`: one set of arguments from which every worker of a group is made, on whatever machine.
+"""`WorkerSpec`: one set of arguments from which every worker of a group is made, on whatever machine.
 
 Example:
     >>> from rlio.policies.random_policy import RandomPolicy
-    >>> recipe = Recipe("CartPole-v1", RandomPolicy, {}, num_workers=2, seed=7)
-    >>> with recipe.make(Seat(1)) as first, recipe.make(Seat(2)) as second:
+    >>> spec = WorkerSpec("CartPole-v1", RandomPolicy, {}, num_workers=2, seed=7)
+    >>> with spec.make(WorkerId(1)) as first, spec.make(WorkerId(2)) as second:
     ...     seeds = [first.runner.seeds["seed"], second.runner.seeds["seed"]]
-    >>> seeds == [recipe.seed_of(Seat(1)), recipe.seed_of(Seat(2))], len(set(seeds))
+    >>> seeds == [spec.seed_of(WorkerId(1)), spec.seed_of(WorkerId(2))], len(set(seeds))
     (True, 2)
 """
 
@@ -33,7 +33,7 @@ from rlio.support.options import refuse_unknown
 from rlio.worker import RolloutWorker
 from rlio.writer import OutputWriter
 
-__all__ = ["Acknowledge", "Recipe", "Seat", "WorkerKeywords", "draw_seed", "portable"]
+__all__ = ["Acknowledge", "WorkerId", "WorkerKeywords", "WorkerSpec", "draw_seed", "portable"]
 
 # Any in this module: arguments are what `RolloutWorker` takes.
 
@@ -59,12 +59,12 @@ class WorkerKeywords(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Seat:
-    """Which worker of a group, and the how manieth that is it.
+class WorkerId:
+    """Which worker of a group, and how many workers have held this index before.
 
     Attributes:
         worker_index: From 1 on.
-        incarnation: How often another took the place of the one before, whatever process it was in.
+        incarnation: How many workers have held the index before, in whatever process.
     """
 
     worker_index: int
@@ -81,7 +81,7 @@ def _number(sequence: np.random.SeedSequence) -> int:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class WorkerSpec:
     """Arguments of `RolloutWorker`.
 
     Attributes:
@@ -100,33 +100,33 @@ class Recipe:
     seed: int
     acknowledge: Acknowledge = "written"
 
-    def seed_of(self, seat: Seat) -> int:
+    def seed_of(self, worker_id: WorkerId) -> int:
         """The seed of one worker: another for each place, and for each that takes it."""
-        key = (seat.worker_index, seat.incarnation)
+        key = (worker_id.worker_index, worker_id.incarnation)
         return _number(np.random.SeedSequence(self.seed, spawn_key=key))
 
-    def make(self, seat: Seat) -> RolloutWorker:
-        """Make the worker that sits at ``seat``."""
+    def make(self, worker_id: WorkerId) -> RolloutWorker:
+        """Make the worker ``worker_id``."""
         keywords = dict(self.keywords)
         if keywords.get("output") is not None:
-            keywords["output"] = _Output(keywords["output"], self._about(seat))
+            keywords["output"] = _Output(keywords["output"], self._about(worker_id))
         return RolloutWorker(
             self.env,
             self.policy,
             **keywords,
-            seed=self.seed_of(seat),
-            worker_index=seat.worker_index,
+            seed=self.seed_of(worker_id),
+            worker_index=worker_id.worker_index,
             num_workers=self.num_workers,
-            recreated_worker=seat.incarnation > 0,
+            recreated_worker=worker_id.incarnation > 0,
         )
 
-    def _about(self, seat: Seat) -> dict[str, Any]:
+    def _about(self, worker_id: WorkerId) -> dict[str, Any]:
         """What provenance says beside the worker's own seed: how to get at it again."""
         return {
             "seed": self.seed,
-            "worker_index": seat.worker_index,
+            "worker_index": worker_id.worker_index,
             "num_workers": self.num_workers,
-            "incarnation": seat.incarnation,
+            "incarnation": worker_id.incarnation,
         }
 
 
