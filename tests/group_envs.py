@@ -165,7 +165,7 @@ def until_answered(group: WorkerGroup) -> None:
     """Wait until all batches that were asked for are in this process; nobody has looked at them then."""
     import ray
 
-    requests = [request for worker in group._crew.workers for request in worker.requests]
+    requests = [request for worker in group._pool.workers for request in worker.requests]
     there, _ = ray.wait(requests, num_returns=len(requests))
     assert len(there) == len(requests)
 

@@ -70,7 +70,7 @@ def test_a_log_is_recovered_on_its_node_or_on_another_one_of_its_machine_once_th
     with ray_cluster.second_node() as node:
         root = str(tmp_path / "lives" / "rows")
         with group_on_both(root) as group:
-            group._crew._recovery._task = ray.remote(recover_and_tell)
+            group._pool._recovery._task = ray.remote(recover_and_tell)
             served = [group.sample()]
             (there,) = [status for status in group.status() if status.node_id == node.node_id]
             assert there.pid is not None
@@ -104,7 +104,7 @@ def test_a_log_on_a_machine_without_a_node_is_named_when_the_group_is_closed(
     root = str(tmp_path / "rows")
     with ray_cluster.second_node() as node, group_on_both(root) as group:
         group.sample()
-        (place,) = [each for each in group._crew.workers if each.opened.node_id == node.node_id]
+        (place,) = [each for each in group._pool.workers if each.opened.node_id == node.node_id]
         place.opened = replace(place.opened, host="elsewhere")
         ray_cluster.stop_node(node)
         while not group.losses:
