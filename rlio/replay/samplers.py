@@ -55,7 +55,7 @@ class EpochReader(InputReader):
         self.unit: Unit = draw.unit
         self.drop_last = options.drop_last
         # Ranks share batches out, and how many rows are dropped is a matter of their size.
-        self.settled = options.shard[1] == 1 and not options.drop_last
+        self.can_read_ahead = options.shard[1] == 1 and not options.drop_last
 
     def __len__(self) -> int:
         """Units of one epoch, of all ranks together."""
@@ -180,7 +180,7 @@ class UniformSampler(_Sampler):
 
     def __init__(self, store: ReplayStore, draw: Draw, *, batch_size: int | None, seed: int | None) -> None:
         super().__init__(store, draw, batch_size=batch_size, seed=seed)
-        self.replayable = self.settled = not store.live
+        self.replayable = self.can_read_ahead = not store.live
         #: Units drawn so far.
         self.drawn = 0
         self._order = UniformDraws(self.seed)
