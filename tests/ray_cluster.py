@@ -50,8 +50,9 @@ def cluster(cpus: int = 8) -> Iterator[None]:
 
         # ray.init() replaces 127.0.0.1 by the machine's address in the network, and would listen there.
         stack.enter_context(mock.patch.object(services, "resolve_ip_for_localhost", lambda address: address))
-        # The autoscaler: this cluster does not grow.
-        stack.enter_context(mock.patch.object(node.Node, "start_monitor"))
+        # Processes that no test needs: the autoscaler, the reader of workers' logs, the dashboard.
+        for start in ("start_monitor", "start_log_monitor", "start_api_server"):
+            stack.enter_context(mock.patch.object(node.Node, start))
         with warnings.catch_warnings():
             # Ray 2.54 leaves the files that it opens for its processes to the garbage collector.
             warnings.simplefilter("ignore", ResourceWarning)
