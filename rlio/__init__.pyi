@@ -11,6 +11,8 @@ from .batch.builder import BatchBuilder as BatchBuilder
 from .batch.builder import MultiAgentBatchBuilder as MultiAgentBatchBuilder
 from .batch.columns import Columns as Columns
 from .batch.episode import Episode as Episode
+from .checkpoint import load_checkpoint as load_checkpoint
+from .checkpoint import save_checkpoint as save_checkpoint
 from .connectors.connector import Connector as Connector
 from .connectors.flatten import Flatten as Flatten
 from .connectors.flatten import OneHot as OneHot
