@@ -29,7 +29,7 @@ def train(folder: str, *, steps: int) -> float:
         try:
             parts = {"model": model, "optimizer": optimizer, "reader": reader}
             step = rlio.load_checkpoint(f"{folder}/checkpoint", **parts)["step"]
-        except rlio.DataNotFound:
+        except rlio.errors.DataNotFound:
             torch.nn.init.zeros_(model.weight)
             torch.nn.init.zeros_(model.bias)
         for _ in range(steps):

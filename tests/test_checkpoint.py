@@ -42,7 +42,7 @@ class Run:
 
     def __init__(self, root: Path, seed: int) -> None:
         torch.manual_seed(seed)
-        self.policy = rlio.DQN()
+        self.policy = rlio.policies.DQN()
         self.policy.bind(*SPACES, seed=seed)
         self.model = torch.nn.Linear(3, 1)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
