@@ -147,7 +147,7 @@ def test_rows_that_are_lost_with_a_disk_or_out_of_reach_stay_counted_and_machine
     for loss, record in zip((first, second), told, strict=True):
         assert {loss.host, root, loss.logs[0], STEPS} <= set(record.args or ())
     assert len(rlio.open_dataset(root)) == 0
-    rlio.recover(root)
+    rlio.maintenance.recover(root)
     found = rows_of(root)
     np.testing.assert_array_equal(found["obs"], columns_of(served)["obs"][STEPS:])
     assert rlio.verify(root).ok

@@ -23,7 +23,7 @@ def block_with(checkout: Path, words: str, folder: Path) -> str:
 
 
 @pytest.mark.xdist_group("ray")
-@pytest.mark.parametrize("policy", ["LinearPolicy", *further("rlio.DQN")])
+@pytest.mark.parametrize("policy", ["LinearPolicy", *further("rlio.policies.DQN")])
 def test_a_group_samples_learns_and_records(
     policy: str,
     checkout: Path,
@@ -39,7 +39,7 @@ def test_a_group_samples_learns_and_records(
     for said, done in (
         ("range(1000)", "range(3)"),
         ("num_workers=4", "num_workers=1"),
-        ("rlio.DQN", policy),  # A worker would need two seconds to import torch.
+        ("rlio.policies.DQN", policy),  # A worker would need two seconds to import torch.
     ):
         assert said in code
         code = code.replace(said, done)
