@@ -135,7 +135,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ended(folder: Path, request: pytest.FixtureRequest) -> dict[str, Ended]:
-    """The children of the tests that run, many at once: those whose store hangs begin first, and mostly wait."""
+    """The children of the tests that run, many at once: those whose store hangs mostly wait."""
     tasks: dict[str, str] = {}
     params = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
     chosen = {tuple(map(each.get, ("end", "store", "kind"))) for each in params}
