@@ -30,6 +30,8 @@ from rlio.policies.data_parallel import in_step, setup_torch_data_parallel
 from rlio.policies.torch_arrays import arrays_of, load_arrays, state_of, state_to
 from rlio.torch import ReplayDataset
 
+pytestmark = pytest.mark.xdist_group("data_parallel_reader")  # One process begins the others once.
+
 # At the end of the epoch, two rows are left for three processes: one has none.
 ROWS, STEP = 98, 12
 OPTIONS: dict[str, Any] = {"epochs": 1, "shuffle": True, "seed": 5}
