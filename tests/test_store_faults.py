@@ -216,7 +216,7 @@ def test_over_1000_seeds_of_faults_every_acknowledged_row_is_there_once(part: in
     happened = run_seeds(range(64 * part, 64 * (part + 1)), tmp_path)
     assert all(happened[fault] > 5 for fault in FAILURES)
     assert happened["read"] > 5, "the readers amid faults read something too"
-    assert happened["merged"] > 5, "compaction had something to do"
+    assert happened["merged"] > 2, "compaction had something to do"
 
 
 @pytest.mark.soak
