@@ -32,7 +32,7 @@ LOWEST := public_names readme batch_builder mapped_input cli cli_errors options 
   dataset_reader json_reader d4rl_reader foreign_parquet foreign_layouts rllib_recordings mixed_input shuffled_input \
   replay_store following_replay paced_writer torch envs envs_atari pettingzoo connectors env_runner callbacks \
   multi_agent_runner external sampler_input metrics policies torch_policy dqn behaviour_cloning policy_map \
-  postprocessing worker_live weaving spool verify_cli compact distributed_data real_servers
+  postprocessing worker_live checkpoint weaving spool verify_cli compact distributed_data real_servers
 
 .PHONY: help setup demo test test-all test-lowest soak lint format
 

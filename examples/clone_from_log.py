@@ -26,7 +26,7 @@ def main(folder: str) -> None:
     print(f"{data}: {data.bytes() / len(data):.1f} bytes a step")
 
     # The environment only tells the policy its spaces: the input has no sampler, so that it is never stepped.
-    student = rlio.BehaviourCloning(learning_rate=3e-3)
+    student = rlio.policies.BehaviourCloning(learning_rate=3e-3)
     with rlio.RolloutWorker(
         "CartPole-v1",
         student,

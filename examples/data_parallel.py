@@ -41,7 +41,7 @@ def record(folder: Path) -> None:
 def train(rank: int, world: int, folder: Path, steps: int | None) -> None:
     """One process of ``world``: take ``steps`` steps, or all that are left, and save where they stand."""
     env = gym.make("CartPole-v1")  # For its spaces.
-    policy = rlio.BehaviourCloning(hidden=(32,))
+    policy = rlio.policies.BehaviourCloning(hidden=(32,))
     policy.bind(env.observation_space, env.action_space, seed=0)
     setup_torch_data_parallel([policy], f"file://{folder}/meeting-{world}", rank, world)
     served = []

@@ -16,7 +16,7 @@ import rlio
 def simulate(url: str, token: str, *, episodes: int) -> None:
     """The simulator: it decides when to ask, and what to report."""
     env = gym.make("CartPole-v1")
-    with rlio.PolicyClient(url, token) as client:
+    with rlio.serving.PolicyClient(url, token) as client:
         for number in range(episodes):
             obs, _ = env.reset(seed=number)
             episode = client.start_episode()
@@ -31,11 +31,11 @@ def simulate(url: str, token: str, *, episodes: int) -> None:
 
 def main() -> None:
     """Serve, and learn until the simulator has played its episodes."""
-    policy = rlio.DQN(hidden=(32,))
+    policy = rlio.policies.DQN(hidden=(32,))
     env = gym.make("CartPole-v1")
     policy.bind(env.observation_space, env.action_space, seed=0)
     config = rlio.RolloutConfig(rollout_fragment_length=32)
-    with rlio.PolicyServerInput(policy, config=config, idle_timeout=1.0) as server:
+    with rlio.serving.PolicyServerInput(policy, config=config, idle_timeout=1.0) as server:
         simulator = threading.Thread(target=simulate, args=(server.url, server.token), kwargs={"episodes": 8})
         simulator.start()
         for batch in server:  # It ends a second after the simulator has said its last word.

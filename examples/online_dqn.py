@@ -8,7 +8,7 @@ import rlio
 
 def main() -> None:
     """Sample, append, learn: 200 updates here, some thousands for a pole that stands."""
-    policy = rlio.DQN(hidden=(64,), epsilon_timesteps=2_000, target_update_every=50)
+    policy = rlio.policies.DQN(hidden=(64,), epsilon_timesteps=2_000, target_update_every=50)
     store = rlio.ReplayStore(capacity=20_000)
     config = rlio.RolloutConfig(num_envs=4, rollout_fragment_length=8)
     with rlio.RolloutWorker("CartPole-v1", policy, rollout=config, seed=0) as worker:

@@ -18,7 +18,7 @@ def main(folder: str) -> None:
     """Ten updates of an actor-critic in CartPole, each on a fragment of each worker."""
     with WorkerGroup(
         "CartPole-v1",
-        rlio.ActorCritic(hidden=(32,), learning_rate=0.01),
+        rlio.policies.ActorCritic(hidden=(32,), learning_rate=0.01),
         num_workers=2,
         local_worker=True,  # worker 0, here: it learns
         rollout=rlio.RolloutConfig(num_envs=2, rollout_fragment_length=50),

@@ -21,7 +21,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, SupportsFloat
 
 import gymnasium as gym
@@ -436,9 +436,10 @@ class RecordExperience(gym.Wrapper[Any, Any, Any, Any]):
         autoreset: Whether the step after an episode's last is a reset; None: if ``env`` is wrapped in
             gymnasium's Autoreset.
         close_writer: Whether `close` closes the writer: not if others write with it.
+        storage_options: For the fsspec filesystem of a path or URL.
 
     Raises:
-        OptionError: ``writer`` stands for none.
+        OptionError: ``writer`` stands for none, or has its storage options already.
     """
 
     def __init__(
@@ -451,9 +452,10 @@ class RecordExperience(gym.Wrapper[Any, Any, Any, Any]):
         seed: int | None = None,
         autoreset: bool | None = None,
         close_writer: bool = True,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(env)
-        self.writer = _writer_of(writer, env)
+        self.writer = _writer_of(writer, env, storage_options)
         self._rows = _Rows(env, infos=infos, seeds=seeds)
         self._recorder = _Recorder(self._rows, self.writer)
         self._seeds = seeds
@@ -572,9 +574,11 @@ class RecordVectorExperience(VectorWrapper):
         seeds: As for `RecordExperience`; episodes that begin by autoreset have none.
         seed: Of the episode ids; None draws one from the OS.
         close_writer: Whether `close` closes the writer.
+        storage_options: For the fsspec filesystem of a path or URL.
 
     Raises:
-        OptionError: ``writer`` stands for none, or the metadata do not say the autoreset mode.
+        OptionError: ``writer`` stands for none, or has its storage options already, or the
+            metadata do not say the autoreset mode.
     """
 
     def __init__(
@@ -586,10 +590,11 @@ class RecordVectorExperience(VectorWrapper):
         seeds: bool = False,
         seed: int | None = None,
         close_writer: bool = True,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(envs)
         self._stepper = VectorStepper(envs)
-        self.writer = _writer_of(writer, envs)
+        self.writer = _writer_of(writer, envs, storage_options)
         self._rows = _VectorRows(envs, infos=infos, seeds=seeds, seed=seed)
         self._recorder = _Recorder(self._rows, self.writer)
         self._infos, self._seeds = infos, seeds
@@ -687,8 +692,14 @@ def _check_names(columns: dict[str, Any], *, seeds: bool) -> None:
             raise OptionError(f"record({name}=...): rows are steps, and this column is of sequences")
 
 
-def _writer_of(writer: Any, env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> OutputWriter:
+def _writer_of(
+    writer: Any,
+    env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any],
+    storage_options: Mapping[str, Any] | None,
+) -> OutputWriter:
     if isinstance(writer, OutputWriter):
+        if storage_options is not None:
+            raise OptionError("storage_options= and a writer, which has its own: give them to the writer")
         return writer
     spec = env.spec
     spaces = (
@@ -697,7 +708,9 @@ def _writer_of(writer: Any, env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any]) -
         else (env.observation_space, env.action_space)
     )
     made_by = {} if spec is None else {"env": spec.id}
-    return resolve_output(writer, IOContext(spaces={DEFAULT_POLICY_ID: spaces}, made_by=made_by))
+    options = {} if storage_options is None else {"storage_options": storage_options}
+    context = IOContext(spaces={DEFAULT_POLICY_ID: spaces}, made_by=made_by, options=options)
+    return resolve_output(writer, context)
 
 
 def _has_autoreset(env: gym.Env[Any, Any]) -> bool:

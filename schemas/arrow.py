@@ -5,7 +5,6 @@ Not here: which columns there are, and row groups (`rlio.schemas.parquet`).
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from rlio.errors import CorruptData
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.json_values import load_value
 
-__all__ = ["arrow_type", "empty_array", "expanded_bytes", "from_arrow", "page_rows", "to_arrow"]
+__all__ = ["arrow_type", "expanded_bytes", "from_arrow", "page_rows", "to_arrow"]
 
 
 def arrow_type(spec: ColumnSpec, *, nullable: bool) -> pa.DataType:
@@ -95,18 +94,6 @@ def from_arrow(array: pa.Array, spec: ColumnSpec) -> tuple[NDArray[Any], NDArray
     if flat.size != count * spec.size:
         raise CorruptData(f"{flat.size} values in {count} rows of shape {spec.shape}")
     return _in_dtype(flat.reshape(count, *spec.shape), spec), valid
-
-
-def empty_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """A new array without values, in memory that Arrow's allocator has kept from arrays that are gone.
-
-    The C library gives large arrays back to the system; each 4 KiB of the next one then costs a page fault,
-    more than filling it does.
-    """
-    size = dtype.itemsize * math.prod(shape)
-    if not size:
-        return np.empty(shape, dtype)
-    return np.frombuffer(pa.allocate_buffer(size), dtype).reshape(shape)
 
 
 def page_rows(rows: int) -> dict[str, Any]:

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from rlio.batch import Column, MultiAgentBatch, SampleBatch, concat_samples
 from rlio.batch.columns import Columns
+from rlio.batch.frames import empty_array
 from rlio.batch.nested import Path, leaves, unflatten
-from rlio.schemas.arrow import empty_array
 from rlio.schemas.frame_pools import Frames
 
 __all__ = ["Folded", "join_folded", "unfold"]
@@ -58,7 +58,7 @@ def unfold(parts: Sequence[Folded], empty: Empty = empty_array) -> SampleBatch |
     """The rows of some batches, one after the other, with their stacks.
 
     Of stacks along the last axis, the frames of a row lie one after the other in memory, not in C order:
-    `rlio.in_c_order` weaves them into each other.
+    `rlio.batch.in_c_order` weaves them into each other.
 
     Args:
         parts: At least one.

@@ -24,8 +24,8 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from rlio.batch.frames import empty_array
 from rlio.errors import CorruptData
-from rlio.schemas.arrow import empty_array
 from rlio.schemas.column import FrameStack
 from rlio.schemas.observations import SplitStack, as_unsigned, as_words, stack_places
 from rlio.support.forks import cached_property

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlio.batch.frames import empty_array
 from rlio.errors import CorruptData
-from rlio.schemas.arrow import empty_array
 from rlio.schemas.column import FrameStack
 
 __all__ = [

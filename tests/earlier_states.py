@@ -146,20 +146,20 @@ def write_states(folder: Path) -> None:
 
 def _worker(env: Any, policy: Any, **options: Any) -> rlio.RolloutWorker:
     rollout = options.pop("rollout", None) or rlio.RolloutConfig(
-        num_envs=2, rollout_fragment_length=8, observation_connectors=[rlio.MeanStdFilter()]
+        num_envs=2, rollout_fragment_length=8, observation_connectors=[rlio.connectors.MeanStdFilter()]
     )
     return rlio.RolloutWorker(env, policy, rollout=rollout, seed=4, **options)
 
 
-def _actor() -> rlio.ActorCritic:
-    return rlio.ActorCritic(hidden=(4,))
+def _actor() -> rlio.policies.ActorCritic:
+    return rlio.policies.ActorCritic(hidden=(4,))
 
 
 #: Name -> how to make a worker.
 WORKERS: dict[str, Callable[[], rlio.RolloutWorker]] = {
     "sampler": lambda: _worker("CartPole-v1", _actor()),
     "agents": lambda: _worker(
-        rlio.make_multi_agent("CartPole-v1"),
+        rlio.envs.make_multi_agent("CartPole-v1"),
         {"a": rlio.PolicySpec(_actor), "b": rlio.PolicySpec(rlio.RandomPolicy)},
         rollout=rlio.RolloutConfig(rollout_fragment_length=8),
         policy_mapping_fn=_policy_of,

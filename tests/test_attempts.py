@@ -191,7 +191,7 @@ def test_a_snapshot_stays_with_the_attempt_that_it_names(root: str) -> None:
 def test_a_snapshot_tells_what_was_trimmed_of_its_attempt_also_once_another_is_taken(root: str) -> None:
     attempt(root, SECOND, range(100, 105))
     snapshot = rlio.open_dataset(root).snapshot()
-    rlio.trim(root, before={SECOND: 3})
+    rlio.maintenance.trim(root, before={SECOND: 3})
     attempt(root, FIRST, range(5))
     with pytest.raises(HoleError, match="trimmed since"):
         rlio.open_dataset(root, at=snapshot)
@@ -233,7 +233,7 @@ def test_a_file_in_an_attempt_s_folder_is_no_attempt(root: str) -> None:
     attempt(root, "w0", range(2))
     attempt(root, FIRST, range(10, 15), sealed=False)
     (Path(root) / writer_dir(FIRST) / ".DS_Store").write_bytes(b"?")
-    rlio.gc(root, grace=0)
+    rlio.maintenance.gc(root, grace=0)
     assert list_shards(Storage.open(root)).passed_over == {}
     with rlio.DatasetReader(root, follow=True, idle_timeout=60, poll_seconds=0.01) as reader:
         assert reader.sample()["t"].tolist() == [0, 1]
@@ -286,8 +286,8 @@ def test_gc_removes_other_attempts_after_the_grace_and_keeps_their_seals(root: s
     attempt(root, THIRD, range(5), sealed=False)
     abandoned = f"{part_id('job', 1)}~0000-00000000"
     attempt(root, abandoned, range(5), sealed=False)
-    assert rlio.gc(root).waiting == 5
-    report = rlio.gc(root, grace=0)
+    assert rlio.maintenance.gc(root).waiting == 5
+    report = rlio.maintenance.gc(root, grace=0)
     assert {entry.kind for entry in report.removed} == {"attempt"}
     assert len(report.removed) == 5
     left = {writer: len(Storage.open(root).list(writer_dir(writer))) for writer in (FIRST, SECOND, THIRD)}
@@ -295,7 +295,7 @@ def test_gc_removes_other_attempts_after_the_grace_and_keeps_their_seals(root: s
     assert values_of(root) == [0, 1, 2, 3, 4]
     with pytest.raises(HoleError):  # Never other rows than those that the snapshot names.
         rlio.open_dataset(root, at={SECOND: 5})
-    assert rlio.gc(root, grace=0).removed == ()
+    assert rlio.maintenance.gc(root, grace=0).removed == ()
 
 
 def test_a_follower_that_had_an_attempt_which_was_collected_repeats_nothing(root: str) -> None:
@@ -304,7 +304,7 @@ def test_a_follower_that_had_an_attempt_which_was_collected_repeats_nothing(root
         assert len(reader.sample()["t"]) == 5
         state = reader.state_dict()
     attempt(root, FIRST, range(5))
-    rlio.gc(root, grace=0)
+    rlio.maintenance.gc(root, grace=0)
     with rlio.DatasetReader(root, follow=True, idle_timeout=0) as reader:
         reader.load_state_dict(state)
         assert list(reader) == []
@@ -316,10 +316,10 @@ def test_compact_and_trim_see_the_attempt_that_is_taken(root: str) -> None:
             for t in range(4):
                 output.write(rlio.SampleBatch(t=np.array([t])))
                 output.flush()
-    report = rlio.compact(root)
+    report = rlio.maintenance.compact(root)
     assert [run.writer for run in report.runs] == [FIRST]
     assert values_of(root) == [0, 1, 2, 3]
-    assert rlio.trim(root, keep_rows=2).rows_left == 2
+    assert rlio.maintenance.trim(root, keep_rows=2).rows_left == 2
     assert values_of(root) == [2, 3]
     assert codes(root) == ["attempt"]
 
@@ -327,7 +327,7 @@ def test_compact_and_trim_see_the_attempt_that_is_taken(root: str) -> None:
 def test_a_copy_into_another_root_has_each_row_once(root: str, tmp_path: Path) -> None:
     attempt(root, FIRST, range(5))
     attempt(root, SECOND, range(5))
-    rlio.compact(root, into=str(tmp_path / "copy"))
+    rlio.maintenance.compact(root, into=str(tmp_path / "copy"))
     assert values_of(str(tmp_path / "copy")) == [0, 1, 2, 3, 4]
 
 
@@ -347,12 +347,12 @@ def test_compaction_between_two_seals_changes_nothing(root: str) -> None:
             output.write(rows(range(n, n + 1)))
             output.flush()
             output.write(rows(range(n, n + 1)))
-    rlio.compact(root)
+    rlio.maintenance.compact(root)
     attempt(root, FIRST, range(5))
     attempt(root, THIRD, range(5), sealed=False)
     for _ in range(2):
         assert values_of(root)[-5:] == [0, 1, 2, 3, 4]
         assert values_of(root, at=snapshot) == [100, 101, 102, 103, 104]
         assert len(rlio.open_dataset(root)) == 13
-        rlio.compact(root)
+        rlio.maintenance.compact(root)
     assert codes(root) == ["attempt", "attempt"]

@@ -204,7 +204,7 @@ def test_a_file_where_a_folder_is_meant_is_an_error_of_ours_everywhere(tmp_path:
         (lambda: rlio.ReplayStore.open(file), DataNotFound),
         (lambda: rlio.ReplayStore.load(file), DataNotFound),
         (lambda: rlio.verify(file), DataNotFound),
-        (lambda: rlio.recover(file, must_exist=True), DataNotFound),
+        (lambda: rlio.maintenance.recover(file, must_exist=True), DataNotFound),
         (lambda: bound().load(file), DataNotFound),
         (lambda: write(rlio.ParquetWriter), OptionError),
         (lambda: write(rlio.JsonWriter), OptionError),

@@ -20,20 +20,11 @@ from stored_batches import assert_identical, files, fresh_root, group_bytes, loa
 from test_round_trips import DTYPES, columns, interleaved, make
 
 import rlio
-from rlio import (
-    CorruptData,
-    DatasetReader,
-    JsonWriter,
-    MultiAgentBatch,
-    OptionError,
-    ParquetWriter,
-    Roll,
-    SampleBatch,
-    concat_samples,
-)
+from rlio import DatasetReader, JsonWriter, MultiAgentBatch, ParquetWriter, Roll, SampleBatch, concat_samples
 from rlio.batch import Batch
 from rlio.dataset.listing import list_shards
 from rlio.dataset.names import ShardName
+from rlio.errors import CorruptData, OptionError
 from rlio.maintenance.compact import compact as compact_function
 from rlio.maintenance.merging import open_whole
 from rlio.schemas.provenance import Provenance
@@ -118,7 +109,7 @@ def assert_unchanged_by_compaction(
     read = read or (lambda root: served(root, batch_size))
     before = read(root), episodes(root), written_batches(root)
     snapshot, stored = rlio.open_dataset(root).snapshot(), files(root)
-    report = rlio.compact(root, **options)
+    report = rlio.maintenance.compact(root, **options)
     assert rlio.open_dataset(root).snapshot() == snapshot
     assert files(root).items() >= stored.items(), "compaction took or changed an object"
     after = read(root)
@@ -270,7 +261,7 @@ def test_observations_stored_once_stay_equal_and_are_stored_once_across_old_shar
 def test_row_groups_become_full_ones() -> None:
     with group_bytes(100):
         root = store_small(*pieces(numbered(100), 3))
-        rlio.compact(root)
+        rlio.maintenance.compact(root)
     (ref,) = shards(root)
     sizes = [info.rows for info in open_whole(Storage.open(root), ref).groups]
     full = open_whole(Storage.open(root), ref).schema.group_rows
@@ -286,7 +277,7 @@ def test_a_sequence_longer_than_a_row_group_stays_whole() -> None:
     with group_bytes(100):
         root = store_small(*parts)
         before = [part["seq_lens"].tolist() for part in served(root, 1)]
-        rlio.compact(root)
+        rlio.maintenance.compact(root)
         assert (
             [part["seq_lens"].tolist() for part in served(root, 1)] == before == [[3], [40], [2], [5], [60]]
         )
@@ -315,15 +306,15 @@ def test_shards_of_more_than_half_the_size_and_those_between_them_are_left_alone
 
 def test_too_few_shards_are_not_worth_it() -> None:
     root = store_small(*pieces(numbered(12), 4))
-    assert rlio.compact(root, min_shards=4).runs == ()
-    assert rlio.compact(root, min_shards=3).rows == 12
+    assert rlio.maintenance.compact(root, min_shards=4).runs == ()
+    assert rlio.maintenance.compact(root, min_shards=3).rows == 12
 
 
 def test_shards_of_another_schema_or_provenance_are_not_merged() -> None:
     root = fresh_root()
     one, other = agents({"a": [(0, 0)]}), agents({"a": [(0, 1)], "b": [(0, 1)]})
     store_small(one, one, other, other, root=root)
-    report = rlio.compact(root)
+    report = rlio.maintenance.compact(root)
     assert [run.rows for run in report.runs] == [2, 4]
     storage = Storage.open(root)
     first, second = (open_whole(storage, ref) for ref in shards(root))
@@ -349,21 +340,21 @@ def test_a_data_set_with_json_shards_is_refused_and_a_copy_in_parquet_has_its_ro
     before = files(root, "")
     for options in ({}, {"into": fresh_root()}, {"dry_run": True}, {"on_error": "skip"}):
         with pytest.raises(OptionError) as caught:
-            rlio.compact(root, **options)
+            rlio.maintenance.compact(root, **options)
         assert caught.value.uri == Storage.open(root).uri
         assert files(root, "") == before
     new = fresh_root()
     with DatasetReader(root, epochs=1) as reader, ParquetWriter(new) as writer:
         for batch in reader:
             writer.write(batch)
-    assert rlio.compact(new).shards_after == 1
+    assert rlio.maintenance.compact(new).shards_after == 1
     assert_identical(load(new), load(root))
 
 
 def test_a_hole_is_never_closed() -> None:
     root = store_small(*pieces(numbered(20), 4))
     remove(list(shard_files(root))[2])
-    rlio.compact(root)
+    rlio.maintenance.compact(root)
     data = rlio.open_dataset(root)
     assert data.holes == {"w0": [range(8, 12)]}
     assert [(s.first, s.rows) for s in data.segments] == [(0, 8), (12, 8)]
@@ -381,15 +372,15 @@ def test_shards_that_overlap_in_part_become_one_of_their_rows() -> None:
     """Two compactors that began at different moments leave such shards."""
     root = two_that_overlap()
     assert [(s.first, s.skip, s.rows) for s in rlio.open_dataset(root).segments] == [(0, 0, 8), (8, 4, 4)]
-    rlio.compact(root)
+    rlio.maintenance.compact(root)
     assert [(s.first, s.skip, s.rows) for s in rlio.open_dataset(root).segments] == [(0, 0, 12)]
     assert_identical(load(root), numbered(12))
 
 
 def test_rows_below_a_trim_are_left_out() -> None:
     root = store_small(*pieces(numbered(40), 8))
-    rlio.trim(root, before={"w0": 11})
-    rlio.compact(root)
+    rlio.maintenance.trim(root, before={"w0": 11})
+    rlio.maintenance.compact(root)
     assert load(root)["t"].tolist() == list(range(11, 40))
     (segment,) = rlio.open_dataset(root).segments
     assert segment.ref.name.first == 11
@@ -398,9 +389,9 @@ def test_rows_below_a_trim_are_left_out() -> None:
 def test_a_dry_run_says_what_would_be_done_and_writes_nothing() -> None:
     root = store_small(*pieces(numbered(12), 3))
     before = files(root, "")
-    plan = rlio.compact(root, dry_run=True)
+    plan = rlio.maintenance.compact(root, dry_run=True)
     assert files(root, "") == before
-    done = rlio.compact(root)
+    done = rlio.maintenance.compact(root)
     assert [(run.first, run.rows, run.sources) for run in plan.runs] == [
         (run.first, run.rows, run.sources) for run in done.runs
     ]
@@ -415,12 +406,12 @@ def test_a_dry_run_says_what_would_be_done_and_writes_nothing() -> None:
 )  # fmt: skip
 def test_illegal_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(OptionError):
-        rlio.compact(store_small(numbered(3)), **options)
+        rlio.maintenance.compact(store_small(numbered(3)), **options)
 
 
 def test_a_root_without_a_data_set_is_named() -> None:
-    with pytest.raises(rlio.DataNotFound, match="memory://"):
-        rlio.compact(fresh_root())
+    with pytest.raises(rlio.errors.DataNotFound, match="memory://"):
+        rlio.maintenance.compact(fresh_root())
 
 
 # ---- damage ----
@@ -435,7 +426,7 @@ def test_a_damaged_shard_raises_and_all_stays_as_it_was() -> None:
         put(path, bytes(data))
         before = files(root, "")
         with pytest.raises(CorruptData, match=path.rsplit("/", 1)[1]):
-            rlio.compact(root)
+            rlio.maintenance.compact(root)
         assert files(root, "") == before
         data[place] ^= 1
         put(path, bytes(data))
@@ -446,7 +437,7 @@ def test_runs_around_a_damaged_shard_are_compacted_if_that_is_wanted() -> None:
     store_small(*pieces(numbered(12), 3), root=root, writer_id="w1")
     path = list(shard_files(root))[1]
     put(path, files(root)[path][:-1] + b"?")
-    report = rlio.compact(root, on_error="skip")
+    report = rlio.maintenance.compact(root, on_error="skip")
     assert [run.writer for run in report.runs] == ["w0", "w1"]
     assert len(report.skipped) == 1
     assert len(shards(root)) == 4
@@ -458,7 +449,7 @@ def test_a_shard_that_is_damaged_where_only_its_rows_are_is_skipped_with_its_run
     data = bytearray(files(root)[path])
     data[20] ^= 1
     put(path, bytes(data))
-    report = rlio.compact(root, on_error="skip")
+    report = rlio.maintenance.compact(root, on_error="skip")
     assert report.runs == ()
     assert "CRC-32" in report.skipped[0]
 
@@ -520,11 +511,11 @@ def test_a_compactor_whose_shards_go_lists_again(monkeypatch: pytest.MonkeyPatch
         if not calls:
             calls.append(ref)
             compact_function(root)
-            rlio.gc(root, grace=0)
+            rlio.maintenance.gc(root, grace=0)
         return original(storage, ref)
 
     monkeypatch.setattr(module, "open_whole", late)
-    report = rlio.compact(root)
+    report = rlio.maintenance.compact(root)
     assert report.runs == ()
     assert load(root)["t"].tolist() == list(range(12))
 
@@ -539,11 +530,11 @@ def test_rows_that_are_trimmed_meanwhile_stay_gone(monkeypatch: pytest.MonkeyPat
         file = original(storage, ref)
         if not calls:
             calls.append(ref)
-            rlio.trim(root, before={"w0": 7})
+            rlio.maintenance.trim(root, before={"w0": 7})
         return file
 
     monkeypatch.setattr(module, "open_whole", late)
-    rlio.compact(root)
+    rlio.maintenance.compact(root)
     assert load(root)["t"].tolist() == list(range(7, 12))
     assert rlio.open_dataset(root).segments[0].ref.name.first == 7
 
@@ -553,7 +544,7 @@ def test_duckdb_counts_each_row_once_while_covered_shards_wait_for_gc(tmp_path: 
     root = str(tmp_path)
     store_small(*pieces(numbered(50), 3), root=root, writer_id="w0")
     store_small(*pieces(numbered(50), 7), root=root, writer_id="w1")
-    rlio.compact(root)
+    rlio.maintenance.compact(root)
     live = rlio.open_dataset(root).files()
     everything = [str(path) for path in tmp_path.glob("data/*/*.parquet")]
     with duckdb.connect() as connection:
@@ -564,7 +555,7 @@ def test_duckdb_counts_each_row_once_while_covered_shards_wait_for_gc(tmp_path: 
 
         assert rows(live) == 100
         assert rows(everything) == 200
-        rlio.gc(root, grace=0)
+        rlio.maintenance.gc(root, grace=0)
         assert rows(live) == 100
     assert len(list(tmp_path.glob("data/*/*.parquet"))) == 2
 
@@ -579,7 +570,7 @@ def test_a_copy_of_many_writers_has_all_rows_in_their_order_under_one(make_batch
         # Ids that repeat from writer to writer stay apart.
         store_small(batch, batch, root=root, writer_id=f"w{number}", provenance=Provenance(seed=number))
     new = fresh_root()
-    report = rlio.compact(root, into=new)
+    report = rlio.maintenance.compact(root, into=new)
     assert report.rows == len(rlio.open_dataset(root)) == len(rlio.open_dataset(new))
     assert (report.shards_before, report.shards_after) == (10, 1)
     before, after = served(root, 4), served(new, 4)
@@ -601,8 +592,8 @@ def test_the_column_says_whose_rows_they_were_and_survives_another_copy() -> Non
     for number in range(3):
         store_small(numbered(2, 2 * number), root=root, writer_id=f"w{number}")
     first, second = fresh_root(), fresh_root()
-    rlio.compact(root, into=first)
-    rlio.compact(first, into=second)
+    rlio.maintenance.compact(root, into=first)
+    rlio.maintenance.compact(first, into=second)
     for copy in (first, second):
         batch = load(copy)
         assert batch["t"].tolist() == list(range(6))
@@ -621,7 +612,7 @@ def test_a_copy_that_was_interrupted_is_completed_by_another_call(monkeypatch: p
         store_small(SampleBatch(obs=rng.random((50, 4))), root=root, writer_id=f"w{number}")
     size = max(ref.name.size for ref in shards(root))
     whole, new = fresh_root(), fresh_root()
-    rlio.compact(root, into=whole, max_bytes=2 * size)
+    rlio.maintenance.compact(root, into=whole, max_bytes=2 * size)
     from rlio.maintenance import compaction
 
     original, calls = compaction.put_shard, []
@@ -629,15 +620,15 @@ def test_a_copy_that_was_interrupted_is_completed_by_another_call(monkeypatch: p
     def fail_second(*args: Any, **options: Any) -> Any:
         calls.append(args)
         if len(calls) == 2:
-            raise rlio.PublishError("the store is gone")
+            raise rlio.errors.PublishError("the store is gone")
         return original(*args, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(compaction, "put_shard", fail_second)
-        with pytest.raises(rlio.PublishError):
-            rlio.compact(root, into=new, max_bytes=2 * size)
+        with pytest.raises(rlio.errors.PublishError):
+            rlio.maintenance.compact(root, into=new, max_bytes=2 * size)
     assert len(shards(new)) == 1
-    rlio.compact(root, into=new, max_bytes=2 * size)
+    rlio.maintenance.compact(root, into=new, max_bytes=2 * size)
     ours, theirs = ({p.split("/", 2)[2]: data for p, data in files(r).items()} for r in (new, whole))
     assert ours == theirs
     assert_identical(load(new), load(whole))
@@ -646,9 +637,9 @@ def test_a_copy_that_was_interrupted_is_completed_by_another_call(monkeypatch: p
 def test_a_copy_into_a_root_of_others_or_itself_is_refused() -> None:
     root, other = store_small(numbered(3)), store_small(numbered(3), writer_id="w7")
     with pytest.raises(OptionError, match="w7"):
-        rlio.compact(root, into=other)
+        rlio.maintenance.compact(root, into=other)
     with pytest.raises(OptionError, match="itself"):
-        rlio.compact(root, into=root)
+        rlio.maintenance.compact(root, into=root)
 
 
 def test_a_copy_of_what_is_incomplete_is_refused() -> None:
@@ -656,16 +647,16 @@ def test_a_copy_of_what_is_incomplete_is_refused() -> None:
     remove(list(shard_files(root))[1])
     new = fresh_root()
     with pytest.raises(CorruptData, match="3 to 5"):
-        rlio.compact(root, into=new)
+        rlio.maintenance.compact(root, into=new)
     assert files(new, "") == {}
 
 
 def test_a_copy_leaves_out_what_was_trimmed() -> None:
     root = store_small(*pieces(numbered(12), 5), writer_id="w0")
     store_small(*pieces(numbered(12), 5), root=root, writer_id="w1")
-    rlio.trim(root, before={"w0": 7, "w1": 3})
+    rlio.maintenance.trim(root, before={"w0": 7, "w1": 3})
     new = fresh_root()
-    rlio.compact(root, into=new)
+    rlio.maintenance.compact(root, into=new)
     assert load(new)["t"].tolist() == [*range(7, 12), *range(3, 12)]
     rows: dict[str, int] = defaultdict(int)
     for part in rlio.open_dataset(new).episodes():

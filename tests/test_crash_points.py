@@ -20,8 +20,9 @@ from crash_child import WRITERS, Tally, files_of, fork, logs_of, rows_of, shard_
 from crash_shim import DIED, dying_at, intercepted
 from further import further
 
-from rlio import Roll, compact, gc
+from rlio import Roll
 from rlio.log.recovery import recover
+from rlio.maintenance import compact, gc
 
 # Rows of each write(), and what is done after some: rolls at 8 rows, so that some are cut in two.
 _WRITES = (3, 3, 5, 2, 9, 1)

@@ -24,7 +24,8 @@ from gymnasium.spaces import Box, Discrete
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
-from rlio import BehaviourCloning, DatasetReader, ParquetWriter, SampleBatch
+from rlio import DatasetReader, ParquetWriter, SampleBatch
+from rlio.policies import BehaviourCloning
 from rlio.policies.checkpoint import load_state, save_state
 from rlio.policies.data_parallel import in_step, setup_torch_data_parallel
 from rlio.policies.torch_arrays import arrays_of, load_arrays, state_of, state_to

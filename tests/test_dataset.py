@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from crash_child import fork, wait_for
+from gymnasium.spaces import Box, Discrete
 from stored_batches import files, fresh_root, load, numbered, put, remove, store
 
+import rlio
 from rlio import (
     DatasetReader,
     FollowingReplay,
@@ -26,7 +28,15 @@ from rlio import (
 from rlio.dataset import listing
 from rlio.dataset.listing import HoleCheck
 from rlio.dataset.names import DATA_DIR
-from rlio.errors import CorruptData, DataNotFound, EndOfData, OptionError, SchemaConflict, WaitTimeout
+from rlio.errors import (
+    CorruptData,
+    DataNotFound,
+    EndOfData,
+    OptionError,
+    SchemaConflict,
+    SchemaError,
+    WaitTimeout,
+)
 from rlio.schemas.provenance import Provenance
 from rlio.storage.filesystem import Storage
 
@@ -321,3 +331,38 @@ def test_the_schema_keeps_spaces_and_how_the_data_was_made() -> None:
     shard = data.open_shard(data.segments[0])
     assert shard.provenance["env"] == "CartPole-v1"  # type: ignore[attr-defined]  # Of Parquet shards.
     assert load(root)["t"].tolist() == [0, 1, 2]
+
+
+def test_a_policy_is_bound_to_the_spaces_of_a_data_set_and_needs_no_environment(tmp_path: Path) -> None:
+    spaces = Box(-1.0, 1.0, (3,)), Discrete(4)
+    with ParquetWriter(tmp_path, spaces={"default_policy": spaces}) as writer:
+        writer.write(SampleBatch(obs=np.zeros((2, 3), np.float32), actions=np.zeros(2, np.int64)))
+    data = open_dataset(tmp_path)
+    assert data.spaces == spaces
+    assert data.policy_spaces == {"default_policy": spaces}
+    policy = rlio.RandomPolicy()
+    policy.bind(*data.spaces)
+    assert policy.action_space == spaces[1]
+
+
+def test_spaces_that_are_not_known_or_not_one_are_errors(tmp_path: Path) -> None:
+    rows = SampleBatch(
+        obs=np.zeros((2, 3), np.float32),
+        actions=np.zeros(2, np.int64),
+        eps_id=np.zeros(2, np.int64),
+        t=np.arange(2),
+    )
+    wide, narrow = (Box(-1.0, 1.0, (3,)), Discrete(4)), (Box(-1.0, 1.0, (3,)), Discrete(2))
+    for name in ("none", "unlike"):
+        with ParquetWriter(tmp_path / name) as writer:
+            writer.write(rows)
+    for spaces in (wide, narrow):
+        with ParquetWriter(tmp_path / "unlike", spaces={"default_policy": spaces}) as writer:
+            writer.write(rows)
+    with ParquetWriter(tmp_path / "two", spaces={"a": wide, "b": narrow}) as writer:
+        writer.write(MultiAgentBatch({"a": rows, "b": rows}, 2))
+    for name, error in (("none", SchemaError), ("unlike", SchemaConflict), ("two", OptionError)):
+        with pytest.raises(error):
+            _ = open_dataset(tmp_path / name).spaces
+    assert open_dataset(tmp_path / "none").policy_spaces == {}
+    assert open_dataset(tmp_path / "two").policy_spaces == {"a": wide, "b": narrow}

@@ -225,7 +225,7 @@ def test_errors_of_tasks_are_ours(root: str, tmp_path: Path) -> None:
     assert caught.value.column == "a"
     assert "give job=" in caught.value.__notes__[-1]
     store(numbered(3), root=root, spool=None)
-    with pytest.raises(rlio.SchemaConflict):
+    with pytest.raises(rlio.errors.SchemaConflict):
         write_dataset(ray.data.from_items([{"t": 1.5}], override_num_blocks=1), root)
     assert list_shards(Storage.open(root)).passed_over == {}
     with pytest.raises(OptionError, match="memory://"):
@@ -273,7 +273,7 @@ def test_a_task_that_is_killed_while_it_writes_loses_and_repeats_nothing(root: s
     assert report.parts[0].writer == attempts[1]
     assert [f.code for f in rlio.verify(copy).findings if f.code == "attempt"] == ["attempt"]
     assert rlio.verify(copy).ok
-    rlio.gc(copy, grace=0)
+    rlio.maintenance.gc(copy, grace=0)
     assert list_shards(Storage.open(copy)).passed_over == {}
     assert_identical(load(copy), load(root))
 

@@ -293,8 +293,8 @@ def test_parts_are_the_same_rows_whatever_is_added_compacted_or_collected(tmp_pa
     parts = reader_of(root, tasks=3)
     halfway = parts[1].tables()
     first = next(halfway)
-    rlio.compact(root)
-    rlio.gc(root, grace=0)
+    rlio.maintenance.compact(root)
+    rlio.maintenance.gc(root, grace=0)
     store(numbered(5, first=1000), root=root, writer_id="zz", spool=None)
     rest = [*parts[0].tables(), first, *halfway, *parts[2].tables()]
     assert batch_of(rest)["t"].tolist() == list(range(60))
@@ -322,7 +322,7 @@ def test_damage_is_an_error_and_can_be_skipped(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[10] ^= 1
     path.write_bytes(data)
-    with pytest.raises(rlio.CorruptData):
+    with pytest.raises(rlio.errors.CorruptData):
         tables_of(root)
     found = batch_of(tables_of(root, on_error="skip"))
     assert found["t"].tolist() == [*range(10), *range(20, 30)]
@@ -548,8 +548,8 @@ def test_an_attempt_whose_shards_were_collected_does_not_seal_itself(tmp_path: P
     storage = Storage.open(tmp_path)
     writer = write_part(storage, numbered(5), roll=rlio.Roll(max_rows=2))
     writer._encoder.store()  # type: ignore[union-attr]
-    rlio.gc(tmp_path, grace=0)
-    with pytest.raises(rlio.PublishError, match="are gone"):
+    rlio.maintenance.gc(tmp_path, grace=0)
+    with pytest.raises(rlio.errors.PublishError, match="are gone"):
         writer.finish()
     assert list_shards(storage).sealed == {}
 
@@ -641,5 +641,5 @@ def test_row_groups_become_blocks_of_one_kind() -> None:
 def test_without_ray_the_pip_line_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     function = getattr(rlio.distributed, name)
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(rlio.MissingExtra, match=r"pip install 'rlio\[ray\]'"):
+    with pytest.raises(rlio.errors.MissingExtra, match=r"pip install 'rlio\[ray\]'"):
         function(*["memory://nowhere"] * (1 if name == "read_dataset" else 2))

@@ -410,7 +410,7 @@ def test_every_worker_writes_one_data_set_and_says_there_how_it_was_seeded(pair:
     rows = rlio.concat_samples(list(rlio.DatasetReader(pair.output, epochs=1, batch_size=1000)))
     check_rows(columns_of([rows]))
     pair.group.close()
-    with pytest.raises(rlio.ClosedError):
+    with pytest.raises(rlio.errors.ClosedError):
         pair.group.sample()
 
 
@@ -460,7 +460,7 @@ def test_statistics_of_all_workers_are_put_together_each_observation_once(ray_cl
 @pytest.mark.further
 def test_epsilon_in_a_group_falls_with_the_steps_of_all_workers(ray_cluster: None) -> None:
     """Each worker explored by its own steps: two workers took twice as many steps as were asked for."""
-    policy = rlio.DQN(hidden=[4], initial_epsilon=1.0, final_epsilon=0.0, epsilon_timesteps=100)
+    policy = rlio.policies.DQN(hidden=[4], initial_epsilon=1.0, final_epsilon=0.0, epsilon_timesteps=100)
     config = RolloutConfig(rollout_fragment_length=STEPS)
     with WorkerGroup(make_known, policy, num_workers=2, seed=5, local_worker=True, rollout=config) as group:
         assert epsilons(group.sample())[0] == 1.0
@@ -496,7 +496,7 @@ def assigned(worker: RolloutWorker) -> dict[str, float]:
 
 
 def epsilons(rows: Any) -> Any:
-    """What `rlio.DQN` explored with in each row, of 2 actions."""
+    """What `rlio.policies.DQN` explored with in each row, of 2 actions."""
     greedy = rows["q_values"].argmax(1) == rows["actions"]
     probability = np.exp(rows["action_logp"].astype(np.float64))
     return np.round(2 * np.where(greedy, 1 - probability, probability), 6)

@@ -183,7 +183,7 @@ def test_ray_is_imported_by_what_uses_it_and_missed_with_the_line_that_installs_
         "import rlio, rlio.distributed\n"
         "from rlio.distributed import FaultTolerance, WorkerGroup\n"
         "try:\n    WorkerGroup('CartPole-v1', rlio.RandomPolicy, num_workers=1)\n"
-        "except rlio.MissingExtra as error:\n    print(error)\n"
+        "except rlio.errors.MissingExtra as error:\n    print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert "pip install 'rlio[ray]'" in done.stdout

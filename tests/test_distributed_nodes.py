@@ -116,5 +116,5 @@ def test_a_log_on_a_machine_without_a_node_is_named_when_the_group_is_closed(
     (told,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert {"elsewhere", root, loss.logs[0], STEPS} <= set(told.args or ())
     while len(rlio.open_dataset(root)) < 2 * STEPS:  # Its process, of a node that is gone, dies soon.
-        rlio.recover(root)
+        rlio.maintenance.recover(root)
     assert rlio.verify(root).ok

@@ -76,7 +76,10 @@ def test_an_earlier_state_of_a_policy_server_is_refused() -> None:
     position = {"runner": {"timesteps": 5, "rows_dropped": 0}}
     state = {"version": 1, "reader": "PolicyServerInput", "position": position, "skip": 0, "dropped": 0}
     spaces = Box(-1.0, 1.0, (3,)), Discrete(2)
-    with rlio.PolicyServerInput(rlio.RandomPolicy(), spaces=spaces) as server, pytest.raises(StateError):
+    with (
+        rlio.serving.PolicyServerInput(rlio.RandomPolicy(), spaces=spaces) as server,
+        pytest.raises(StateError),
+    ):
         server.load_state_dict(state)
 
 
@@ -123,7 +126,7 @@ def test_an_earlier_store_in_a_cache_folder_is_used(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("data")
 def test_an_earlier_index_of_sealed_writers_is_passed_over_and_gc_removes_it() -> None:
     assert_identical(load(INDEXED), rlio.concat_samples([episode(env, 0, 6) for env in range(3)]))
-    assert [one.kind for one in rlio.gc(INDEXED, grace=0).removed] == ["index"]
+    assert [one.kind for one in rlio.maintenance.gc(INDEXED, grace=0).removed] == ["index"]
     assert Storage.open(INDEXED).list("_index") == []
 
 

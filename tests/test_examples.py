@@ -25,7 +25,7 @@ PRINTS = {
     "record_your_loop.py": "20 episodes in",
     "clone_from_log.py": "student",
     "convert_rllib.py": "3 rows",
-    "resume.py": "the resumed reader gave the same batch",
+    "resume.py": "the run that was stopped ended where the other did",
     "worker_group.py": "steps by 2 writers",
 }
 ON_RAY = ("worker_group.py",)

@@ -24,8 +24,6 @@ from rlio import (
     NoopOutput,
     ParquetWriter,
     Policy,
-    PolicyClient,
-    PolicyServerInput,
     RandomPolicy,
     RecordingInput,
     RolloutConfig,
@@ -36,6 +34,7 @@ from rlio import (
 from rlio.errors import ClosedError, EndOfData, EnvError, OptionError, SchemaError, UnknownName, UnsafeData
 from rlio.reader import JsonState
 from rlio.sampling.callbacks import Callbacks
+from rlio.serving import PolicyClient, PolicyServerInput
 from rlio.serving.policy_server import ServerLimits
 
 OBS, ACT = gym.spaces.Box(-1, 1e6, (2,), np.float32), gym.spaces.Discrete(50)

@@ -33,8 +33,8 @@ from rlio import (
     Roll,
     SampleBatch,
     SamplesPerInsert,
-    StateError,
 )
+from rlio.errors import StateError
 from rlio.following.marks import list_marks, newest
 from rlio.following.samples_per_insert import Account
 from rlio.replay.order import rank_of

@@ -20,20 +20,16 @@ from test_verify import flip, multi_agent, sequences, shards
 
 import rlio
 from rlio import (
-    ClosedError,
-    CorruptData,
     DatasetReader,
     EndOfData,
     FollowingReplay,
     Markers,
-    OptionError,
     ParquetWriter,
     Roll,
     SampleBatch,
     SamplesPerInsert,
-    StateError,
-    WaitTimeout,
 )
+from rlio.errors import ClosedError, CorruptData, OptionError, StateError, WaitTimeout
 from rlio.following.follow import FollowPass
 from rlio.following.marks import list_marks, newest
 from rlio.replay.priorities import Prioritised
@@ -231,8 +227,8 @@ def test_compacted_and_collected_shards_are_no_matter() -> None:
                 writer.flush()
                 if first % 50 == 40:
                     settle(replay, first + 10)
-                    rlio.compact(root)
-                    rlio.gc(root, grace=0)
+                    rlio.maintenance.compact(root)
+                    rlio.maintenance.gc(root, grace=0)
                     state = json.loads(json.dumps(replay.state_dict()))
             settle(replay, 200)
             assert in_ring(replay) == Counter((0, t) for t in range(200))

@@ -293,13 +293,13 @@ def test_a_runner_of_a_loop_elsewhere_says_that_it_is_the_parents() -> None:
 
 def test_a_policy_server_says_that_it_is_the_parents() -> None:
     spaces = gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(2)
-    with rlio.PolicyServerInput(rlio.RandomPolicy(), spaces=spaces, idle_timeout=60) as server:
+    with rlio.serving.PolicyServerInput(rlio.RandomPolicy(), spaces=spaces, idle_timeout=60) as server:
         for lock in (threading.Lock(), server.runner.episodes.changed):
             with held(lock):
                 in_a_child(lambda: refused(server.sample))
                 in_a_child(server.interrupt)
                 in_a_child(server.close)
-        client = rlio.PolicyClient(server.url, token=server.token)
+        client = rlio.serving.PolicyClient(server.url, token=server.token)
         client.start_episode()  # The parent's goes on.
         client.close()
 

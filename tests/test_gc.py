@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from stored_batches import assert_identical, files, fresh_root, load, numbered, 
 from test_compact import WRITERS, pieces, shard_files, store_small, two_that_overlap
 
 import rlio
-from rlio import OptionError
 from rlio.dataset.names import ShardName, shard_path
-from rlio.maintenance import gc as gc_module
+from rlio.errors import OptionError
 from rlio.maintenance.gc import GcReport
 from rlio.storage.filesystem import Storage
+
+# The package's name is the function's.
+gc_module = import_module("rlio.maintenance.gc")
 
 DAY = 24 * 3600.0
 
@@ -55,7 +58,7 @@ def covered_by_one(kind: str) -> str:
 def test_covered_shards_go_and_every_row_stays(kind: str) -> None:
     root = covered_by_one(kind)
     covered = {path: data for path, data in shard_files(root).items() if "-12-" not in path}
-    report = rlio.gc(root, grace=0)
+    report = rlio.maintenance.gc(root, grace=0)
     assert kinds(report) == {"covered": 4}
     assert report.bytes == sum(map(len, covered.values()))
     assert {entry.uri for entry in report.removed} == {
@@ -63,7 +66,7 @@ def test_covered_shards_go_and_every_row_stays(kind: str) -> None:
     } or report.removed
     assert not set(covered) & set(shard_files(root))
     assert_identical(load(root), numbered(12))
-    again = rlio.gc(root, grace=0)
+    again = rlio.maintenance.gc(root, grace=0)
     assert (again.removed, again.waiting, again.kept) == ((), 0, ())
     assert json.loads(json.dumps(report.to_json()))["bytes"] == report.bytes
 
@@ -71,9 +74,9 @@ def test_covered_shards_go_and_every_row_stays(kind: str) -> None:
 def test_nothing_goes_while_it_may_be_read() -> None:
     """The grace begins when the covering shard was stored, however old the covered ones are."""
     root = store_small(*pieces(numbered(12), 3))
-    rlio.compact(root)
+    rlio.maintenance.compact(root)
     before = files(root, "")
-    report = rlio.gc(root)
+    report = rlio.maintenance.gc(root)
     assert (report.removed, report.waiting) == ((), 4)
     assert files(root, "") == before
 
@@ -82,12 +85,12 @@ def test_the_grace_begins_with_the_covering_shard(tmp_path: Path) -> None:
     root = str(tmp_path)
     store_small(*pieces(numbered(12), 3), root=root)
     set_age(tmp_path, "data/w0/*", 30 * DAY)
-    rlio.compact(root)
-    assert rlio.gc(root).waiting == 4
+    rlio.maintenance.compact(root)
+    assert rlio.maintenance.gc(root).waiting == 4
     set_age(tmp_path, "data/w0/*-12-*", DAY - 60)
-    assert rlio.gc(root).waiting == 4
+    assert rlio.maintenance.gc(root).waiting == 4
     set_age(tmp_path, "data/w0/*-12-*", DAY + 60)
-    assert kinds(rlio.gc(root)) == {"covered": 4}
+    assert kinds(rlio.maintenance.gc(root)) == {"covered": 4}
     assert_identical(load(root), numbered(12))
 
 
@@ -95,20 +98,20 @@ def test_shards_below_a_trim_go(tmp_path: Path) -> None:
     root = str(tmp_path)
     store_small(*pieces(numbered(12), 3), root=root)
     before = {path: path.read_bytes() for path in tmp_path.glob("data/w0/*.parquet")}
-    rlio.trim(root, before={"w0": 7})
+    rlio.maintenance.trim(root, before={"w0": 7})
     for path, data in before.items():  # A late retry.
         path.write_bytes(data)
     set_age(tmp_path, "data/w0/*.parquet", 30 * DAY)
-    assert rlio.gc(root).waiting == 2
+    assert rlio.maintenance.gc(root).waiting == 2
     set_age(tmp_path, "data/w0/*", 30 * DAY)
-    assert kinds(rlio.gc(root)) == {"trimmed": 2}
+    assert kinds(rlio.maintenance.gc(root)) == {"trimmed": 2}
     assert load(root)["t"].tolist() == list(range(7, 12))
 
 
 def test_of_two_shards_that_share_some_rows_both_stay() -> None:
     root = two_that_overlap()
     before = files(root)
-    assert rlio.gc(root, grace=0).removed == ()
+    assert rlio.maintenance.gc(root, grace=0).removed == ()
     assert files(root) == before
     assert_identical(load(root), numbered(12))
 
@@ -126,7 +129,7 @@ def test_behind_a_damaged_cover_nothing_goes(kind: str) -> None:
         data[place] ^= 4
         put(cover, bytes(data))
         before = files(root)
-        report = rlio.gc(root, grace=0)
+        report = rlio.maintenance.gc(root, grace=0)
         if place < 40 and kind != "parquet":  # The provenance is no row.
             put(cover, whole)
             continue
@@ -135,27 +138,27 @@ def test_behind_a_damaged_cover_nothing_goes(kind: str) -> None:
         assert all("not whole" in kept.reason for kept in report.kept)
         assert files(root) == before
     put(cover, whole)
-    assert kinds(rlio.gc(root, grace=0)) == {"covered": 4}
+    assert kinds(rlio.maintenance.gc(root, grace=0)) == {"covered": 4}
 
 
 def test_a_torn_object_goes_only_if_its_rows_are_elsewhere() -> None:
     root = store_small(*pieces(numbered(12), 3))
     paths = list(shard_files(root))
     torn = files(root)[paths[1]][:-9]
-    rlio.compact(root)
+    rlio.maintenance.compact(root)
     put(paths[1], torn)
-    assert kinds(rlio.gc(root, grace=0)) == {"covered": 3, "torn": 1}
+    assert kinds(rlio.maintenance.gc(root, grace=0)) == {"covered": 3, "torn": 1}
     assert_identical(load(root), numbered(12))
 
     root = store_small(*pieces(numbered(12), 3))
     path = list(shard_files(root))[1]
     put(path, torn)
-    report = rlio.gc(root, grace=0)
+    report = rlio.maintenance.gc(root, grace=0)
     assert report.removed == ()
     assert [path.rsplit("/", 1)[1] in kept.uri for kept in report.kept] == [True]
     assert path in files(root)
-    rlio.trim(root, before={"w0": 6})
-    assert kinds(rlio.gc(root, grace=0)) == {"torn": 1}
+    rlio.maintenance.trim(root, before={"w0": 6})
+    assert kinds(rlio.maintenance.gc(root, grace=0)) == {"torn": 1}
 
 
 def test_an_upload_that_goes_on_is_left_alone_and_not_complained_about(tmp_path: Path) -> None:
@@ -163,7 +166,7 @@ def test_an_upload_that_goes_on_is_left_alone_and_not_complained_about(tmp_path:
     store_small(numbered(3), root=root)
     name = ShardName(first=3, rows=5, size=1000, crc32=1, footer_crc32=2)
     (tmp_path / shard_path("w0", name)).write_bytes(b"PAR1")
-    report = rlio.gc(root)
+    report = rlio.maintenance.gc(root)
     assert (report.removed, report.kept, report.waiting) == ((), (), 1)
 
 
@@ -191,8 +194,8 @@ def test_compacting_and_collecting_may_end_at_any_operation(monkeypatch: pytest.
             for name in ("put", "remove"):
                 patch.setattr(Storage, name, counted(getattr(Storage, name)))
             with contextlib.suppress(Killed):
-                rlio.compact(root)
-                rlio.gc(root, grace=1e-9)
+                rlio.maintenance.compact(root)
+                rlio.maintenance.gc(root, grace=1e-9)
         return calls
 
     for after in (False, True):
@@ -203,8 +206,8 @@ def test_compacting_and_collecting_may_end_at_any_operation(monkeypatch: pytest.
             store_small(*pieces(numbered(6, 6), 3), root=root, writer_id="w1")
             was_killed = interrupted(root, fail_at, after=after) >= fail_at
             assert_identical(load(root), numbered(12))
-            rlio.compact(root)
-            rlio.gc(root, grace=0)
+            rlio.maintenance.compact(root)
+            rlio.maintenance.gc(root, grace=0)
             assert_identical(load(root), numbered(12))
             assert len(shard_files(root)) == 2
             assert not files(root, "_tmp")
@@ -231,7 +234,7 @@ STRANGE = [
 def test_names_that_are_not_ours_are_never_touched(tmp_path: Path) -> None:
     root = str(tmp_path)
     store_small(*pieces(numbered(12), 3), root=root)
-    rlio.compact(root)
+    rlio.maintenance.compact(root)
     for name in STRANGE:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"mine")
@@ -247,7 +250,7 @@ def test_names_that_are_not_ours_are_never_touched(tmp_path: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "unlink", unlink)
-        report = rlio.gc(root, grace=0)
+        report = rlio.maintenance.gc(root, grace=0)
     assert kinds(report) == {"covered": 4, "unfinished": 1}
     assert len(removed) == 5
     for name in STRANGE:
@@ -261,7 +264,7 @@ def test_a_path_that_is_not_ours_is_refused_at_the_last_moment(monkeypatch: pyte
     evil = gc_module._Candidate("_rlio.json", "covered", 1)
     monkeypatch.setattr(gc_module._Collection, "_unfinished", lambda self: iter([evil]))
     with pytest.raises(OptionError, match="not for gc"):
-        rlio.gc(root, grace=0)
+        rlio.maintenance.gc(root, grace=0)
     assert len(rlio.open_dataset(root)) == 12
 
 
@@ -275,8 +278,8 @@ def test_indexes_of_early_versions_are_not_used_and_go(tmp_path: Path) -> None:
     report = rlio.verify(root)
     assert ("unused-index", "note") in [(one.code, one.severity) for one in report.findings]
     assert len(rlio.open_dataset(root)) == 3
-    assert rlio.gc(root).removed == ()
-    assert kinds(rlio.gc(root, grace=0)) == {"index": 2}
+    assert rlio.maintenance.gc(root).removed == ()
+    assert kinds(rlio.maintenance.gc(root, grace=0)) == {"index": 2}
     assert [path.name for path in (tmp_path / "_index").iterdir()] == ["notes.txt"]
 
 
@@ -286,7 +289,7 @@ def test_unfinished_files_go_when_they_are_old(tmp_path: Path) -> None:
     for number, age in enumerate([0, DAY / 2, DAY - 60, DAY + 60, 30 * DAY]):
         (tmp_path / "_tmp" / f"{number:032x}.tmp").write_bytes(b"half")
         set_age(tmp_path, f"_tmp/{number:032x}.tmp", age)
-    report = rlio.gc(root)
+    report = rlio.maintenance.gc(root)
     assert (kinds(report), report.waiting) == ({"unfinished": 2}, 3)
     assert {path.name for path in (tmp_path / "_tmp").iterdir()} == {f"{n:032x}.tmp" for n in range(3)}
 
@@ -300,67 +303,67 @@ def test_this_machines_clock_decides_nothing(
 ) -> None:
     root = str(tmp_path)
     store_small(*pieces(numbered(12), 3), root=root)
-    rlio.compact(root)
+    rlio.maintenance.compact(root)
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + shift)
     monkeypatch.setattr(time, "time_ns", lambda: int((real() + shift) * 1e9))
-    report = rlio.gc(root)
+    report = rlio.maintenance.gc(root)
     assert (report.removed, report.waiting) == ((), 4)
     set_age(tmp_path, "data/w0/*", 2 * DAY)
-    assert kinds(rlio.gc(root)) == {"covered": 4}
+    assert kinds(rlio.maintenance.gc(root)) == {"covered": 4}
 
 
 def test_a_store_whose_clock_went_back_loses_nothing(tmp_path: Path) -> None:
     root = str(tmp_path)
     store_small(*pieces(numbered(12), 3), root=root)
-    rlio.compact(root)
+    rlio.maintenance.compact(root)
     set_age(tmp_path, "data/w0/*", -2 * DAY)
-    assert rlio.gc(root, grace=1.0).waiting == 4
+    assert rlio.maintenance.gc(root, grace=1.0).waiting == 4
 
 
 def test_a_store_that_tells_no_times_keeps_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     root = store_small(*pieces(numbered(12), 3))
-    rlio.compact(root)
+    rlio.maintenance.compact(root)
     monkeypatch.setattr(Storage, "modified", lambda self, path: None)
-    report = rlio.gc(root)
+    report = rlio.maintenance.gc(root)
     assert (report.removed, report.waiting) == ((), 0)
     assert len(report.kept) == 4
-    assert kinds(rlio.gc(root, grace=0)) == {"covered": 4}
+    assert kinds(rlio.maintenance.gc(root, grace=0)) == {"covered": 4}
 
 
 def test_the_object_that_tells_the_time_is_taken_away_again() -> None:
     root = store_small(*pieces(numbered(12), 3))
-    rlio.compact(root)
+    rlio.maintenance.compact(root)
     before = files(root, "")
-    rlio.gc(root)
+    rlio.maintenance.gc(root)
     assert files(root, "") == before
 
 
 @pytest.mark.parametrize("grace", [-1.0, float("nan")])
 def test_a_grace_that_is_none_is_refused(grace: float) -> None:
     with pytest.raises(OptionError, match="0 or more"):
-        rlio.gc(store_small(numbered(3)), grace=grace)
+        rlio.maintenance.gc(store_small(numbered(3)), grace=grace)
 
 
 def test_a_root_without_a_data_set_is_named() -> None:
-    with pytest.raises(rlio.DataNotFound, match="memory://"):
-        rlio.gc(fresh_root())
+    with pytest.raises(rlio.errors.DataNotFound, match="memory://"):
+        rlio.maintenance.gc(fresh_root())
 
 
 def test_a_dry_run_says_the_same_and_removes_nothing() -> None:
     root = store_small(*pieces(numbered(12), 3))
-    rlio.compact(root)
+    rlio.maintenance.compact(root)
     before = files(root, "")
-    plan = rlio.gc(root, grace=0, dry_run=True)
+    plan = rlio.maintenance.gc(root, grace=0, dry_run=True)
     assert files(root, "") == before
-    assert plan.removed == rlio.gc(root, grace=0).removed
+    assert plan.removed == rlio.maintenance.gc(root, grace=0).removed
 
 
 def test_a_cover_that_was_compacted_once_more_is_seen_by_the_next_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     root = store_small(*pieces(numbered(12), 3))
-    rlio.compact(root)
+    rlio.maintenance.compact(root)
     original, calls = gc_module.list_shards, []
 
     def late(storage: Storage) -> Any:
@@ -376,7 +379,7 @@ def test_a_cover_that_was_compacted_once_more_is_seen_by_the_next_call(
         return listing
 
     monkeypatch.setattr(gc_module, "list_shards", late)
-    report = rlio.gc(root, grace=0)
+    report = rlio.maintenance.gc(root, grace=0)
     assert (report.removed, report.waiting) == ((), 4)
     assert load(root)["t"].tolist()[:12] == list(range(12))
 

@@ -149,7 +149,7 @@ def test_extension_types_are_refused_before_their_hooks_can_run(hook: Any, tmp_p
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, None, True, "1"])
 def test_a_limit_is_a_positive_whole_number(value: Any) -> None:
-    with pytest.raises(rlio.OptionError, match="group_bytes"):
+    with pytest.raises(rlio.errors.OptionError, match="group_bytes"):
         Limits(group_bytes=value)
 
 

@@ -35,7 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("rlio.maintenance",),
     ("rlio.resolve",),
     ("rlio.connectors", "rlio.envs", "rlio.policies", "rlio.sampling", "rlio.serving", "rlio.evaluation"),
-    ("rlio.recording", "rlio.worker"),
+    ("rlio.checkpoint", "rlio.recording", "rlio.worker"),
     ("rlio.distributed", "rlio.torch", "rlio.testing"),
     ("rlio.cli", "rlio.report"),
 )

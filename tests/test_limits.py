@@ -302,7 +302,7 @@ def test_writers_and_compaction_end_a_shard_before_its_footer_is_more_than_reade
             writer.write(rlio.SampleBatch(columns))
         shards = len(rlio.open_dataset(tmp_path / name).segments)
         assert shards > 1, name
-        rlio.compact(tmp_path / name)
+        rlio.maintenance.compact(tmp_path / name)
         with rlio.DatasetReader(tmp_path / name, epochs=1, limits=limits) as reader:
             assert sum(len(batch) for batch in reader) == len(rows)
         assert len(rlio.open_dataset(tmp_path / name).segments) > 1, name

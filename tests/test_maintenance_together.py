@@ -96,13 +96,13 @@ def _follow(root: str, log: str, seed: int, done: Any) -> None:
 
 def _compact(root: str, done: Any, max_bytes: int) -> None:
     while not done.is_set():
-        rlio.compact(root, max_bytes=max_bytes)
+        rlio.maintenance.compact(root, max_bytes=max_bytes)
         time.sleep(0.01)
 
 
 def _collect(root: str, done: Any, grace: float) -> None:
     while not done.is_set():
-        rlio.gc(root, grace=grace)
+        rlio.maintenance.gc(root, grace=grace)
         time.sleep(0.05)
 
 
@@ -113,7 +113,7 @@ def _trim(root: str, done: Any, labels: list[int]) -> None:
             known = snapshot.get(writer_id(label))
             if known is not None:
                 rows = known if isinstance(known, int) else known[1]
-                rlio.trim(root, before={writer_id(label): rows // 2})
+                rlio.maintenance.trim(root, before={writer_id(label): rows // 2})
         time.sleep(0.1)
 
 
@@ -172,8 +172,8 @@ def _run_all(root: Path, *, processes: int, shards: int, threads: int, readers: 
     ]
     assert list(zip(final["label"].tolist(), final["t"].tolist(), strict=True)) == expected
     before = len(rlio.open_dataset(data).segments)
-    rlio.compact(data)
-    rlio.gc(data, grace=0)
+    rlio.maintenance.compact(data)
+    rlio.maintenance.gc(data, grace=0)
     assert len(rlio.open_dataset(data).segments) <= min(before, len(written))
     assert load(data)["t"].tolist() == final["t"].tolist()
     assert sum(map(len, list_shards(Storage.open(data)).shards.values())) <= len(written)
@@ -253,11 +253,11 @@ class Maintained(RuleBasedStateMachine):
     @rule(max_bytes=st.sampled_from([4_000, 8_000, 64 << 20]), min_shards=st.integers(2, 4))
     def compact(self, max_bytes: int, min_shards: int) -> None:
         self._settle()
-        rlio.compact(self.root, max_bytes=max_bytes, min_shards=min_shards)
+        rlio.maintenance.compact(self.root, max_bytes=max_bytes, min_shards=min_shards)
 
     @rule()
     def gc(self) -> None:
-        report = rlio.gc(self.root, grace=0)
+        report = rlio.maintenance.gc(self.root, grace=0)
         assert report.kept == ()
 
     @rule(label=st.integers(0, 2), share=st.floats(0, 1))
@@ -265,7 +265,7 @@ class Maintained(RuleBasedStateMachine):
         if label in self.visible:
             self._settle()
             row = int(share * self.visible[label])
-            rlio.trim(self.root, before={writer_id(label): row})
+            rlio.maintenance.trim(self.root, before={writer_id(label): row})
             self.trimmed[label] = max(row, self.trimmed.get(label, 0))
 
     @precondition(lambda self: self.seen)
@@ -368,14 +368,14 @@ def test_a_real_store_is_compacted_trimmed_and_collected_by_its_own_clock(
     with ParquetWriter(root, writer_id="w0", roll=roll, spool=None, **options) as writer:
         for first in range(0, 40, 4):
             writer.write(rows_of(0, first, 4))
-    report = rlio.compact(root, **options)
+    report = rlio.maintenance.compact(root, **options)
     assert (report.shards_before, report.shards_after) == (10, 1)
-    waiting = rlio.gc(root, **options)
+    waiting = rlio.maintenance.gc(root, **options)
     assert (waiting.removed, waiting.waiting, waiting.kept) == ((), 10, ())
     # Some servers tell seconds only; what is older than nothing and a bit is older than that.
     time.sleep(2.1)
-    assert len(rlio.gc(root, grace=1.0, **options).removed) == 10
-    assert rlio.trim(root, keep_rows=15, **options).rows == 25
+    assert len(rlio.maintenance.gc(root, grace=1.0, **options).removed) == 10
+    assert rlio.maintenance.trim(root, keep_rows=15, **options).rows == 25
     assert load(root, **options)["t"].tolist() == list(range(25, 40))
     storage = Storage.open(root, **options)
     assert not [path for path, _ in storage.list() if path.startswith("_tmp/")]
@@ -403,12 +403,13 @@ def repeat(act):
         for _ in range(rounds):
             try:
                 act()
-            except rlio.DataNotFound:
+            except rlio.errors.DataNotFound:
                 pass  # Trimmed while it was compacted.
     return run
 
 acts = [write, *map(repeat, [
-    lambda: rlio.compact(root), lambda: rlio.gc(root), lambda: rlio.trim(root, keep_rows=100_000),
+    lambda: rlio.maintenance.compact(root), lambda: rlio.maintenance.gc(root),
+    lambda: rlio.maintenance.trim(root, keep_rows=100_000),
 ])]
 for phase in range(phases):
     threads = [threading.Thread(target=act) for act in acts]

@@ -102,8 +102,8 @@ def test_whether_final_observations_are_missing_may_differ_from_batch_to_batch(
         found = [ma(batch) for batch in reader]
     assert check_stream(found) == check_stream(batches)
     if kind == "parquet":
-        rlio.compact(root)
-    rlio.gc(root, grace=0)
+        rlio.maintenance.compact(root)
+    rlio.maintenance.gc(root, grace=0)
     with rlio.DatasetReader(root, epochs=1) as reader:
         assert check_stream([ma(batch) for batch in reader]) == check_stream(batches)
     assert rlio.verify(root).ok
@@ -119,7 +119,7 @@ def test_a_killed_writer_leaves_them_in_its_log(tmp_path: Path, kind: str) -> No
         os.kill(os.getpid(), signal.SIGKILL)
 
     assert wait_for(fork(write_and_die)) == -signal.SIGKILL
-    rlio.recover(root)
+    rlio.maintenance.recover(root)
     with rlio.DatasetReader(root, epochs=1) as reader:
         found = [ma(batch) for batch in reader]
     assert check_stream(found) == check_stream(fragments(str(tmp_path / "other"), kind))

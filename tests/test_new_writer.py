@@ -14,7 +14,9 @@ from rlio.schemas.schema import Schema
 from rlio.storage.filesystem import Storage
 
 
-@pytest.mark.parametrize(("header", "error"), [('{"format": 9}', rlio.OptionError), ("[", rlio.CorruptData)])
+@pytest.mark.parametrize(
+    ("header", "error"), [('{"format": 9}', rlio.errors.OptionError), ("[", rlio.errors.CorruptData)]
+)
 def test_a_root_that_cannot_be_written_is_refused_before_any_row(
     tmp_path: Path, header: str, error: type[Exception]
 ) -> None:
@@ -37,7 +39,7 @@ def test_a_writer_of_another_type_of_column_is_refused_and_the_root_stays_readab
     with rlio.ParquetWriter(tmp_path) as first:
         first.write(rlio.SampleBatch(obs=np.zeros((2, 4), np.float32)))
     with writer(tmp_path) as second:
-        with pytest.raises(rlio.SchemaConflict, match="keep them in different") as caught:
+        with pytest.raises(rlio.errors.SchemaConflict, match="keep them in different") as caught:
             second.write(rlio.SampleBatch(obs=np.zeros((2, 3), np.float32)))
         assert caught.value.column == "obs"
         second.write(rlio.SampleBatch(obs=np.ones((2, 4), np.float32)))
@@ -53,7 +55,7 @@ def test_columns_that_agree_can_be_read_where_others_do_not(
     for size in (3, 4):
         with rlio.ParquetWriter(tmp_path, writer_id=f"w{size}") as writer:
             writer.write(rlio.SampleBatch(obs=np.zeros((2, size)), rewards=np.full(2, size)))
-    with pytest.raises(rlio.SchemaConflict, match="policy 'default_policy' has"):
+    with pytest.raises(rlio.errors.SchemaConflict, match="policy 'default_policy' has"):
         rlio.DatasetReader(tmp_path)
     (batch,) = rlio.DatasetReader(tmp_path, columns=["rewards"], epochs=1)
     assert batch["rewards"].tolist() == [3, 3, 4, 4]
@@ -70,14 +72,14 @@ def test_shards_that_cannot_be_stored_wait_in_order_and_are_counted(
     schema = Schema.of(rlio.SampleBatch(t=[0]))
 
     def fail(*args: object, **options: object) -> None:
-        raise rlio.PublishError("the store is full")
+        raise rlio.errors.PublishError("the store is full")
 
     with monkeypatch.context() as patch:
         patch.setattr(Storage, "put", fail)
         for data, rows in ((b"first", 2), (b"second", 3)):
             publisher.submit(NewShard(data=data, rows=rows, suffix="jsonl", footer_crc32=0, schema=schema))
         for _ in range(2):
-            with pytest.raises(rlio.PublishError, match="full"):
+            with pytest.raises(rlio.errors.PublishError, match="full"):
                 publisher.flush()
     assert _counts(publisher) == (5, 0, 0, 11)
     assert [path.name for path in (tmp_path / "data" / "w").iterdir()] == ["_trim-0"]
@@ -103,5 +105,5 @@ def test_a_close_that_is_interrupted_before_the_seal_leaves_the_log_to_recovery(
         with pytest.raises(KeyboardInterrupt):
             writer.close()
     assert list(list_shards(Storage.open(tmp_path)).sealed) == []
-    assert rlio.recover(tmp_path).is_clean
+    assert rlio.maintenance.recover(tmp_path).is_clean
     assert list_shards(Storage.open(tmp_path)).sealed == {writer.writer_id: 2}

@@ -45,7 +45,7 @@ def test_a_writer_id_that_was_given_cannot_be_given_again_before_its_first_shard
     """Rows of its first life may be in a log, here or elsewhere, under the same numbers."""
     first = rlio.ParquetWriter(tmp_path, writer_id="job", spool=tmp_path / "spool")
     first.write(numbered(3))
-    with pytest.raises(rlio.OptionError, match="used there already"):
+    with pytest.raises(rlio.errors.OptionError, match="used there already"):
         rlio.ParquetWriter(tmp_path, writer_id="job", spool=None)
     first.close()
     assert len(rlio.open_dataset(tmp_path)) == 3

@@ -107,7 +107,7 @@ def test_an_option_of_a_registered_reader_that_it_does_not_take_is_answered_with
 
 
 def test_british_and_american_spellings_both_work_where_users_type(store: rlio.ReplayStore) -> None:
-    assert rlio.BehaviorCloning is rlio.BehaviourCloning  # type: ignore[attr-defined]
+    assert rlio.policies.BehaviorCloning is rlio.policies.BehaviourCloning  # type: ignore[attr-defined]
     for draw in (store.prioritised, store.prioritized):
         for spelling in ("normalise", "normalize"):
             batch = draw(batch_size=4, seed=0, **{spelling: "batch"}).sample()

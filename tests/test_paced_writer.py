@@ -14,10 +14,8 @@ from stored_batches import fresh_root
 
 import rlio
 from rlio import (
-    ClosedError,
     JsonWriter,
     NoopOutput,
-    OptionError,
     OutputWriter,
     Pace,
     PacedWriter,
@@ -30,6 +28,7 @@ from rlio import (
 from rlio.batch import Batch
 from rlio.dataset.listing import list_shards
 from rlio.dataset.names import MAX_ROW
+from rlio.errors import ClosedError, OptionError
 from rlio.following.marks import Mark, put_mark
 from rlio.storage.filesystem import Storage
 from rlio.testing import WriterTests
@@ -181,7 +180,9 @@ def test_some_rows_may_go_ahead_of_the_first_follower() -> None:
         assert (writer.waits, writer.unheeded) == (1, 0)
 
 
-@pytest.mark.parametrize("error", [OSError(5, "down"), rlio.PublishError("down"), TimeoutError("down")])
+@pytest.mark.parametrize(
+    "error", [OSError(5, "down"), rlio.errors.PublishError("down"), TimeoutError("down")]
+)
 def test_a_store_that_is_down_is_a_silent_follower_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:

@@ -251,7 +251,7 @@ def a_bomb_is_not_inflated(folder: Path) -> None:
     tracemalloc.start()
     try:
         shard = test_json_shard.open_shard(*place)
-        with pytest.raises(rlio.CorruptData):
+        with pytest.raises(rlio.errors.CorruptData):
             shard.read(1)
         assert tracemalloc.get_traced_memory()[1] < 32 << 20
     finally:

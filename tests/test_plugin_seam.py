@@ -138,7 +138,7 @@ def test_two_packages_with_one_name_raise_and_both_are_named(
     (tmp_path / "rlio_other.py").write_text("from rlio_npz import NpzReader as Mine\n")
     points = {"rlio.readers": {"npz": "rlio_other:Mine"}}
     installer({"name": "rlio-other", "version": "0.1", "entry-points": points}, tmp_path)
-    with pytest.raises(rlio.OptionError, match=r"rlio_npz:NpzReader of rlio-npz 1\.2\.0") as caught:
+    with pytest.raises(rlio.errors.OptionError, match=r"rlio_npz:NpzReader of rlio-npz 1\.2\.0") as caught:
         rlio.read("npz", folder="x")
     assert "rlio_other:Mine of rlio-other 0.1" in str(caught.value)
 
@@ -155,7 +155,7 @@ def test_an_entry_point_that_leads_nowhere_raises_and_names_the_package(
         {"name": "rlio-other", "version": "0.1", "entry-points": {"rlio.readers": {"broken": place}}},
         tmp_path,
     )
-    with pytest.raises(rlio.OptionError, match=f"rlio-other 0.1.*{message}"):
+    with pytest.raises(rlio.errors.OptionError, match=f"rlio-other 0.1.*{message}"):
         rlio.read("broken")
 
 

@@ -17,17 +17,10 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from rlio import (
-    AsyncInput,
-    PolicyClient,
-    PolicyServerInput,
-    RandomPolicy,
-    RolloutConfig,
-    SampleBatch,
-    concat_samples,
-)
+from rlio import AsyncInput, RandomPolicy, RolloutConfig, SampleBatch, concat_samples
 from rlio.errors import ClosedError, EndOfData, EnvError, OptionError, SchemaError
 from rlio.policies.weights import GlobalVars
+from rlio.serving import PolicyClient, PolicyServerInput
 from rlio.serving.policy_protocol import batch_from_bytes, batch_to_bytes, from_json, to_json
 from rlio.serving.policy_server import ServerLimits, _Server
 

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from stored_batches import fresh_root
 
 import rlio
-from rlio import Markers, OptionError, SampleBatch, UnsafeData
+from rlio import Markers, SampleBatch
 from rlio.dataset.listing import list_shards
 from rlio.dataset.names import MAX_ROW
+from rlio.errors import OptionError, UnsafeData
 from rlio.following.markers import Growing, MarkKeeper, share_out
 from rlio.following.marks import (
     Mark,
@@ -282,7 +283,7 @@ def test_a_store_that_takes_no_marks_is_counted_and_tried_again(
 
     def fail_after(self: Storage, path: str, data: bytes) -> None:
         put(self, path, data)
-        raise rlio.PublishError("the response was lost")
+        raise rlio.errors.PublishError("the response was lost")
 
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "rlio"):
         patch.setattr(Storage, "put", fail_after)
@@ -324,8 +325,8 @@ def test_marks_are_no_part_of_the_data_and_nobody_minds_them() -> None:
     assert rlio.open_dataset(root).digest == digest
     assert list_shards(storage).rejected == []
     assert {finding.code for finding in rlio.verify(root).findings} <= {"time-unchecked"}
-    rlio.compact(root)
-    rlio.gc(root, grace=0)
+    rlio.maintenance.compact(root)
+    rlio.maintenance.gc(root, grace=0)
     assert told(root) == {A: ["learner_1_5_20"]}
     with rlio.DatasetReader(root, epochs=1) as reader:
         assert sum(len(batch) for batch in reader) == 20

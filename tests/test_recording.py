@@ -17,6 +17,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import Autoreset
 from numpy.testing import assert_array_equal
 
+import rlio
 from rlio import (
     DatasetReader,
     JsonWriter,
@@ -674,3 +675,21 @@ def test_a_seed_given_to_record_does_not_overwrite_that_of_the_reset(several: bo
     env.step(action)
     env.close()
     assert set(other.rows("env_seed").tolist()) == {99}
+
+
+def test_storage_options_reach_the_filesystem_and_are_refused_beside_a_writer(tmp_path: Path) -> None:
+    options = {"rlio_retries": 2}
+    one = partial(gym.make, "CartPole-v1")
+    for wrap in (
+        lambda **given: rlio.RecordExperience(one(), **given),
+        lambda **given: rlio.RecordVectorExperience(SyncVectorEnv([one]), **given),
+    ):
+        with pytest.raises(OptionError):
+            wrap(writer=str(tmp_path / "a"), storage_options={"no_such_option_of_a_local_disk": 1})
+        env = wrap(writer=str(tmp_path / "b"), storage_options=options)
+        env.reset(seed=0)
+        env.step(env.action_space.sample())
+        env.close()
+        with rlio.ParquetWriter(tmp_path / "c") as writer, pytest.raises(OptionError):
+            wrap(writer=writer, storage_options=options)
+    assert len(rlio.open_dataset(tmp_path / "b")) == 2

@@ -1,4 +1,4 @@
-"""rlio.repair: what can be put right is, once; no intact row and no byte that was there is lost by it."""
+"""`rlio.maintenance.repair`: what can be put right is, once; no intact row and no byte is lost by it."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ def test_damage_of_each_kind_is_repaired_as_far_as_it_can_be_and_only_once(name:
     root = recorded(kind)
     plant(root)
     before = everything(root)
-    report = rlio.repair(root)
+    report = rlio.maintenance.repair(root)
     assert [action.kind for action in report.actions] == actions
     assert bad(report.after) == (bad(report.before) if left is KEPT else left)
     assert report.after.total.live == live
     after = everything(root)
     assert all(after[data] >= count for data, count in before.items()), "bytes that were there are gone"
-    again = rlio.repair(root)
+    again = rlio.maintenance.repair(root)
     assert again.actions == ()
     assert everything(root) == after
 
@@ -103,13 +103,13 @@ def test_a_repaired_data_set_serves_the_rows_that_it_served_before_and_says_what
     root = recorded(kind)
     plant(root)
     before = rows_of(root)
-    report = rlio.repair(root)
+    report = rlio.maintenance.repair(root)
     assert_identical(rows_of(root), before)
     assert len(before) == live
     assert report.after.total.missing == 300 - live
     (hole,) = [finding for finding in report.after.findings if finding.code == "hole"]
     assert f"_quarantine/data/{WRITER}/" in hole.message
-    with pytest.raises(rlio.CorruptData, match="rows 1"):
+    with pytest.raises(rlio.errors.CorruptData, match="rows 1"):
         list(DatasetReader(root, epochs=1))
 
 
@@ -130,7 +130,7 @@ def test_what_a_damaged_shard_lacks_and_others_have_is_whole_again(kind: str) ->
     (added,) = set(shards(root)) - small
     flip(added, 5000)
     assert served(root) < 300
-    report = rlio.repair(root)
+    report = rlio.maintenance.repair(root)
     assert [action.kind for action in report.actions] == ["quarantined"]
     assert bad(report.after) == []
     assert_identical(rows_of(root), whole)
@@ -139,13 +139,13 @@ def test_what_a_damaged_shard_lacks_and_others_have_is_whole_again(kind: str) ->
 def test_the_last_shard_of_a_writer_that_may_go_on_stays_so_that_its_loss_shows() -> None:
     root = recorded()
     flip(shards(root)[2], -60)
-    report = rlio.repair(root)
+    report = rlio.maintenance.repair(root)
     assert report.actions == ()
     assert bad(report.after) == ["footer-crc"]
-    with pytest.raises(rlio.CorruptData):
+    with pytest.raises(rlio.errors.CorruptData):
         list(DatasetReader(root, epochs=1))
     seal(Storage.open(root), WRITER, 300)
-    report = rlio.repair(root)
+    report = rlio.maintenance.repair(root)
     assert [action.kind for action in report.actions] == ["quarantined"]
     assert bad(report.after) == ["hole"]
 
@@ -154,14 +154,14 @@ def test_a_torn_object_whose_rows_are_elsewhere_is_moved_aside() -> None:
     root = recorded()
     path = shards(root)[1].replace("-100-", "-40-", 1)
     put(path, b"torn")
-    report = rlio.repair(root)
+    report = rlio.maintenance.repair(root)
     assert [action.kind for action in report.actions] == ["quarantined"]
     assert report.after.findings[0].code == "quarantined"
     assert files(root, "_quarantine/data") == {
         mount(root, f"_quarantine/data/{WRITER}/{path.rsplit('/', 1)[1]}"): b"torn"
     }
     torn(root, 0)
-    assert rlio.repair(root).actions == ()
+    assert rlio.maintenance.repair(root).actions == ()
 
 
 def test_a_second_object_of_the_same_name_goes_beside_the_first() -> None:
@@ -169,7 +169,7 @@ def test_a_second_object_of_the_same_name_goes_beside_the_first() -> None:
     path = shards(root)[1].replace("-100-", "-40-", 1)
     for data in (b"torn", b"again", b"torn"):
         put(path, data)
-        assert len(rlio.repair(root).actions) == 1
+        assert len(rlio.maintenance.repair(root).actions) == 1
     assert sorted(files(root, "_quarantine/data").values()) == [b"again", b"torn"]
 
 
@@ -179,13 +179,13 @@ def test_a_damaged_shard_with_rows_of_its_own_stays_where_on_error_skip_reads_th
         root = recorded(kind)
         plant(root)
         before, rows = everything(root), rows_of(root)
-        report = rlio.repair(root)
+        report = rlio.maintenance.repair(root)
         assert report.actions == ()
         assert bad(report.after) == bad(report.before) != []
         assert everything(root) == before
         assert_identical(rows_of(root), rows)
         assert len(rows) == live < 300
-        with pytest.raises(rlio.CorruptData):
+        with pytest.raises(rlio.errors.CorruptData):
             list(DatasetReader(root, epochs=1))
 
 
@@ -202,11 +202,11 @@ def test_random_damage_is_repaired_once_and_no_readable_row_is_lost(kind: str, s
         for _ in range(rng.integers(3)):
             flip(path, int(rng.integers(len(files(root)[path]))), int(rng.integers(8)))
     before, readable = everything(root), served(root)
-    report = rlio.repair(root)
+    report = rlio.maintenance.repair(root)
     after = everything(root)
     assert all(after[data] >= count for data, count in before.items())
     assert report.after.total.live == served(root) >= readable
-    assert rlio.repair(root).actions == ()
+    assert rlio.maintenance.repair(root).actions == ()
     rows = rows_of(root)
     assert rows["rewards"].tolist() == [float(row % 7) for row in _numbers(rows)]
 
@@ -247,20 +247,20 @@ def test_a_repair_that_is_interrupted_anywhere_is_finished_by_the_next(
         return {path.removeprefix(root.removeprefix("memory:/")) for path in files(root, "")}
 
     undisturbed = damaged()
-    rlio.repair(undisturbed)
+    rlio.maintenance.repair(undisturbed)
     for at in range(50):
         root = damaged()
         before = everything(root)
         with monkeypatch.context() as patch:
             pull_the_plug(patch, after=at)
             try:
-                rlio.repair(root)
+                rlio.maintenance.repair(root)
             except PublishError:
                 assert all(everything(root)[data] >= count for data, count in before.items())
             else:
                 assert at > 0
                 return
-        report = rlio.repair(root)
+        report = rlio.maintenance.repair(root)
         assert report.after.total.live == live
         assert names(root) == names(undisturbed)
     raise AssertionError("it never ended")
@@ -268,12 +268,12 @@ def test_a_repair_that_is_interrupted_anywhere_is_finished_by_the_next(
 
 def test_what_is_no_data_set_of_this_format_is_not_touched() -> None:
     with pytest.raises(DataNotFound):
-        rlio.repair(fresh_root())
+        rlio.maintenance.repair(fresh_root())
     root = recorded()
     put(mount(root, "_rlio.json"), b'{"format": 7}')
     before = everything(root)
     with pytest.raises(OptionError):
-        rlio.repair(root)
+        rlio.maintenance.repair(root)
     assert everything(root) == before
 
 
@@ -282,7 +282,7 @@ def test_a_header_is_not_written_where_nothing_says_of_which_format_the_shards_a
     remove(mount(root, "_rlio.json"))
     (schema,) = files(root, "_schema")
     remove(schema)
-    assert rlio.repair(root).actions == ()
+    assert rlio.maintenance.repair(root).actions == ()
 
 
 def test_a_schema_comes_back_from_a_parquet_shard_for_json_shards_too() -> None:
@@ -292,7 +292,7 @@ def test_a_schema_comes_back_from_a_parquet_shard_for_json_shards_too() -> None:
     unseal(root)
     (schema,) = files(root, "_schema")
     remove(schema)
-    report = rlio.repair(root)
+    report = rlio.maintenance.repair(root)
     assert [action.kind for action in report.actions] == ["schema-written"]
     assert report.after.ok
     assert served(root) == 40
@@ -302,5 +302,5 @@ def test_quick_repairs_what_quick_finds() -> None:
     root = recorded()
     flip(shards(root)[1], -60)
     remove(mount(root, "_rlio.json"))
-    report = rlio.repair(root, level="quick")
+    report = rlio.maintenance.repair(root, level="quick")
     assert [action.kind for action in report.actions] == ["quarantined", "header-written"]

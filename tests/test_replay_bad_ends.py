@@ -21,8 +21,9 @@ from counter_world import World, record_world
 from crash_child import fork, wait_for
 from further import further
 
-from rlio import DatasetReader, ParquetWriter, ReplayStore, Roll, compact, open_dataset
+from rlio import DatasetReader, ParquetWriter, ReplayStore, Roll, open_dataset
 from rlio.errors import CacheError, RlioError
+from rlio.maintenance import compact
 from rlio.replay import build as building
 from rlio.replay import cached as caching
 from rlio.replay import table

@@ -14,8 +14,9 @@ import pytest
 from counter_env import check_transitions, decode, episode
 from test_replay_store import LENGTHS, agents, record
 
-from rlio import DatasetReader, ParquetWriter, ReplayStore, Roll, SampleBatch, compact, open_dataset
+from rlio import DatasetReader, ParquetWriter, ReplayStore, Roll, SampleBatch, open_dataset
 from rlio.errors import CacheError, OptionError
+from rlio.maintenance import compact
 from rlio.replay import build as building
 
 

@@ -18,8 +18,9 @@ import pytest
 from counter_env import decode
 from counter_world import World, record_world
 
-from rlio import Dataset, DatasetReader, ParquetWriter, Roll, SampleBatch, compact, open_dataset
+from rlio import Dataset, DatasetReader, ParquetWriter, Roll, SampleBatch, open_dataset
 from rlio.errors import EndOfData, StateError
+from rlio.maintenance import compact
 from rlio.reader import JsonState
 from rlio.readers.read_options import ReadOptions
 from rlio.replay.draws import Draw, Units

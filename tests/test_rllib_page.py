@@ -826,7 +826,7 @@ KINDS: dict[str, Any] = {
     "worker": rlio.RolloutWorker,
     "runner": rlio.EnvRunner,
     "group": rlio.distributed.WorkerGroup,
-    "server": rlio.PolicyServerInput,
+    "server": rlio.serving.PolicyServerInput,
     "policy": rlio.TorchPolicy,
     "batch": rlio.SampleBatch,
     "chunk": rlio.Episode,
@@ -936,11 +936,11 @@ OWNERS: dict[str, list[Any]] = {
     "Rollout workers": [rlio.RolloutWorker, rlio.RolloutConfig],
     "Sampling": [rlio.RolloutConfig, RunningEpisode],
     "Callbacks and metrics": [rlio.Callbacks],
-    "Weights and filters": [rlio.MeanStdFilter],
+    "Weights and filters": [rlio.connectors.MeanStdFilter],
     "Policies": [rlio.Policy, rlio.PolicySpec],
     "Environments": [EnvContext, rlio.RolloutConfig],
     "The new API stack: `SingleAgentEnvRunner`": [rlio.EnvRunner],
-    "External environments": [rlio.ExternalEnv, rlio.PolicyClient],
+    "External environments": [rlio.ExternalEnv, rlio.serving.PolicyClient],
     "Several agents": [
         rlio.MultiAgentEnvRunner,
         rlio.RolloutConfig,
@@ -1017,7 +1017,7 @@ DEFAULTS = [
     (rlio.RolloutConfig, "clip_actions", False),
     (rlio.RolloutConfig, "remote_env_batch_wait_ms", None),
     (rlio.AsyncInput, "queue_size", 5),
-    (rlio.PolicyClient, "inference_mode", "remote"),
+    (rlio.serving.PolicyClient, "inference_mode", "remote"),
 ]
 
 
@@ -1102,7 +1102,7 @@ def test_nothing_global_is_seeded() -> None:
     import torch
 
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.random.get_rng_state().tolist()  # type: ignore[index]
-    with rlio.RolloutWorker("CartPole-v1", rlio.DQN(hidden=[4]), seed=3) as worker:
+    with rlio.RolloutWorker("CartPole-v1", rlio.policies.DQN(hidden=[4]), seed=3) as worker:
         worker.learn_on_batch(worker.sample())
     after = random.getstate(), np.random.get_state()[1].tolist(), torch.random.get_rng_state().tolist()  # type: ignore[index]
     assert after == before
@@ -1111,7 +1111,7 @@ def test_nothing_global_is_seeded() -> None:
 def test_numbers_of_several_passes_are_averaged_over_all_parts() -> None:
     losses: list[float] = []
 
-    class Notes(rlio.DQN):
+    class Notes(rlio.policies.DQN):
         def learn_on_batch(self, batch: Any) -> Any:
             stats = super().learn_on_batch(batch)
             losses.append(stats["loss"])
@@ -1126,7 +1126,9 @@ def test_numbers_of_several_passes_are_averaged_over_all_parts() -> None:
 
 
 def test_the_state_of_a_runner_is_stored_and_loaded(tmp_path: Path) -> None:
-    config = rlio.RolloutConfig(rollout_fragment_length=20, observation_connectors=[rlio.MeanStdFilter()])
+    config = rlio.RolloutConfig(
+        rollout_fragment_length=20, observation_connectors=[rlio.connectors.MeanStdFilter()]
+    )
     runner = rlio.EnvRunner("CartPole-v1", RandomPolicy(), config=config, seed=3)
     runner.run()
     save_state(tmp_path, runner.get_state())

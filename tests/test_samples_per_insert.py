@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlio import OptionError, SamplesPerInsert
-from rlio.errors import LedgerError
+from rlio import SamplesPerInsert
+from rlio.errors import LedgerError, OptionError
 from rlio.following.samples_per_insert import NO_BOUND, Account
 
 

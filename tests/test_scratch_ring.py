@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from crash_child import fork, wait_for
 
-from rlio import CacheError, ReplayStore, SampleBatch
+from rlio import ReplayStore, SampleBatch
+from rlio.errors import CacheError
 from rlio.replay.draws import Draw
 
 

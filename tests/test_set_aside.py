@@ -57,7 +57,7 @@ def verified(root: Path) -> int:
 
 def test_rows_behind_damage_in_a_log_are_an_error_that_says_which_where_and_what_to_do(root: Path) -> None:
     damage(root, 1)
-    report = rlio.recover(root)
+    report = rlio.maintenance.recover(root)
     (aside,) = report.logs[0].set_aside
     finding = found(root)
     assert (finding.severity, finding.code, finding.uri) == ("error", "log-set-aside", aside)
@@ -68,13 +68,13 @@ def test_rows_behind_damage_in_a_log_are_an_error_that_says_which_where_and_what
     assert "rlio recover --all-hosts" in finding.message
     assert verified(root) == 1
     # A second recovery has nothing to do, and makes it no better.
-    assert rlio.recover(root).is_clean
+    assert rlio.maintenance.recover(root).is_clean
     assert verified(root) == 1
 
 
 def test_a_last_write_that_is_damaged_is_an_error_although_nothing_tells_its_rows(root: Path) -> None:
     damage(root, 2)
-    rlio.recover(root)
+    rlio.maintenance.recover(root)
     finding = found(root)
     assert (finding.severity, finding.rows) == ("error", 0)
     assert f"rows of writer {WRITER!r} were acknowledged" in finding.message
@@ -82,7 +82,7 @@ def test_a_last_write_that_is_damaged_is_an_error_although_nothing_tells_its_row
 
 def test_what_the_message_says_brings_the_rows_back(root: Path) -> None:
     backup = damage(root, 1)
-    (aside,) = rlio.recover(root).logs[0].set_aside
+    (aside,) = rlio.maintenance.recover(root).logs[0].set_aside
     shutil.copytree(backup, root / "_wal" / WRITER)
     result = CliRunner().invoke(app, ["recover", str(root), "--all-hosts"])
     assert result.exit_code == 0, result.output
@@ -98,12 +98,12 @@ def test_a_damaged_header_loses_the_rows_behind_it(root: Path) -> None:
     data[60] ^= 1
     segment.write_bytes(data)
     assert [*map(len, whole_rows(str(segment)))] == [10, 10, 10]
-    rlio.recover(root)
+    rlio.maintenance.recover(root)
     assert (found(root).severity, found(root).rows) == ("error", 30)
 
 
 def test_a_damaged_shard_of_a_log_is_an_error_only_where_nobody_else_has_its_rows(root: Path) -> None:
-    rlio.recover(root)
+    rlio.maintenance.recover(root)
     aside = root / "_wal" / "_damaged"
     aside.mkdir(parents=True)
     (last,) = (root / "data" / WRITER).glob("000000000100-*.parquet")
@@ -116,7 +116,7 @@ def test_a_damaged_shard_of_a_log_is_an_error_only_where_nobody_else_has_its_row
 
 
 def test_pipes_and_links_that_were_set_aside_are_told_and_never_opened(root: Path) -> None:
-    rlio.recover(root)
+    rlio.maintenance.recover(root)
     aside = root / "_wal" / "_damaged"
     aside.mkdir(parents=True)
     os.mkfifo(aside / f"{WRITER}-000000000000.wal")

@@ -18,9 +18,10 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from further import further
 
-from rlio import DatasetReader, JsonWriter, ParquetWriter, Roll, SampleBatch, compact, concat_samples
+from rlio import DatasetReader, JsonWriter, ParquetWriter, Roll, SampleBatch, concat_samples
 from rlio.errors import CorruptData, EndOfData, OptionError, PublishError, RlioError
 from rlio.log.spool import Spool
+from rlio.maintenance import compact
 from rlio.maintenance.compact import CompactReport
 from rlio.storage.filesystem import Retry
 from rlio.testing import FaultyFileSystem, FaultyRenamingFileSystem

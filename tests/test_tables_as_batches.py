@@ -11,8 +11,8 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from rlio import ParquetWriter, ReplayStore, SampleBatch, SchemaError
-from rlio.errors import RlioError
+from rlio import ParquetWriter, ReplayStore, SampleBatch
+from rlio.errors import RlioError, SchemaError
 
 OBS = np.arange(6, dtype=np.float32).reshape(3, 2)
 FRAMES = np.arange(12, dtype=np.uint8).reshape(3, 2, 2)

@@ -756,7 +756,7 @@ torch.distributed.init_process_group(
 )
 try:
     rlio.torch.ReplayDataset(root + "-is-not-there", batch_size=4)
-except rlio.DataNotFound as error:
+except rlio.errors.DataNotFound as error:
     missing = str(error)
 dataset = rlio.torch.ReplayDataset(root, batch_size=4, shuffle=True, epochs=1)
 rows = [batch["t"].tolist() for batch in dataset.loader()]

@@ -14,8 +14,9 @@ from stored_batches import assert_identical, files, fresh_root, load, numbered, 
 from test_compact import agents, pieces, shard_files, store_small
 
 import rlio
-from rlio import OptionError, SampleBatch
+from rlio import SampleBatch
 from rlio.dataset.names import ShardName
+from rlio.errors import OptionError
 from rlio.storage.filesystem import Storage
 
 KINDS = ["parquet", "jsonl", "jsonl.zst"]
@@ -32,7 +33,7 @@ def test_rows_below_the_row_are_gone_and_so_are_the_shards_that_held_nothing_els
     kind: str, row: int
 ) -> None:
     root = store_small(*pieces(numbered(12), 3), kind=kind)
-    report = rlio.trim(root, before={"w0": row})
+    report = rlio.maintenance.trim(root, before={"w0": row})
     assert numbers(root) == list(range(row, 12))
     assert len(shard_files(root)) == 4 - row // 3
     assert (report.rows, len(report.removed), report.rows_left) == (row, row // 3, 12 - row)
@@ -43,31 +44,31 @@ def test_rows_below_the_row_are_gone_and_so_are_the_shards_that_held_nothing_els
 def test_other_writers_keep_all() -> None:
     root = store_small(*pieces(numbered(6), 3), writer_id="w0")
     store_small(*pieces(numbered(6, 6), 3), root=root, writer_id="w1")
-    rlio.trim(root, before={"w0": 5})
+    rlio.maintenance.trim(root, before={"w0": 5})
     assert numbers(root) == [5, *range(6, 12)]
 
 
 def test_trimming_again_changes_nothing_and_trimming_less_brings_nothing_back() -> None:
     root = store_small(*pieces(numbered(12), 3))
-    rlio.trim(root, before={"w0": 7})
+    rlio.maintenance.trim(root, before={"w0": 7})
     before = files(root, "")
     for row in (7, 3, 0):
-        report = rlio.trim(root, before={"w0": row})
+        report = rlio.maintenance.trim(root, before={"w0": row})
         assert (report.rows, report.removed, report.writers) == (0, (), ())
     assert files(root, "") == before
-    assert rlio.trim(root, before={"w0": 10}).rows == 3
+    assert rlio.maintenance.trim(root, before={"w0": 10}).rows == 3
 
 
 @pytest.mark.parametrize("row", range(1, 12))
 def test_a_late_retry_of_a_trimmed_shard_brings_no_row_back(row: int) -> None:
     root = store_small(*pieces(numbered(12), 3))
     before = shard_files(root)
-    rlio.trim(root, before={"w0": row})
+    rlio.maintenance.trim(root, before={"w0": row})
     for path, data in before.items():
         put(path, data)
     assert numbers(root) == list(range(row, 12))
     # Nor do they stay: the next call, of any row, takes them.
-    assert len(rlio.trim(root, before={"w0": 0}).removed) == row // 3
+    assert len(rlio.maintenance.trim(root, before={"w0": 0}).removed) == row // 3
 
 
 def test_an_interruption_at_any_point_leaves_rows_there_or_gone_and_is_completed_by_another_call(
@@ -93,7 +94,7 @@ def test_an_interruption_at_any_point_leaves_rows_there_or_gone_and_is_completed
             for name in ("put", "remove"):
                 patch.setattr(Storage, name, counted(getattr(Storage, name)))
             with contextlib.suppress(Killed):
-                rlio.trim(root, before={"w0": 8, "w1": 4})
+                rlio.maintenance.trim(root, before={"w0": 8, "w1": 4})
         return calls
 
     fail_at = 1
@@ -103,7 +104,7 @@ def test_an_interruption_at_any_point_leaves_rows_there_or_gone_and_is_completed
         calls = attempt(root, fail_at)
         first, second = list(range(12)), list(range(100, 106))
         assert numbers(root) in [first + second, first[8:] + second, first[8:] + second[4:]]
-        rlio.trim(root, before={"w0": 8, "w1": 4})
+        rlio.maintenance.trim(root, before={"w0": 8, "w1": 4})
         assert numbers(root) == first[8:] + second[4:]
         assert len(shard_files(root)) == 2 + 1
         if calls < fail_at:
@@ -117,7 +118,7 @@ def test_a_writer_goes_on_after_all_of_its_rows_were_trimmed() -> None:
     with rlio.ParquetWriter(root, writer_id="w0") as writer:
         writer.write(numbered(5))
         writer.flush()
-        rlio.trim(root, keep_rows=0)
+        rlio.maintenance.trim(root, keep_rows=0)
         assert numbers(root) == []
         writer.write(numbered(5, 5))
     assert numbers(root) == list(range(5, 10))
@@ -126,8 +127,8 @@ def test_a_writer_goes_on_after_all_of_its_rows_were_trimmed() -> None:
 def test_a_reader_that_has_listed_before_a_trim_says_what_is_gone() -> None:
     root = store_small(*pieces(numbered(12), 3))
     snapshot = rlio.open_dataset(root).snapshot()
-    rlio.trim(root, before={"w0": 7})
-    with pytest.raises(rlio.CorruptData, match=r"0 to 6.*trimmed"):
+    rlio.maintenance.trim(root, before={"w0": 7})
+    with pytest.raises(rlio.errors.CorruptData, match=r"0 to 6.*trimmed"):
         rlio.open_dataset(root, at=snapshot)
 
 
@@ -150,16 +151,16 @@ def test_what_cannot_be_meant_is_refused_and_changes_nothing(options: dict[str, 
     root = store_small(*pieces(numbered(12), 3))
     before = files(root, "")
     with pytest.raises(OptionError, match=message):
-        rlio.trim(root, **options)
+        rlio.maintenance.trim(root, **options)
     assert files(root, "") == before
 
 
 def test_a_dry_run_says_the_same_and_changes_nothing() -> None:
     root = store_small(*pieces(numbered(12), 3))
     before = files(root, "")
-    plan = rlio.trim(root, keep_rows=5, dry_run=True)
+    plan = rlio.maintenance.trim(root, keep_rows=5, dry_run=True)
     assert files(root, "") == before
-    done = rlio.trim(root, keep_rows=5)
+    done = rlio.maintenance.trim(root, keep_rows=5)
     assert (plan.writers, plan.removed, plan.rows_left) == (done.writers, done.removed, done.rows_left)
 
 
@@ -181,7 +182,7 @@ def test_the_newest_rows_of_all_writers_are_kept(tmp_path: Path, keep: int) -> N
     store_small(*pieces(numbered(6, 6), 3), root=root, writer_id="w1")
     aged(tmp_path, {("w0", 0): 100, ("w1", 0): 200, ("w0", 3): 300, ("w1", 3): 400})
     newest = [11, 10, 9, 5, 4, 3, 8, 7, 6, 2, 1, 0]
-    report = rlio.trim(root, keep_rows=keep)
+    report = rlio.maintenance.trim(root, keep_rows=keep)
     assert numbers(root) == sorted(newest[:keep])
     assert report.rows_left == keep
 
@@ -192,14 +193,14 @@ def test_a_shard_is_never_newer_than_those_after_it_and_compacting_makes_no_row_
     store_small(*pieces(numbered(6, 9), 3), root=root, writer_id="w1")
     times = {("w0", 0): 100.0, ("w0", 3): 150.0, ("w0", 6): 160.0, ("w1", 0): 200.0, ("w1", 3): 300.0}
     aged(tmp_path, times)
-    rlio.compact(root)  # Stored now; the shards with the old times are still there.
-    rlio.trim(root, keep_rows=8)
+    rlio.maintenance.compact(root)  # Stored now; the shards with the old times are still there.
+    rlio.maintenance.trim(root, keep_rows=8)
     assert numbers(root) == [7, 8, *range(9, 15)]
 
 
 def test_more_rows_than_there_are_keep_everything() -> None:
     root = store_small(*pieces(numbered(12), 3))
-    assert rlio.trim(root, keep_rows=100).rows == 0
+    assert rlio.maintenance.trim(root, keep_rows=100).rows == 0
     assert numbers(root) == list(range(12))
 
 
@@ -207,8 +208,8 @@ def test_a_store_that_tells_no_times_cannot_say_what_is_new(monkeypatch: pytest.
     root = store_small(*pieces(numbered(12), 3))
     monkeypatch.setattr(Storage, "modified", lambda self, path: None)
     with pytest.raises(OptionError, match="before="):
-        rlio.trim(root, keep_rows=3)
-    rlio.trim(root, before={"w0": 9})
+        rlio.maintenance.trim(root, keep_rows=3)
+    rlio.maintenance.trim(root, before={"w0": 9})
     assert numbers(root) == [9, 10, 11]
 
 
@@ -221,22 +222,22 @@ def test_sequences_and_joint_steps_are_not_cut() -> None:
         for i in range(3)
     ]
     root = store_small(*parts)
-    report = rlio.trim(root, before={"w0": 8})
+    report = rlio.maintenance.trim(root, before={"w0": 8})
     assert [(entry.row, entry.rows) for entry in report.writers] == [(5, 5)]
     assert load(root)["obs"][:, 0].tolist() == list(np.arange(5.0, 15.0))
     root = store_small(*(agents({"a": [(0, i)], "b": [(0, i)]}) for i in range(3)))
-    rlio.trim(root, before={"w0": 3})
+    rlio.maintenance.trim(root, before={"w0": 3})
     assert load(root)["a"]["t"].tolist() == [1, 2]
 
 
 def test_trimming_beside_compacting_and_collecting_keeps_the_rest() -> None:
     root = store_small(*pieces(numbered(60), 4))
     for row in range(0, 60, 7):
-        rlio.trim(root, before={"w0": row})
+        rlio.maintenance.trim(root, before={"w0": row})
         if row % 2:
-            rlio.compact(root)
+            rlio.maintenance.compact(root)
         if row % 3 == 0:
-            rlio.gc(root, grace=0)
+            rlio.maintenance.gc(root, grace=0)
         assert_identical(load(root), numbered(60 - row, row))
 
 

@@ -649,7 +649,7 @@ def test_what_asks_for_more_than_the_limits_is_unsafe_and_repair_leaves_it_alone
     report = rlio.verify(root, limits=small)
     assert bad(report) == ["unsafe"] * 3
     assert report.total.live == 0
-    assert rlio.repair(root, limits=small).actions == ()
+    assert rlio.maintenance.repair(root, limits=small).actions == ()
     assert rlio.verify(root).findings == ()
 
 

@@ -63,11 +63,11 @@ def test_rows_in_the_log_of_a_dead_writer_wait_and_repair_stores_them(tmp_path: 
     report = rlio.verify(root)
     assert [finding.code for finding in report.findings] == ["log-waiting"]
     assert (report.total.live, report.total.waiting) == (100, 30)
-    repaired = rlio.repair(root)
+    repaired = rlio.maintenance.repair(root)
     assert [(action.kind, action.rows) for action in repaired.actions] == [("log-recovered", 30)]
     assert repaired.after.findings == ()
     assert (repaired.after.total.live, repaired.after.total.waiting) == (130, 0)
-    assert rlio.repair(root).actions == ()
+    assert rlio.maintenance.repair(root).actions == ()
     with DatasetReader(root, epochs=1, batch_size=1000) as reader:
         assert reader.sample()["obs"][:, 0].tolist() == list(range(130))
 
@@ -77,7 +77,7 @@ def test_the_log_of_a_living_writer_is_counted_and_left_to_it(tmp_path: Path) ->
     with ParquetWriter(tmp_path, writer_id=WRITER, roll=Roll(max_seconds=None)) as writer:
         writer.write(episodes(20))
         for _ in range(2):
-            report = rlio.repair(tmp_path)
+            report = rlio.maintenance.repair(tmp_path)
             assert report.actions == ()
             assert (report.after.total.live, report.after.total.waiting) == (0, 20)
         writer.write(episodes(20, 20))
@@ -98,10 +98,10 @@ def test_damage_in_a_log_is_found_and_its_intact_rows_still_wait(tmp_path: Path)
     assert bad(report) == ["log-damaged"]
     assert report.total.waiting == 10
     assert report.findings[0].rows == 10
-    after = rlio.repair(root).after
+    after = rlio.maintenance.repair(root).after
     assert after.total.live == 100 + report.total.waiting
     assert [finding.code for finding in after.findings] == ["log-set-aside"]
-    assert rlio.repair(root).actions == ()
+    assert rlio.maintenance.repair(root).actions == ()
 
 
 @needs_logs
@@ -121,7 +121,7 @@ def test_logs_in_a_folder_of_the_users_choice_are_found_when_told(tmp_path: Path
     killed(root, spool=Spool(folder=spool))
     assert rlio.verify(root).total.waiting == 0
     assert rlio.verify(root, spool=spool).total.waiting == 30
-    assert rlio.repair(root, spool=spool).after.total.live == 130
+    assert rlio.maintenance.repair(root, spool=spool).after.total.live == 130
 
 
 # ---- compaction ----
@@ -138,12 +138,12 @@ def test_compacted_data_sets_are_clean_before_and_after_collection() -> None:
         )
     before = rlio.verify(root)
     assert bad(before) == []
-    rlio.compact(root)
+    rlio.maintenance.compact(root)
     between = rlio.verify(root)
     assert bad(between) == []
     assert between.total.shards > before.total.shards
     assert between.total.live == before.total.live == 400
-    rlio.gc(root, grace=0)
+    rlio.maintenance.gc(root, grace=0)
     after = rlio.verify(root)
     assert bad(after) == []
     assert (after.total.shards, after.total.live) == (2, 400)
@@ -153,7 +153,7 @@ def test_episodes_of_writers_that_were_merged_are_told_apart() -> None:
     root, into = fresh_root(), fresh_root()
     for name in ("w1", "w2", "w3"):
         store(episodes(60), root=root, writer_id=name)
-    rlio.compact(root, into=into)
+    rlio.maintenance.compact(root, into=into)
     report = rlio.verify(into)
     assert bad(report) == []
     assert report.total.live == 180
@@ -163,7 +163,7 @@ def test_trimmed_data_sets_are_clean() -> None:
     root = store(
         *(episodes(20, 20 * i) for i in range(10)), writer_id="w1", roll=Roll(max_rows=20, max_seconds=None)
     )
-    rlio.trim(root, before={"w1": 90})
+    rlio.maintenance.trim(root, before={"w1": 90})
     report = rlio.verify(root)
     assert bad(report) == []
     assert (report.total.trimmed, report.total.live, report.total.missing) == (90, 110, 0)
@@ -199,7 +199,7 @@ def test_verify_beside_writers_compaction_and_collection_finds_nothing_wrong(tmp
     def compact() -> None:
         while not stop.is_set():
             try:
-                rlio.compact(root)
+                rlio.maintenance.compact(root)
                 collect(Storage.open(root))
             except Exception as error:
                 failures.append(error)
@@ -244,12 +244,12 @@ def test_verify_and_repair_do_the_same_on_a_real_server(name: str, serve: Callab
     data[-60] ^= 1
     storage.put(shards[1], bytes(data))
     storage.remove("_rlio.json")
-    report = rlio.repair(root, storage_options=options)
+    report = rlio.maintenance.repair(root, storage_options=options)
     assert [action.kind for action in report.actions] == ["quarantined", "header-written"]
     assert bad(report.after) == ["hole"]
     assert report.after.total.live == 40
     assert storage.read(f"_quarantine/{shards[1]}") == bytes(data)
-    assert rlio.repair(root, storage_options=options).actions == ()
+    assert rlio.maintenance.repair(root, storage_options=options).actions == ()
 
 
 def test_verify_reads_a_data_set_over_http(serve: Callable[[str], Server]) -> None:

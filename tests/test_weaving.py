@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlio import in_c_order
+from rlio.batch import in_c_order
 
 
 @given(

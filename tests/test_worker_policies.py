@@ -489,13 +489,13 @@ def test_policies_that_learn_join_other_processes() -> None:
     """Row "setup_torch_data_parallel(url, rank, world, backend)"; two processes are tested with policies."""
     import torch.distributed as dist
 
-    policies = {"default_policy": rlio.DQN(), "frozen": LinearPolicy}
+    policies = {"default_policy": rlio.policies.DQN(), "frozen": LinearPolicy}
     with live(policies, policies_to_train=["default_policy"]) as worker:
         port = worker.find_free_port()
         try:
             worker.setup_torch_data_parallel(f"tcp://127.0.0.1:{port}", 0, 1)
             assert dist.get_world_size() == 1
-            assert isinstance(worker.policy, rlio.DQN)
+            assert isinstance(worker.policy, rlio.policies.DQN)
             assert worker.policy.distributed_world_size == 1
         finally:
             dist.destroy_process_group()

@@ -222,7 +222,7 @@ if pid == 0:
     for call in (lambda: site.write(writer), writer.flush, writer.close):
         try:
             call()
-        except rlio.PublishError as error:
+        except rlio.errors.PublishError as error:
             assert "fork" in str(error)
         else:
             os._exit(3)

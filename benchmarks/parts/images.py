@@ -97,7 +97,7 @@ def _cases(name: str, contender: Any) -> list[Case]:
 def _in_c_order(reader: InputReader) -> list[Any]:
     """A batch whose stacks lie as NumPy orders arrays by default, not frame by frame."""
     batch: Any = reader.sample()
-    return [rlio.in_c_order(batch[name]) for name in ("obs", "new_obs")]
+    return [rlio.batch.in_c_order(batch[name]) for name in ("obs", "new_obs")]
 
 
 def _compare(section: Section) -> None:

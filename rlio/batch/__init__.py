@@ -23,6 +23,7 @@ from rlio.batch.concat import (
     count_units,
     split_units,
 )
+from rlio.batch.frames import in_c_order
 from rlio.batch.multi_agent import MultiAgentBatch
 from rlio.batch.sample_batch import SampleBatch
 
@@ -36,6 +37,7 @@ __all__ = [
     "convert_ma_batch_to_sample_batch",
     "copy_into",
     "count_units",
+    "in_c_order",
     "object_column",
     "split_units",
 ]

@@ -15,6 +15,7 @@ import numpy as np
 
 from rlio.batch.arrays import Column, concat_leaves, zero_leaf
 from rlio.batch.columns import Columns, is_per_sequence
+from rlio.batch.frames import empty_array
 from rlio.batch.nested import map_structure
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
 
@@ -96,12 +97,9 @@ def _recycled(like: np.ndarray, rows: int) -> np.ndarray | None:
     """
     if like.dtype.hasobject or rows * like[:1].nbytes < _LARGE:
         return None
-    import pyarrow as pa
-
     axes = (0, *sorted(range(1, like.ndim), key=lambda axis: -like.strides[axis]))
     shape = (rows, *(like.shape[axis] for axis in axes[1:]))
-    flat = np.frombuffer(pa.allocate_buffer(rows * like[:1].nbytes), like.dtype)
-    return flat.reshape(shape).transpose(np.argsort(axes))
+    return empty_array(shape, like.dtype).transpose(np.argsort(axes))
 
 
 def _join(name: str, parts: list[Column], axis: int) -> Column:

@@ -19,7 +19,6 @@ from rlio.cli.tables import print_table
 from rlio.errors import MissingExtra, OptionError, excerpt
 
 if TYPE_CHECKING:
-    from rlio.dataset.dataset import Dataset
     from rlio.evaluation.estimates import Measured, OffPolicyEstimate
     from rlio.evaluation.target import Target
 
@@ -112,10 +111,12 @@ def _estimates(options: EvaluateOptions) -> dict[str, OffPolicyEstimate]:
     if options.ray:
         from rlio.distributed import evaluate_offline as judge
     dataset = open_dataset(options.uri, storage_options=parse_storage_options(options.storage_options))
+    stored = dataset.policy_spaces
+    spaces = next((pair for pid, pair in stored.items() if options.policy_id in (None, pid)), None)
     seed = options.seed
     return judge(
         dataset,
-        _target(options, _spaces_of(dataset, options.policy_id)),
+        _target(options, spaces),
         gamma=options.gamma,
         estimators=options.estimators or ["is", "pdis", "wis", "wpdis"],
         bandit=options.bandit,
@@ -126,18 +127,6 @@ def _estimates(options: EvaluateOptions) -> dict[str, OffPolicyEstimate]:
             confidence=options.confidence, value_bounds=options.value_bounds, seed=seed
         ),
     )
-
-
-def _spaces_of(dataset: Dataset, policy_id: str | None) -> tuple[Any, Any] | None:
-    """Observation and action space of the rows, as the data set says them; None if it does not."""
-    from rlio.schemas.spaces import space_from_json
-
-    for schema in dataset.schemas.values():
-        for name, policy in schema.policies.items():
-            if policy.spaces is not None and policy_id in (None, name):
-                spaces = policy.spaces
-                return space_from_json(spaces["observation"]), space_from_json(spaces["action"])
-    return None
 
 
 def _target(options: EvaluateOptions, spaces: tuple[Any, Any] | None) -> Target:

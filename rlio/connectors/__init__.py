@@ -4,3 +4,8 @@
 `flatten` (Flatten, OneHot), `frame_stack` (FrameStack), `mean_std` (MeanStdFilter), `actions` (ClipAction,
 UnsquashAction) and `rewards`.
 """
+
+from rlio.support.lazy import lazy_exports
+
+# The names and their homes are stated once, in __init__.pyi.
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

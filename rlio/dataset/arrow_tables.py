@@ -18,17 +18,6 @@ What Arrow's types do not tell (tuples, objects, widths of texts) is in the fiel
 Not here: which rows are read (`rlio.dataset.part_reader`), and tables as batches again
 (`rlio.distributed.ray_data.blocks`).
 
-`in_c_order` lays frame stacks of a last axis out as NumPy's own arrays. Readers give stacks of shape (84,
-84, 4) frame by frame in memory. That is what a convolution over (4, 84, 84) wants after a permutation,
-which costs nothing; what wants the four values of a pixel side by side has to have them woven. To OpenCV
-these are the channels of a picture, which it merges at the speed of memory.
-
-Example:
-    >>> frames = np.arange(3 * 2 * 2 * 4, dtype=np.uint8).reshape(3, 4, 2, 2)
-    >>> stacks = np.moveaxis(frames, 1, -1)
-    >>> woven = in_c_order(stacks)
-    >>> woven.flags.c_contiguous, np.array_equal(woven, stacks)
-    (True, True)
 """
 
 from __future__ import annotations
@@ -47,14 +36,14 @@ from numpy.typing import NDArray
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.batch.arrays import to_numpy
 from rlio.batch.columns import Columns, is_per_sequence
+from rlio.batch.frames import in_c_order
 from rlio.batch.multi_agent import step_numbers
 from rlio.batch.nested import Path, leaves
 from rlio.errors import MissingColumn, SchemaError
-from rlio.schemas.arrow import empty_array
 from rlio.schemas.json_values import dump_value
 from rlio.schemas.schema import Leaf, leaf_name
 
-__all__ = ["POLICY_ID", "WRITER", "Layout", "TableColumn", "in_c_order", "nested_lists", "to_table"]
+__all__ = ["POLICY_ID", "WRITER", "Layout", "TableColumn", "nested_lists", "to_table"]
 
 #: The column that names the policy of a row, where several agents were recorded.
 POLICY_ID: Final = "policy_id"
@@ -312,55 +301,3 @@ def _to_arrow(
         raise SchemaError(
             f"Arrow has no type for {values.dtype}: leave the column out (columns=[...])", column=column.name
         ) from error
-
-
-# What a value is to OpenCV, which only moves it: bytes -> type.
-_AS: Final = {1: "u1", 2: "u2", 4: "i4", 8: "f8"}
-# OpenCV 5 takes so many channels; 4 takes more.
-_MOST_CHANNELS: Final = 128
-
-
-def in_c_order(values: NDArray[Any]) -> NDArray[Any]:
-    """The same values with the last axis densest in memory, as `numpy.ascontiguousarray` gives them.
-
-    Where these are stacks whose frames lie one after the other, as readers give them, and OpenCV is installed
-    (`pip install 'rlio[atari]'`), it takes a sixteenth of NumPy's time (256 stacks of 4 x 84 x 84
-    bytes).
-
-    Args:
-        values: Shape (rows, *frame, depth) for that; any array will do.
-
-    Returns:
-        ``values`` itself if it is so already, else a copy.
-    """
-    if values.flags.c_contiguous:
-        return values
-    frames = _frames_of(values)
-    if frames is None:
-        return np.ascontiguousarray(values)
-    try:
-        import cv2
-    except ImportError:
-        return np.ascontiguousarray(values)
-    woven = empty_array(values.shape, values.dtype)
-    rows, depth, size = frames.shape
-    picture = woven.reshape(-1).view(frames.dtype).reshape(rows, size, depth)
-    cv2.merge([frames[:, k] for k in range(depth)], picture)
-    return woven
-
-
-def _frames_of(values: NDArray[Any]) -> NDArray[Any] | None:
-    """The frames in a type that OpenCV knows, shape (rows, depth, size); None where they are not frames."""
-    if values.ndim < 3 or values.size == 0 or values.dtype.kind not in "biuf" or values.itemsize not in _AS:
-        return None
-    if not 2 <= values.shape[-1] <= _MOST_CHANNELS:
-        return None
-    frames = np.moveaxis(values, -1, 1)
-    if not frames[0, 0].flags.c_contiguous:
-        return None
-    rows, depth = frames.shape[:2]
-    size = math.prod(frames.shape[2:])
-    strides = (*frames.strides[:2], values.itemsize)
-    return np.lib.stride_tricks.as_strided(
-        frames.view(_AS[values.itemsize]), (rows, depth, size), strides, writeable=False
-    )

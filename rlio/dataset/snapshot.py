@@ -21,10 +21,12 @@ from rlio.errors import (
     MissingColumn,
     OptionError,
     SchemaConflict,
+    SchemaError,
     excerpt,
 )
 from rlio.log.spool import Spool, find_logs, spool_of
 from rlio.schemas.schema import Schema, canonical_json
+from rlio.schemas.spaces import space_from_json
 from rlio.storage.filesystem import Storage
 from rlio.support.forks import cached_property
 
@@ -247,6 +249,56 @@ class DatasetSnapshot:
             for pid, policy in schema.policies.items():
                 merged.setdefault(pid, {}).update(dict.fromkeys(policy.columns))
         return {pid: list(columns) for pid, columns in merged.items()}
+
+    @property
+    def policy_spaces(self) -> dict[str, tuple[Any, Any]]:
+        """Policy id -> (observation space, action space), of the policies for which writers stored them.
+
+        Raises:
+            SchemaConflict: Writers stored unlike spaces for one policy.
+        """
+        stored: dict[str, Mapping[str, Any]] = {}
+        for schema in self.schemas.values():
+            for pid, policy in schema.policies.items():
+                if policy.spaces is None:
+                    continue
+                if stored.setdefault(pid, policy.spaces) != policy.spaces:
+                    raise SchemaConflict(
+                        f"writers stored unlike spaces for policy {excerpt(pid)}: {excerpt(stored[pid])} and "
+                        f"{excerpt(policy.spaces)}; read those of one kind, writers=[...], and make the "
+                        "spaces yourself",
+                        uri=self.uri,
+                    )
+        return {
+            pid: (space_from_json(spaces["observation"]), space_from_json(spaces["action"]))
+            for pid, spaces in stored.items()
+        }
+
+    @property
+    def spaces(self) -> tuple[Any, Any]:
+        """(observation space, action space) of the one policy that was recorded.
+
+        Training from stored data needs no environment: ``policy.bind(*data.spaces)``.
+
+        Raises:
+            SchemaError: No writer stored spaces.
+            OptionError: Several policies were recorded: take theirs from `policy_spaces`.
+            SchemaConflict: Writers stored unlike spaces.
+        """
+        found = self.policy_spaces
+        if len(found) > 1:
+            raise OptionError(
+                f"the data set has the spaces of {len(found)} policies: take "
+                f"policy_spaces[{min(found)!r}] or another of {', '.join(map(excerpt, sorted(found)))}",
+                uri=self.uri,
+            )
+        if not found:
+            raise SchemaError(
+                "the data set does not say its spaces: workers and RecordExperience store them; of a writer "
+                "of your own they are an argument, spaces={policy_id: (observation_space, action_space)}",
+                uri=self.uri,
+            )
+        return next(iter(found.values()))
 
     def open_shard(self, segment: Segment) -> OpenShard:
         """Open the shard of a segment."""

@@ -7,3 +7,8 @@ seeded with, `checking` what is wrong with an environment, `context` what those 
 `leaves` says which arrays a space's values are made of. `atari` prepares games, `multi_agent` and
 `pettingzoo` have several agents, `external` is for environments that call.
 """
+
+from rlio.support.lazy import lazy_exports
+
+# The names and their homes are stated once, in __init__.pyi.
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

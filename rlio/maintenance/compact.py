@@ -10,7 +10,7 @@ Example:
     ...     for _ in range(5):
     ...         writer.write(rlio.SampleBatch(obs=np.zeros((3, 4)), rewards=np.ones(3)))
     ...         writer.flush()
-    >>> report = rlio.compact("memory://compact-example")
+    >>> report = rlio.maintenance.compact("memory://compact-example")
     >>> report.shards_before, report.shards_after, report.rows
     (5, 1, 15)
 """

@@ -18,10 +18,10 @@ Example:
     ...     for _ in range(5):
     ...         writer.write(rlio.SampleBatch(obs=np.zeros((3, 4)), rewards=np.ones(3)))
     ...         writer.flush()
-    >>> _ = rlio.compact("memory://gc-example")
-    >>> rlio.gc("memory://gc-example").waiting
+    >>> _ = rlio.maintenance.compact("memory://gc-example")
+    >>> rlio.maintenance.gc("memory://gc-example").waiting
     5
-    >>> len(rlio.gc("memory://gc-example", grace=0).removed)
+    >>> len(rlio.maintenance.gc("memory://gc-example", grace=0).removed)
     5
 """
 

@@ -11,10 +11,10 @@ Example:
     >>> with rlio.ParquetWriter("memory://repair-example") as writer:
     ...     writer.write(rlio.SampleBatch(obs=np.arange(10.0)))
     >>> Storage.open("memory://repair-example").remove("_rlio.json")
-    >>> report = rlio.repair("memory://repair-example")
+    >>> report = rlio.maintenance.repair("memory://repair-example")
     >>> [action.kind for action in report.actions], report.after.ok
     (['header-written'], True)
-    >>> rlio.repair("memory://repair-example").actions
+    >>> rlio.maintenance.repair("memory://repair-example").actions
     ()
 """
 
@@ -69,7 +69,7 @@ class Action:
 
 @dataclass(frozen=True, kw_only=True)
 class RepairReport:
-    """What `rlio.repair` did.
+    """What `rlio.maintenance.repair` did.
 
     Attributes:
         actions: In order; none if there was nothing to do, or nothing that can be done.

@@ -11,7 +11,7 @@ Example:
     ...     for _ in range(5):
     ...         writer.write(rlio.SampleBatch(obs=np.zeros((3, 4)), rewards=np.ones(3)))
     ...         writer.flush()
-    >>> report = rlio.trim("memory://trim-example", keep_rows=7)
+    >>> report = rlio.maintenance.trim("memory://trim-example", keep_rows=7)
     >>> report.rows, len(report.removed), len(rlio.open_dataset("memory://trim-example"))
     (8, 2, 7)
 """

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import os
 import zipfile
 import zlib
@@ -22,6 +23,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from rlio.batch.arrays import is_tensor
 from rlio.errors import CorruptData, DataNotFound, OptionError, StateError, excerpt
 from rlio.storage import Storage
 from rlio.storage.paths import TMP_DIR
@@ -32,6 +34,7 @@ __all__ = [
     "pack_state",
     "read_arrays",
     "read_scratch",
+    "remove_empty",
     "save_components",
     "save_state",
     "select_components",
@@ -45,7 +48,9 @@ T = TypeVar("T")
 _ARRAYS, _STATE = "arrays.npz", "state.json"
 _FORMAT = 0
 _COMPONENTS_VERSION = 1
-_ARRAY_KEY = "$array"
+# Keys of objects with one entry that stand for what JSON has not: arrays and tensors by name, mappings with
+# other keys as pairs, and numbers such as infinity.
+_ARRAY, _TENSOR, _ITEMS, _FLOAT = _SPECIAL = "$array", "$tensor", "$items", "$float"
 
 
 def save_state(
@@ -58,8 +63,8 @@ def save_state(
 
     Args:
         folder: A path or any fsspec URL.
-        state: Nested dicts, lists and tuples (which come back as lists) of arrays, strings, numbers, bools
-            and None.
+        state: Nested dicts, lists and tuples (which come back as lists) of arrays, tensors, strings, numbers,
+            bools and None. Keys of dicts are strings or whole numbers.
         storage_options: For fsspec.
 
     Raises:
@@ -71,8 +76,12 @@ def save_state(
     # The description certifies the arrays and is put last: a torn pair is found when it is read.
     storage.put(_ARRAYS, data)
     storage.put(_STATE, text)
+    remove_empty(storage)
+
+
+def remove_empty(storage: Storage) -> None:
+    """Remove the folder in which objects lay until they were whole: a user looks at what is stored there."""
     if storage.is_local:
-        # Nobody writes there until the next state, unlike in a data set: the folder holds what was stored.
         with contextlib.suppress(OSError):  # Another process stores its state there.
             os.rmdir(os.path.join(storage.root, TMP_DIR))
 
@@ -259,28 +268,55 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
 def _described(value: Any, arrays: dict[str, NDArray[Any]], place: str) -> Any:
     """``value`` as JSON; its arrays are moved into ``arrays`` and referred to by number."""
     if isinstance(value, np.ndarray) and value.dtype != object:
-        name = f"a{len(arrays)}"
-        arrays[name] = value
-        return {_ARRAY_KEY: name}
+        return {_ARRAY: _numbered(value, arrays)}
+    if is_tensor(value):
+        try:
+            return {_TENSOR: _numbered(value.detach().cpu().numpy(), arrays)}
+        except TypeError as error:
+            raise StateError(f"{place} is a tensor that NumPy cannot hold: {error}; convert it") from error
     if isinstance(value, np.generic):
         return _described(value.item(), arrays, place)
     if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str) or key == _ARRAY_KEY:
-                raise StateError(f"{place} has the key {excerpt(key)}: a state's keys are strings")
-        return {key: _described(part, arrays, f"{place}/{key}") for key, part in value.items()}
+        if all(isinstance(key, str) and key not in _SPECIAL for key in value):
+            return {key: _described(part, arrays, f"{place}/{key}") for key, part in value.items()}
+        # The states of torch's optimizers have numbers for keys.
+        pairs = [[key, _described(part, arrays, f"{place}/{key}")] for key, part in value.items()]
+        for key, _ in pairs:
+            if not isinstance(key, (str, int)):
+                raise StateError(
+                    f"{place} has the key {excerpt(key)}: a state's keys are strings or whole numbers"
+                )
+        return {_ITEMS: pairs}
     if isinstance(value, (list, tuple)):
         return [_described(part, arrays, f"{place}/{i}") for i, part in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return {_FLOAT: repr(value)}  # JSON has no such numbers.
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
-    raise StateError(f"{place} is {excerpt(value)}: a state holds arrays and what JSON takes")
+    raise StateError(f"{place} is {excerpt(value)}: a state holds arrays, tensors and what JSON takes")
+
+
+def _numbered(array: NDArray[Any], arrays: dict[str, NDArray[Any]]) -> str:
+    name = f"a{len(arrays)}"
+    arrays[name] = array
+    return name
 
 
 def _restored(value: Any, arrays: Any) -> Any:
-    if isinstance(value, dict):
-        if list(value) == [_ARRAY_KEY]:
-            return arrays[value[_ARRAY_KEY]]
-        return {key: _restored(part, arrays) for key, part in value.items()}
     if isinstance(value, list):
         return [_restored(part, arrays) for part in value]
-    return value
+    if not isinstance(value, dict):
+        return value
+    kind, *others = value or ("",)
+    if others or kind not in _SPECIAL:
+        return {key: _restored(part, arrays) for key, part in value.items()}
+    stored = value[kind]
+    if kind == _ITEMS:
+        return {key: _restored(part, arrays) for key, part in stored}
+    if kind == _FLOAT:
+        return float(stored)
+    if kind == _TENSOR:
+        import torch
+
+        return torch.from_numpy(arrays[stored])
+    return arrays[stored]

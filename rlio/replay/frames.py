@@ -168,7 +168,7 @@ class FramePool:
         """The observations of the given windows, shape (n, *shape).
 
         Of stacks whose frames are the last axis, the frames of each observation lie one after the other in
-        memory: `rlio.in_c_order` weaves them into each other.
+        memory: `rlio.batch.in_c_order` weaves them into each other.
 
         Args:
             windows: By their first frames.

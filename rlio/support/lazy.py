@@ -6,8 +6,10 @@ and `lazy_loader` reads it at run time.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import lazy_loader
 
@@ -26,10 +28,13 @@ def lazy_exports(
         file: Its ``__file__``; the stub lies beside it.
 
     Returns:
-        The three. A name is looked up once: it then is an ordinary attribute of the package. A name in the
-        other spelling, British or American, is found too.
+        The three. ``__all__`` has no subpackages, which are found all the same. A name is looked up once: it
+        then is an ordinary attribute of the package. A name in the other spelling, British or American, is
+        found too.
     """
     load, dir_, names = lazy_loader.attach_stub(package, file)
+    stub = Path(file).with_suffix(".pyi").read_text(encoding="utf-8")
+    packages = set(re.findall(r"^from \. import (\w+)", stub, re.MULTILINE))
     spelled = {folded(name): name for name in names}
 
     def getattr_(name: str) -> object:
@@ -40,4 +45,5 @@ def lazy_exports(
         setattr(sys.modules[package], name, value)
         return value
 
-    return getattr_, lambda: sorted({*vars(sys.modules[package]), *dir_()}), names
+    public = [name for name in names if name not in packages]
+    return getattr_, lambda: sorted({*vars(sys.modules[package]), *dir_()}), public

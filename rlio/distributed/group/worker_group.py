@@ -6,7 +6,7 @@ Example::
     from rlio.distributed import WorkerGroup
 
     ray.init()
-    with WorkerGroup("CartPole-v1", rlio.DQN, num_workers=4, output="runs/cartpole", seed=0,
+    with WorkerGroup("CartPole-v1", rlio.policies.DQN, num_workers=4, output="runs/cartpole", seed=0,
                      local_worker=True) as group:
         for step in range(100):
             batch = group.sample()                    # a fragment of each worker

@@ -30,12 +30,14 @@ class NpzWriter(rlio.OutputWriter):
 
     def _write(self, batch: rlio.SampleBatch | rlio.MultiAgentBatch) -> None:
         if not isinstance(batch, rlio.SampleBatch):
-            raise rlio.SchemaError("a MultiAgentBatch does not fit into .npz: write each policy on its own")
+            raise rlio.errors.SchemaError(
+                "a MultiAgentBatch does not fit into .npz: write each policy on its own"
+            )
         schema = {name: (batch[name].dtype, batch[name].shape[1:]) for name in batch}
         if self._schema is None:
             self._schema = schema
         elif schema != self._schema:
-            raise rlio.SchemaError(f"the batch has {schema}, expected {self._schema}")
+            raise rlio.errors.SchemaError(f"the batch has {schema}, expected {self._schema}")
         if not len(batch):
             return
         path = self._folder / f"{self._name}-{self._number:08d}.npz"
@@ -58,7 +60,7 @@ class NpzReader(rlio.InputReader):
         rank, world = shard
         self._files = sorted(Path(folder).glob("*.npz"))[rank::world]
         if not self._files:
-            raise rlio.DataNotFound("no .npz files for this shard", uri=str(folder))
+            raise rlio.errors.DataNotFound("no .npz files for this shard", uri=str(folder))
         self._epochs = epochs
         self._epoch = 0
         self._file = 0

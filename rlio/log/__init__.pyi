@@ -1,0 +1,1 @@
+from .spool import Spool as Spool

@@ -1,0 +1,10 @@
+from .actor_critic import ActorCritic as ActorCritic
+from .behaviour_cloning import BehaviourCloning as BehaviourCloning
+from .dqn import DQN as DQN
+from .policy import Policy as Policy
+from .policy_map import PolicyMap as PolicyMap
+from .policy_spec import PolicySpec as PolicySpec
+from .postprocessing import GAE as GAE
+from .postprocessing import NStep as NStep
+from .random_policy import RandomPolicy as RandomPolicy
+from .torch_policy import TorchPolicy as TorchPolicy

@@ -1,0 +1,2 @@
+from .policy_client import PolicyClient as PolicyClient
+from .policy_server import PolicyServerInput as PolicyServerInput
