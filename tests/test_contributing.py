@@ -88,7 +88,7 @@ def test_its_examples_run_and_pass_the_conformance_suites(
     assert run > 30
     with scope["CsvWriter"]("unlike") as writer:
         writer.write(rlio.SampleBatch(t=[1]))
-        with pytest.raises(rlio.SchemaError):
+        with pytest.raises(rlio.errors.SchemaError):
             writer.write(rlio.SampleBatch(t=[0.5]))
     with pytest.raises(rlio.EndOfData):
         scope["newest"](rlio.ReplayStore(capacity=10)).sample()
