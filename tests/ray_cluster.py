@@ -46,10 +46,13 @@ def cluster(cpus: int = 8) -> Iterator[None]:
             )
         )
         import ray
-        from ray._private import services
+        from ray._private import node, services
 
         # ray.init() replaces 127.0.0.1 by the machine's address in the network, and would listen there.
         stack.enter_context(mock.patch.object(services, "resolve_ip_for_localhost", lambda address: address))
+        # Processes that no test needs: the autoscaler, the reader of workers' logs, the dashboard.
+        for start in ("start_monitor", "start_log_monitor", "start_api_server"):
+            stack.enter_context(mock.patch.object(node.Node, start))
         with warnings.catch_warnings():
             # Ray 2.54 leaves the files that it opens for its processes to the garbage collector.
             warnings.simplefilter("ignore", ResourceWarning)

@@ -234,6 +234,7 @@ def test_every_row_is_recorded_in_order_with_true_final_observations() -> None:
     assert check_stream(parts, num_envs=1, truncates=True) == 96
 
 
+@pytest.mark.further
 def test_restarts_are_bounded_and_the_last_error_is_raised() -> None:
     def make(context: Any) -> gym.Env[Any, Any]:
         if context.recreated:

@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from group_envs import Counting, Weighed, check_rows, make_known
+from group_envs import Weighed, check_rows, make_known
 from linear_policy import LinearPolicy
 
 import rlio
-from rlio.connectors.mean_std import MeanStdFilter, RunningStat
 from rlio.distributed import Fragment, WorkerGroup
 from rlio.errors import EndOfData, EnvError, OptionError, StateError, WorkerError, WorkerLost
 from rlio.policies.policy_spec import PolicySpec
@@ -394,9 +393,17 @@ def test_a_state_goes_on_with_other_episodes_in_the_processes_that_are_there(pai
 
 def test_every_worker_writes_one_data_set_and_says_there_how_it_was_seeded(pair: Pair) -> None:
     """The last of those with this group: it closes it."""
-    pair.group.sample()
-    pair.group.close()
+    group = pair.group
+    group.sample()
+    # Fragments that are not asked for any more are stored and counted when the group is closed.
+    stored = [status.rows for status in group.status()]
+    group.get_metrics()
+    assert group.submit(3) == 6
+    group.close()
+    assert [status.rows for status in group.status()] == [rows + 3 * STEPS for rows in stored]
+    assert group.get_metrics().counts.env_steps == 6 * STEPS
     dataset = rlio.open_dataset(pair.output)
+    assert dataset.snapshot().items() >= {(status.writer_id, status.rows) for status in group.status()}
     told = set()
     for segment in dataset.segments:
         made_by = dataset.open_shard(segment).provenance
@@ -409,52 +416,9 @@ def test_every_worker_writes_one_data_set_and_says_there_how_it_was_seeded(pair:
     assert len({seed for _, _, seed in told}) == len(told), "two workers had one seed"
     rows = rlio.concat_samples(list(rlio.DatasetReader(pair.output, epochs=1, batch_size=1000)))
     check_rows(columns_of([rows]))
-    pair.group.close()
+    group.close()
     with pytest.raises(rlio.errors.ClosedError):
-        pair.group.sample()
-
-
-def seen(worker: RolloutWorker) -> int:
-    return Counting.seen
-
-
-def observations(worker: RolloutWorker) -> int:
-    return int(worker.get_filters()["default_policy"][0].running_stats.n)
-
-
-def buffers(worker: RolloutWorker) -> RunningStat:
-    stat = worker.get_filters()["default_policy"][0].buffer
-    assert isinstance(stat, RunningStat)
-    return stat
-
-
-def test_statistics_of_all_workers_are_put_together_each_observation_once(ray_cluster: None) -> None:
-    config = RolloutConfig(
-        rollout_fragment_length=STEPS, observation_connectors=[Counting(), MeanStdFilter()]
-    )
-    with WorkerGroup(make_known, LinearPolicy, num_workers=2, seed=1, rollout=config) as group:
         group.sample()
-        expected = RunningStat((3,))
-        for part in group.foreach_worker(buffers):
-            assert isinstance(part, RunningStat)
-            expected.update(part)
-        joint = group.sync_filters()["default_policy"][0].running_stats
-        assert joint.n == expected.n > 0
-        np.testing.assert_allclose(joint.mean, expected.mean)
-        np.testing.assert_allclose(joint.std, expected.std)
-        for _ in range(3):
-            # Workers go on between the moment that they tell what they saw and the moment that they are told.
-            group.submit(2)
-            group.sync_filters()
-            group.ready()
-        while any(status.in_flight for status in group.status()):
-            group.ready()
-        joint = group.sync_filters()["default_policy"][0].running_stats
-        assert joint.n == sum(n for n in group.foreach_worker(seen) if isinstance(n, int))
-        assert group.foreach_worker(observations) == [joint.n] * 2
-        state = group.state_dict()
-        group.load_state_dict(state)
-        assert group.foreach_worker(observations) == [joint.n] * 2
 
 
 @pytest.mark.further

@@ -10,15 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from counter_agents import AgentCounter, Chosen, check_stream, map_agent
-from linear_policy import even_odd
 
 import rlio
 from rlio.batch import MultiAgentBatch, concat_samples
-from rlio.connectors.mean_std import MeanStdFilter
 from rlio.distributed import FaultTolerance, Fragment, WorkerGroup
-from rlio.envs.multi_agent import make_multi_agent
 from rlio.sampling.config import RolloutConfig
-from rlio.worker import RolloutWorker
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("ray_cluster")]
@@ -151,30 +147,6 @@ def test_the_data_set_has_every_row_that_was_served_once(pair: WorkerGroup, outp
 def keys(rows: Any) -> Any:
     """Which rows they are."""
     return np.stack([rows["eps_id"], rows["agent_index"], rows["t"]], axis=1)
-
-
-def seen(worker: RolloutWorker) -> dict[str, int]:
-    return {policy_id: filters[0].buffer.n for policy_id, filters in worker.get_filters().items()}
-
-
-def test_statistics_are_put_together_policy_by_policy(ray_cluster: None) -> None:
-    config = RolloutConfig(rollout_fragment_length=STEPS, observation_connectors=[MeanStdFilter()])
-    with WorkerGroup(
-        make_multi_agent("CartPole-v1")(num_agents=3),
-        {"even": rlio.RandomPolicy, "odd": rlio.RandomPolicy},
-        policy_mapping_fn=even_odd,
-        num_workers=2,
-        seed=0,
-        rollout=config,
-    ) as group:
-        group.sample()
-        apart: Any = group.foreach_worker(seen)
-        joint = {policy_id: own[0].running_stats.n for policy_id, own in group.sync_filters().items()}
-        assert joint == {policy_id: sum(part[policy_id] for part in apart) for policy_id in ("even", "odd")}
-        assert joint["even"] > joint["odd"] > STEPS
-        state = group.state_dict()
-        group.load_state_dict(state)
-        assert {pid: own[0].running_stats.n for pid, own in group.get_filters().items()} == joint
 
 
 @pytest.mark.further

@@ -7,6 +7,8 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +96,9 @@ def test_rows_not_in_the_data_set_are_counted_and_a_lost_log_is_recovered_before
         # A shard is stored after 30 s, or 64 MiB: what came since the flush is in the logs alone.
         assert [status.rows_unpublished for status in group.status()] == [2 * STEPS, 2 * STEPS]
         assert group.rows_unpublished == 4 * STEPS
+        # Of a node that is gone: its log is recovered by another node of this machine.
+        place = group._pool.workers[0]
+        place.opened = replace(place.opened, node_id="gone")
         before = group.status()[0]
         lose(group, 1)
         (loss,) = group.losses
@@ -111,9 +116,10 @@ def test_rows_not_in_the_data_set_are_counted_and_a_lost_log_is_recovered_before
     check_nothing_missing(rows_of(root))
 
 
-def test_rows_that_are_lost_with_a_disk_stay_counted_and_the_machine_and_folder_are_named(
+def test_rows_that_are_lost_with_a_disk_or_out_of_reach_stay_counted_and_machine_and_folder_are_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The log of the first worker is gone; that of the second lies on a machine without a node."""
     root = str(tmp_path / "rows")
     with WorkerGroup(
         make_known,
@@ -124,42 +130,27 @@ def test_rows_that_are_lost_with_a_disk_stay_counted_and_the_machine_and_folder_
         output=root,
         fault_tolerance=NO_RESTARTS,
     ) as group:
-        group.sample()
-        status = group.status()[0]
-        shutil.rmtree(Path(root) / "_wal" / str(status.writer_id))
-        lose(group, 1)
-    (loss,) = group.losses
-    assert loss.rows_unpublished == group.rows_unpublished == STEPS
-    assert len(rlio.open_dataset(root)) == STEPS
-    (told,) = [record for record in caplog.records if record.args and loss.logs[0] in record.args]
-    assert told.levelno == logging.WARNING
-    assert {loss.host, root, STEPS} <= set(told.args or ())
-
-
-def test_a_row_that_is_acknowledged_as_published_is_in_the_data_set_whatever_is_lost(tmp_path: Path) -> None:
-    root = str(tmp_path / "rows")
-    with WorkerGroup(
-        make_known,
-        LinearPolicy,
-        num_workers=2,
-        seed=0,
-        rollout=config_of(tmp_path),
-        output=root,
-        acknowledge="published",
-        fault_tolerance=NO_RESTARTS,
-    ) as group:
-        served = []
-        for fragment in stream(group, 2):
-            served.append(fragment.batch)
-            check_has(root, served)
-            if len(served) == 6:
-                break
-        assert group.rows_unpublished == 0
+        served = [group.sample()]
         shutil.rmtree(Path(root) / "_wal" / str(group.status()[0].writer_id))
         lose(group, 1)
-        served += [fragment.batch for fragment in group.ready(timeout_s=0)]
-        assert group.losses[0].rows_unpublished == 0
-        check_has(root, served)
+        place = group._pool.workers[1]
+        place.opened = replace(place.opened, node_id="gone", host="elsewhere")
+        with pytest.raises(WorkerLost):  # Nobody is left.
+            lose(group, 2)
+        assert group.rows_unpublished == 2 * STEPS
+        caplog.clear()
+    first, second = group.losses
+    assert [first.rows_unpublished, second.rows_unpublished] == [STEPS, STEPS]
+    assert (second.node_id, second.host) == ("gone", "elsewhere")
+    told = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(told) == 2
+    for loss, record in zip((first, second), told, strict=True):
+        assert {loss.host, root, loss.logs[0], STEPS} <= set(record.args or ())
+    assert len(rlio.open_dataset(root)) == 0
+    rlio.maintenance.recover(root)
+    found = rows_of(root)
+    np.testing.assert_array_equal(found["obs"], columns_of(served)["obs"][STEPS:])
+    assert rlio.verify(root).ok
 
 
 @pytest.mark.further
@@ -181,40 +172,75 @@ def test_logs_on_this_machine_are_recovered_where_ray_was_shut_down_before_the_g
     check_has(root, served)
 
 
-class Down(rlio.NoopOutput):
-    """Cannot publish anything while a file is there."""
+class Down(rlio.ParquetWriter):
+    """Cannot publish anything while the file ``down`` is beside the data set."""
 
-    def __init__(self, file: Path) -> None:
-        super().__init__()
-        self.file = file
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.down = root.parent / "down"
 
     def _flush(self) -> None:
-        if self.file.exists():
+        if self.down.exists():
             raise PublishError("the store is down")
+        super()._flush()
 
 
-def test_a_batch_that_could_not_be_published_is_an_error_and_comes_once_it_is(tmp_path: Path) -> None:
-    down = tmp_path / "down"
+@pytest.fixture(scope="module")
+def published(
+    ray_cluster: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[WorkerGroup, Path, list[Any]]]:
+    """One worker whose rows are returned once they are in the data set, the folder, and what was returned."""
+    folder = tmp_path_factory.mktemp("published")
     with WorkerGroup(
         make_known,
         LinearPolicy,
         num_workers=1,
         seed=0,
-        rollout=config_of(tmp_path),
-        output=lambda context: Down(down),
+        rollout=config_of(folder),
+        output=lambda context: Down(folder / "rows"),
         acknowledge="published",
+        fault_tolerance=NO_RESTARTS,
     ) as group:
-        served = [group.sample()]
-        down.touch()
-        for _ in range(2):
-            with pytest.raises(WorkerError) as caught:
-                group.sample()
-            assert isinstance(caught.value.__cause__, PublishError)
-        down.unlink()
-        served += [group.sample(), group.sample()]
-        check_nothing_missing(columns_of(served))
-        assert group.get_metrics().counts.env_steps == 3 * STEPS
-        assert not group.losses
+        yield group, folder, []
+
+
+def test_a_batch_that_could_not_be_published_is_an_error_and_comes_once_it_is(
+    published: tuple[WorkerGroup, Path, list[Any]],
+) -> None:
+    group, folder, served = published
+    served.append(group.sample())
+    (folder / "down").touch()
+    for _ in range(2):
+        with pytest.raises(WorkerError) as caught:
+            group.sample()
+        assert isinstance(caught.value.__cause__, PublishError)
+    check_has(str(folder / "rows"), served)
+    (folder / "down").unlink()
+    served += [group.sample(), group.sample()]
+    check_nothing_missing(columns_of(served))
+    assert group.get_metrics().counts.env_steps == 3 * STEPS
+    assert not group.losses
+
+
+def test_a_row_that_is_acknowledged_as_published_is_in_the_data_set_whatever_is_lost(
+    published: tuple[WorkerGroup, Path, list[Any]],
+) -> None:
+    """The last of those with this group: its worker is lost."""
+    group, folder, served = published
+    root = str(folder / "rows")
+    for fragment in stream(group, 2):
+        served.append(fragment.batch)
+        check_has(root, served)
+        if len(served) >= 6:
+            break
+    while any(status.in_flight or status.waiting for status in group.status()):
+        served += [fragment.batch for fragment in group.ready()]
+    assert group.rows_unpublished == 0
+    shutil.rmtree(folder / "rows" / "_wal" / str(group.status()[0].writer_id))
+    with pytest.raises(WorkerLost):  # Nobody is left.
+        lose(group, 1)
+    assert group.losses[0].rows_unpublished == 0
+    check_has(root, served)
 
 
 @pytest.mark.further

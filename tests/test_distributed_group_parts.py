@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import subprocess
@@ -14,7 +15,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from group_envs import make_known
-from linear_policy import LinearPolicy
+from linear_policy import LinearPolicy, even_odd
 
 import rlio
 from rlio.connectors.mean_std import MeanStdFilter
@@ -24,6 +25,7 @@ from rlio.distributed.group.actors import Broadcast, WorkerActor
 from rlio.distributed.group.broadcasts import Broadcasts
 from rlio.distributed.group.joint import JointFilters, JointMetrics
 from rlio.distributed.group.worker_spec import WorkerId, WorkerKeywords, WorkerSpec, portable
+from rlio.envs.multi_agent import make_multi_agent
 from rlio.errors import ClosedError, MissingExtra, OptionError, StateError, WorkerError, WorkerLost
 from rlio.sampling.config import RolloutConfig
 from rlio.sampling.metrics import Counts, RolloutMetrics
@@ -255,6 +257,29 @@ def test_what_a_worker_sees_while_statistics_are_summed_is_counted_the_next_time
             own = actor.apply(lambda worker: worker.get_filters()["default_policy"][0])
             assert own.running_stats.n == total + own.buffer.n
             assert own.buffer.n >= 10
+    for actor in actors:
+        actor.close()
+
+
+def test_statistics_of_several_policies_are_summed_policy_by_policy() -> None:
+    rollout = RolloutConfig(rollout_fragment_length=30, observation_connectors=[MeanStdFilter()])
+    keywords = {"rollout": rollout, "policy_mapping_fn": even_odd}
+    policies = {"even": rlio.RandomPolicy, "odd": rlio.RandomPolicy}
+    env = make_multi_agent("CartPole-v1")(num_agents=3)
+    spec = WorkerSpec(env, policies, keywords, num_workers=2, seed=0)
+    actors = [WorkerActor(), WorkerActor()]
+    for index, actor in enumerate(actors, 1):
+        actor.open(spec, WorkerId(index), None, None)
+        actor.sample()
+    parts = [actor.take_filters() for actor in actors]
+    joint = JointFilters()
+    joint.add(parts)
+    counts = {policy_id: own[0].running_stats.n for policy_id, own in joint.filters.items()}
+    assert counts == {policy_id: sum(part[policy_id][0].buffer.n for part in parts) for policy_id in policies}
+    assert counts["even"] > counts["odd"] > 30
+    other = JointFilters()
+    other.load_state_dict(json.loads(json.dumps(joint.state_dict())), joint.filters)
+    assert {policy_id: own[0].running_stats.n for policy_id, own in other.filters.items()} == counts
     for actor in actors:
         actor.close()
 

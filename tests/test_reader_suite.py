@@ -105,3 +105,32 @@ def test_a_state_that_is_saved_right_after_it_was_loaded_has_to_be_good() -> Non
 
     with pytest.raises(AssertionError, match="saved again"):
         assert_resumes(Forgetting)
+
+
+def test_every_state_is_restored_and_every_fourth_remainder_followed_to_its_end() -> None:
+    class Misled(InputReader):
+        """Restored before batch ``wrong_from``, gives a wrong row as batch ``wrong_at``, of 14."""
+
+        def __init__(self, wrong_from: int, wrong_at: int) -> None:
+            self.wrong_from, self.wrong_at = wrong_from, wrong_at
+            self.at, self.restored = 0, -1
+
+        def _next(self) -> SampleBatch:
+            if self.at == 14:
+                raise EndOfData("fourteen batches")
+            self.at += 1
+            wrong = self.restored == self.wrong_from and self.at - 1 == self.wrong_at
+            return SampleBatch(t=[-1 if wrong else self.at])
+
+        def _position(self) -> JsonState:
+            return {"at": self.at}
+
+        def _seek(self, position: JsonState) -> None:
+            self.at = self.restored = position["at"]
+
+    for wrong_from in range(14):
+        for wrong_at in {wrong_from, min(wrong_from + 2, 13), 13 if wrong_from % 4 == 0 else wrong_from}:
+            with pytest.raises(
+                AssertionError, match=f"number {wrong_at}, restored before number {wrong_from}"
+            ):
+                assert_resumes(lambda wrong=(wrong_from, wrong_at): Misled(*wrong))
