@@ -203,13 +203,12 @@ class RolloutWorker(WorkerPolicies):
     # ---- sampling ----
 
     def _next(self) -> Batch:
-        return self._served(self.reader.sample())
+        return self._take(None)
 
-    def _take(self, n: int) -> Batch:
-        # The reader cuts to size and keeps what is left over, so that exactly what is served is recorded.
-        return self._served(self.reader.sample(n))
-
-    def _served(self, batch: Batch) -> Batch:
+    def _take(self, n: int | None) -> Batch:
+        # `WorkerInput` put the readers together: one steps the environments or reads files, and those around
+        # it call callbacks and the writer. They cut to size, so that exactly what is served is recorded.
+        batch = self.reader.sample(n)
         how = self.rollout.compress_observations
         return batch.compress(bulk=how == "bulk") if how else batch
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import fsspec
 import numpy as np
-import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
 import rlio
@@ -24,8 +23,6 @@ from rlio.storage.filesystem import Storage
 from rlio.testing.filesystem import Call, FaultyFileSystem
 
 __all__ = ["Site", "batch", "gc", "os", "rlio", "signal", "sys", "threading", "time"]
-
-pa.array([1])  # imports pandas, where there is one: not in every child
 
 ROWS = 10
 

@@ -346,11 +346,12 @@ class TestCut:
         assert part["seq_lens"].tolist() == [4, 1]
 
     @pytest.mark.parametrize("start", range(-2, 8))
-    @pytest.mark.parametrize("end", range(8))
-    def test_every_cut_is_a_legal_batch(self, start: int, end: int) -> None:
-        part = sequence_batch().slice(start, end)
-        assert part["seq_lens"].sum() == len(part["t"]) == max(0, min(end, 6) - start if start < 6 else 0)
-        SampleBatch(dict(part))
+    def test_every_cut_is_a_legal_batch(self, start: int) -> None:
+        for end in range(8):
+            part = sequence_batch().slice(start, end)
+            rows = max(0, min(end, 6) - start if start < 6 else 0)
+            assert part["seq_lens"].sum() == len(part["t"]) == rows, end
+            SampleBatch(dict(part))
 
     def test_states_may_be_chosen(self) -> None:
         part = sequence_batch().slice(2, 4, 1, 2)

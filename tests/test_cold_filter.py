@@ -71,6 +71,7 @@ class TestRecorded(ReaderTests):
 
 class TestShuffled(TestRecorded):
     ordered = False
+    sizes = (None, 3)
 
     def make_reader(self) -> DatasetReader:
         super().make_reader().close()

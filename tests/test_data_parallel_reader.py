@@ -31,6 +31,8 @@ from rlio.policies.data_parallel import in_step, setup_torch_data_parallel
 from rlio.policies.torch_arrays import arrays_of, load_arrays, state_of, state_to
 from rlio.torch import ReplayDataset
 
+pytestmark = pytest.mark.xdist_group("data_parallel_reader")  # One process begins the others once.
+
 # At the end of the epoch, two rows are left for three processes: one has none.
 ROWS, STEP = 98, 12
 OPTIONS: dict[str, Any] = {"epochs": 1, "shuffle": True, "seed": 5}
@@ -108,21 +110,20 @@ def process(rank: int, kind: str, world: int, folder: Path, steps: int | None, n
     (folder / f"{name}-{rank}.json").write_text(json.dumps(text))
 
 
-def run_all(root: Path) -> None:
+def run_all(root: Path, kind: str) -> None:
     import torch._dynamo  # Optimizers import it, for a second: once, and not in each process.
 
     record(root / "data")
-    for kind in LEARN:
-        for run, phases in RUNS.items():
-            folder = root / f"{kind} {run}"
-            folder.mkdir()
-            for number, (world, steps) in enumerate(phases):
-                torch.multiprocessing.start_processes(  # type: ignore[no-untyped-call] # torch does not type it
-                    process,
-                    args=(kind, world, folder, steps, str(number)),
-                    nprocs=world,
-                    start_method="fork",
-                )
+    for run, phases in RUNS.items():
+        folder = root / run
+        folder.mkdir()
+        for number, (world, steps) in enumerate(phases):
+            torch.multiprocessing.start_processes(  # type: ignore[no-untyped-call] # torch does not type it
+                process,
+                args=(kind, world, folder, steps, str(number)),
+                nprocs=world,
+                start_method="fork",
+            )
 
 
 class Learned:
@@ -147,13 +148,18 @@ class Learned:
                 self.weights.append([weights for _, weights in there])
 
 
+@pytest.fixture(scope="module", params=["policy", *further("module")])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if sys.platform != "linux":
         pytest.skip("the processes are forked, and meet at an interface that is called lo")
     folder = tmp_path_factory.mktemp("runs")
     done = subprocess.run(
-        [sys.executable, __file__, str(folder)],
+        [sys.executable, __file__, str(folder), kind],
         env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
         cwd=Path(__file__).parent,
         capture_output=True,
@@ -164,12 +170,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", ["policy", *further("module")])
 def test_two_processes_then_one_then_three_read_each_row_once_in_the_order_of_one(
     root: Path, kind: str
 ) -> None:
-    elastic = Learned(root / f"{kind} elastic", PHASES)
-    alone = Learned(root / f"{kind} alone", [(1, None)])
+    elastic = Learned(root / "elastic", PHASES)
+    alone = Learned(root / "alone", [(1, None)])
     assert [list(chain(*step)) for step in elastic.rows] == [step[0] for step in alone.rows]
     assert sorted(chain(*(step[0] for step in alone.rows))) == list(range(ROWS))
     assert [[len(rows) for rows in step] for step in elastic.rows[:6]] == [
@@ -181,11 +186,10 @@ def test_two_processes_then_one_then_three_read_each_row_once_in_the_order_of_on
     assert elastic.steps == [[3, 3], [2], [4, 4, 4] if kind == "policy" else [3, 4, 4]]
 
 
-@pytest.mark.parametrize("kind", ["policy", *further("module")])
 def test_what_they_learn_is_what_one_process_learns(root: Path, kind: str) -> None:
     """Also from the last rows, of which one process has none, and with the optimizer's state as it was."""
-    elastic = Learned(root / f"{kind} elastic", PHASES)
-    alone = Learned(root / f"{kind} alone", [(1, None)])
+    elastic = Learned(root / "elastic", PHASES)
+    alone = Learned(root / "alone", [(1, None)])
     steps = list(zip(elastic.weights, alone.weights, strict=True))
     # Join counts a process without rows as one with gradients of 0.
     for of_all, (expected,) in steps if kind == "policy" else steps[:-1]:
@@ -198,9 +202,8 @@ def test_what_they_learn_is_what_one_process_learns(root: Path, kind: str) -> No
     assert any(np.abs(np.subtract(first[name], last[name])).max() > 0.01 for name in first), "it learns"
 
 
-@pytest.mark.parametrize("kind", ["policy", *further("module")])
-def test_a_checkpoint_is_arrays_and_text(root: Path, kind: str) -> None:
-    folder = root / f"{kind} elastic" / "checkpoint"
+def test_a_checkpoint_is_arrays_and_text(root: Path) -> None:
+    folder = root / "elastic" / "checkpoint"
     files = {file.name for file in folder.rglob("*") if file.is_file()}
     assert files == {"arrays.npz", "state.json"}
     with np.load(folder / "arrays.npz", allow_pickle=False) as arrays:
@@ -214,4 +217,4 @@ def test_one_process_alone_gets_its_batches_as_they_are() -> None:
 
 
 if __name__ == "__main__":
-    run_all(Path(sys.argv[1]))
+    run_all(Path(sys.argv[1]), sys.argv[2])

@@ -88,6 +88,7 @@ class TestRecorded(ReaderTests):
 
 class TestShuffled(TestRecorded):
     ordered = False
+    sizes = (None, 3)
 
     def make_reader(self) -> DatasetReader:
         return DatasetReader(self.root, batch_size=9, epochs=1, shuffle=True, seed=3)

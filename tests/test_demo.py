@@ -18,6 +18,7 @@ SMALL = {
     "tuning_updates": 10,
     "episodes": 10,
 }
+SHORTER = {**SMALL, "train_steps": 1_024, "offline_updates": 5, "tuning_updates": 2}
 
 
 def test_the_demo_reports_what_is_in_the_data_set(tmp_path: Path) -> None:
@@ -35,7 +36,7 @@ def test_the_demo_reports_what_is_in_the_data_set(tmp_path: Path) -> None:
 
 
 def test_a_seed_gives_the_same_files_and_returns_again(tmp_path: Path) -> None:
-    first, second = (run_demo(DemoOptions(out=str(tmp_path), seed=5, **SMALL)) for _ in range(2))
+    first, second = (run_demo(DemoOptions(out=str(tmp_path), seed=5, **SHORTER)) for _ in range(2))
     assert first.root != second.root
     assert [Path(uri).name for uri in rlio.open_dataset(first.root).files()] == [
         Path(uri).name for uri in rlio.open_dataset(second.root).files()
@@ -46,16 +47,14 @@ def test_a_seed_gives_the_same_files_and_returns_again(tmp_path: Path) -> None:
 
 @pytest.mark.further
 def test_another_seed_gives_other_data(tmp_path: Path) -> None:
-    shorter = {**SMALL, "train_steps": 1_024, "offline_updates": 5, "tuning_updates": 2}
-    first, second = (run_demo(DemoOptions(out=str(tmp_path), seed=s, **shorter)) for s in (1, 2))
+    first, second = (run_demo(DemoOptions(out=str(tmp_path), seed=s, **SHORTER)) for s in (1, 2))
     assert [Path(uri).name for uri in rlio.open_dataset(first.root).files()] != [
         Path(uri).name for uri in rlio.open_dataset(second.root).files()
     ]
 
 
 def test_the_demo_runs_on_any_filesystem() -> None:
-    shorter = {**SMALL, "train_steps": 1_024, "offline_updates": 5, "tuning_updates": 2}
-    report = run_demo(DemoOptions(out="memory://demo-test", **shorter))
+    report = run_demo(DemoOptions(out="memory://demo-test", **SHORTER))
     assert report.plot == "memory://demo-test/001/returns.png"
     assert len(rlio.open_dataset("memory://demo-test/001/cartpole")) == 3_000
 

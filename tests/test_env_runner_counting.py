@@ -38,7 +38,7 @@ def recorded(envs: Any, *, rows: int, truncates: bool, **config: Any) -> None:
     assert runner.steps_dropped == 0
 
 
-# In all 3 x 2 x (30,000 + 136,000 + 1,000) rows and more: a million.
+# In all 3 x 2 x (30,000 + 60,000 + 600) rows and more: half a million.
 
 
 @pytest.mark.parametrize("truncates", [False, True], ids=["terminated", "truncated"])
@@ -55,7 +55,7 @@ def test_sync_environments(mode: AutoresetMode, truncates: bool) -> None:
 @pytest.mark.each_value_once
 def test_environments_that_are_vectors_by_themselves(mode: AutoresetMode, truncates: bool) -> None:
     envs = CountingVectorEnv(64, mode, truncates=truncates)
-    recorded(envs, rows=136_000, truncates=truncates)
+    recorded(envs, rows=60_000, truncates=truncates)
 
 
 @pytest.mark.parametrize("truncates", [False, True], ids=["terminated", "truncated"])
@@ -64,7 +64,7 @@ def test_environments_that_are_vectors_by_themselves(mode: AutoresetMode, trunca
 def test_environments_in_processes(mode: AutoresetMode, truncates: bool) -> None:
     makers = [partial(CountingEnv, i, truncates=truncates) for i in range(2)]
     envs = AsyncVectorEnv(makers, copy=False, autoreset_mode=mode)
-    recorded(envs, rows=1_000, truncates=truncates)
+    recorded(envs, rows=600, truncates=truncates)
 
 
 @pytest.mark.parametrize("restarts", [False, True], ids=["", "restarting"])
@@ -75,7 +75,7 @@ def test_environments_that_the_runner_makes(kind: Any, restarts: bool) -> None:
     config = {"num_envs": 2, "vectorize_mode": kind, "restart_failed_sub_environments": restarts}
     recorded(
         lambda context: CountingEnv(context.vector_index, truncates=False),
-        rows=20_000 if kind == "sync" else 2_000,
+        rows=10_000 if kind == "sync" else 1_000,
         truncates=False,
         **config,
     )

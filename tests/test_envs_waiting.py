@@ -102,7 +102,7 @@ def test_rows_of_slow_environments_are_exact(wait_ms: float | None) -> None:
     config = RolloutConfig(
         num_envs=4,
         vectorize_mode="async",
-        rollout_fragment_length=60,
+        rollout_fragment_length=30,
         remote_env_batch_wait_ms=wait_ms,
         env_config={"wait": wait},
         record_infos=True,
@@ -111,7 +111,7 @@ def test_rows_of_slow_environments_are_exact(wait_ms: float | None) -> None:
     batches = [runner.run() for _ in range(2)]
     runner.stop()
     for batch in batches:
-        assert len(batch) == 240
+        assert len(batch) == 120
         assert (batch["rewards"] == batch["actions"]).all()
         assert (batch["new_obs"][:, 3] == batch["actions"]).all()
         assert [info["action"] for info in batch["infos"]] == batch["actions"].tolist()
@@ -126,7 +126,7 @@ def test_rows_of_slow_environments_are_exact(wait_ms: float | None) -> None:
         number = rows[:, 1] * LENGTH + rows[:, 2]
         assert number.tolist() == list(range(len(rows)))
         if wait_ms is None:
-            assert len(rows) == 120
+            assert len(rows) == 60
 
 
 def test_what_is_asked_meanwhile_loses_no_step() -> None:

@@ -33,44 +33,53 @@ ON_RAY = ("worker_group.py",)
 LONG = ("clone_from_log.py", "data_parallel.py", "external_client.py", "online_dqn.py")
 
 
-@pytest.mark.further  # The code of docs/distributed.md, which does the same, runs in `make test`.
-@pytest.mark.xdist_group("ray")
-@pytest.mark.parametrize("example", [each for each in EXAMPLES if each.name in ON_RAY], ids=NAME)
-def test_an_example_runs_on_a_cluster(
-    example: Path,
-    tmp_path: Path,
-    ray_cluster: None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """In this process, which the cluster's one driver is: one of its own would listen to the network."""
-    import ray
-
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which the example runs, with the recording that `convert_rllib.py` is given."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [str(example)])
-    monkeypatch.setattr(ray, "init", lambda: None)
-    runpy.run_path(str(example), run_name="__main__")
-    assert PRINTS[example.name] in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "example",
-    [
-        pytest.param(each, marks=pytest.mark.further) if each.name in LONG else each
-        for each in EXAMPLES
-        if each.name not in ON_RAY
-    ],
-    ids=NAME,
-)
-def test_an_example_runs(example: Path, tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "a.json").write_text(
         '{"type": "SampleBatch", "obs": [[0.5], [1.0], [1.5]], "rewards": [1.0, 1.0, 1.0], '
         '"dones": [false, false, true], "eps_id": [1, 1, 1]}\n'
     )
+    return tmp_path
+
+
+def run_here(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [str(example), *ARGUMENTS.get(example.name, [])])
+    runpy.run_path(str(example), run_name="__main__")
+
+
+@pytest.mark.further  # The code of docs/distributed.md, which does the same, runs in `make test`.
+@pytest.mark.xdist_group("ray")
+@pytest.mark.parametrize("example", [each for each in EXAMPLES if each.name in ON_RAY], ids=NAME)
+def test_an_example_runs_on_a_cluster(
+    example: Path, ray_cluster: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this process, which the cluster's one driver is: one of its own would listen to the network."""
+    import ray
+
+    monkeypatch.setattr(ray, "init", lambda: None)
+    run_here(example, monkeypatch)
+    assert PRINTS[example.name] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "example", [each for each in EXAMPLES if each.name not in (*ON_RAY, *LONG)], ids=NAME
+)
+def test_an_example_runs(
+    example: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_here(example, monkeypatch)
+    assert PRINTS[example.name] in capsys.readouterr().out
+
+
+@pytest.mark.further
+@pytest.mark.parametrize("example", [each for each in EXAMPLES if each.name not in ON_RAY], ids=NAME)
+def test_an_example_runs_in_an_interpreter_of_its_own(example: Path, folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(example), *ARGUMENTS.get(example.name, [])],
-        cwd=tmp_path,
+        cwd=folder,
         # Processes that learn together meet on this machine alone.
         env={**os.environ, "OMP_NUM_THREADS": "1"} | ({"GLOO_SOCKET_IFNAME": "lo"} if LINUX else {}),
         capture_output=True,

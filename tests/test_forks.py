@@ -80,7 +80,7 @@ def held(lock: Any) -> Iterator[None]:
         thread.join()
 
 
-def rest_of(reader: InputReader, batches: int = 40) -> list[list[int]]:
+def rest_of(reader: InputReader, batches: int = 24) -> list[list[int]]:
     """Some more batches, fewer at the end of the data."""
     found = []
     for _ in range(batches):

@@ -157,15 +157,16 @@ def json_shard(kind: str) -> tuple[Storage, ShardRef, SchemaLookup]:
     return storage, refs[0], schema_lookup(storage)
 
 
+@pytest.mark.parametrize("first", [1, *further(2, 3)])
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_a_json_shard_cut_at_any_byte_is_refused_and_under_a_name_of_its_size_gives_no_wrong_row(
-    kind: str,
+    kind: str, first: int
 ) -> None:
     storage, ref, schemas = json_shard(kind)
     data = shard_of(data_set(kind))
     path = storage.uri_of(ref.path)
     served = set()
-    for length in range(1, len(data)):
+    for length in [*range(first, len(data) - 1, 3), len(data) - 1]:
         put(path, data[:length])
         with pytest.raises(CorruptData, match="torn"):
             open_shard(storage, ref, schemas=schemas)
@@ -179,7 +180,7 @@ def test_a_json_shard_cut_at_any_byte_is_refused_and_under_a_name_of_its_size_gi
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])
-@pytest.mark.parametrize("seed", [0, *further(1, 2, 3)])
+@pytest.mark.parametrize("seed", [0, *further(*range(1, 8))])
 def test_no_flipped_bit_of_a_json_shard_gives_a_wrong_row_and_what_is_lost_is_counted(
     kind: str, seed: int
 ) -> None:
@@ -187,13 +188,13 @@ def test_no_flipped_bit_of_a_json_shard_gives_a_wrong_row_and_what_is_lost_is_co
     data = shard_of(data_set(kind))
     path = storage.uri_of(ref.path)
     served: Counter[int] = Counter()
-    for bit in random.Random(seed).sample(range(8 * len(data)), 1000):
+    for bit in random.Random(seed).sample(range(8 * len(data)), 500):
         damaged = bytearray(data)
         damaged[bit // 8] ^= 1 << bit % 8
         put(path, bytes(damaged))
         served[open_and_check(kind, storage, ref, schemas)] += 1
     # Damage costs its line: two lines, where it is the line feed between them.
-    assert served[20] > 875, served
+    assert served[20] > 437, served
     assert set(served) <= {10, 20, 30}
 
 

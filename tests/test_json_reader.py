@@ -384,21 +384,20 @@ def test_a_bad_line_raises_the_typed_error_with_file_and_record(name: str, tmp_p
     assert len(str(caught.value)) < 1000
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("name", BAD_LINES)
-def test_skip_leaves_out_the_bad_line_and_serves_the_rest(name: str, shuffle: bool, tmp_path: Path) -> None:
-    if name == "empty lists" and shuffle:
-        pytest.skip("12 MB of text are tried once")
+def test_skip_leaves_out_the_bad_line_and_serves_the_rest(name: str, tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     good = [record(0, 2), record(2, 3), record(5, 1)]
     path.write_bytes(lines(BAD_LINES[name][0], good[0], b"", good[1], BAD_LINES[name][0], good[2]))
-    with JsonReader(path, on_error="skip", epochs=2, shuffle=shuffle, seed=3) as reader:
-        assert sorted(steps(reader)) == sorted([0, 1, 2, 3, 4, 5] * 2)
-        assert reader.skipped == 2, "each bad record counts once"
-        assert [(error.uri, error.record) for error in sorted(reader.errors)] == [
-            (str(path), 0),
-            (str(path), 4),
-        ]
+    # 12 MB of text are tried once.
+    for shuffle in (False,) if name == "empty lists" else (False, True):
+        with JsonReader(path, on_error="skip", epochs=2, shuffle=shuffle, seed=3) as reader:
+            assert sorted(steps(reader)) == sorted([0, 1, 2, 3, 4, 5] * 2)
+            assert reader.skipped == 2, "each bad record counts once"
+            assert [(error.uri, error.record) for error in sorted(reader.errors)] == [
+                (str(path), 0),
+                (str(path), 4),
+            ]
 
 
 def test_an_error_stays_where_it_is_until_the_file_is_repaired(tmp_path: Path) -> None:

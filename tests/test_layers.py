@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+pytestmark = pytest.mark.xdist_group("layers")  # What is parsed is kept.
 
 # Lowest first. A package stands for all of its modules.
 LAYERS: tuple[tuple[str, ...], ...] = (
@@ -60,6 +63,12 @@ def modules_of(root: Path) -> dict[str, Path]:
             parts = [package, *relative.with_suffix("").parts]
             found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
     return found
+
+
+@cache
+def parsed(file: Path) -> ast.Module:
+    """The tests of this file parse each module once."""
+    return ast.parse(file.read_text(encoding="utf-8"))
 
 
 def imports_of(tree: ast.AST, known: set[str]) -> Iterator[tuple[int, str]]:
@@ -115,7 +124,7 @@ def steps_back(root: Path) -> list[str]:
         if own is None:
             wrong.append(f"{module} is in no layer: give it one in LAYERS")
             continue
-        for line, target in imports_of(ast.parse(file.read_text(encoding="utf-8")), set(modules)):
+        for line, target in imports_of(parsed(file), set(modules)):
             if target.split(".")[0] != "rlio" or target == VERSION:
                 continue
             # `import rlio` reaches every layer, so only the top may.
@@ -185,11 +194,7 @@ def order_of(root: Path) -> list[str]:
     modules = modules_of(root)
     known = set(modules) - {"rlio"}
     graph = {
-        module: {
-            target
-            for _, target in imports_of(ast.parse(modules[module].read_text(encoding="utf-8")), known)
-            if target in known
-        }
+        module: {target for _, target in imports_of(parsed(modules[module]), known) if target in known}
         for module in known
     }
     return list(TopologicalSorter(graph).static_order())

@@ -84,7 +84,7 @@ def parquet(root: Path) -> Path:
     table = pa.table(
         {
             "obs": [{"a": {"b": [0.0, 1.0]}}] * 30,
-            "actions": [pack([0] * 20_000)] * 30,
+            "actions": [pack([0] * 2_000)] * 30,
             "rewards": [1.0] * 30,
         }
     )

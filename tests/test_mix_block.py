@@ -143,7 +143,7 @@ def test_they_resume_before_any_batch(roots: list[str], end: Any) -> None:
 
     with make() as mix:
         assert ahead_of(mix)
-    assert_resumes(make, batches=7)
+    assert_resumes(make, batches=5)
 
 
 def test_the_state_within_a_block_fits_a_mixture_that_joins_batches_one_by_one(roots: list[str]) -> None:

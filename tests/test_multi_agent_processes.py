@@ -32,7 +32,13 @@ from rlio.sampling.runners import sub_envs
         partial(several, Counter, None, map_agent, observation_connectors=[MeanStdFilter()], horizon=7),
         partial(several, Counter, None, map_agent, "episodes"),
         partial(
-            several, make_multi_agent(Fails), None, by_number, restart_failed_sub_environments=True, **TWO
+            several,
+            make_multi_agent(Fails),
+            None,
+            by_number,
+            restart_failed_sub_environments=True,
+            rollout_fragment_length=6,  # Each failure begins a process.
+            **TWO,
         ),
         partial(several, Counter, None, map_agent, env_step_timeout=60.0, vectorize_mode="async"),
     ],

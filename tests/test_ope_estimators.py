@@ -17,7 +17,7 @@ from rlio.evaluation.estimates import Overlap
 from rlio.evaluation.intervals import Resampling, empirical_bernstein
 from rlio.evaluation.weighting import Contributions, WeightedSteps
 
-RUNS = 1000
+RUNS = 400
 UNBIASED: dict[str, Callable[[Any], Contributions]] = {
     "is": weighting.importance_sampling,
     "pdis": weighting.per_decision,
@@ -77,7 +77,7 @@ def test_unbiased_estimators_are_right_on_average_and_the_others_come_close(name
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_doubly_robust_estimates_are_right_on_average_whatever_the_model_says(name: str) -> None:
-    """1,000 runs with each; a good model makes them less noisy, and a bad one does not make them wrong."""
+    """Many runs with each; a good model makes them less noisy, and a bad one does not make them wrong."""
     problem, found = PROBLEMS[name], {}
     batch = problem.simulate(RUNS * 50, seed=3)
     for model, values in models_of(problem).items():

@@ -49,24 +49,36 @@ def source(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """(sdist, wheel); the wheel is built from the sdist, as an installer without wheels would."""
-    folder = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(source)]
+def build(kind: str, source: Path, folder: Path) -> Path:
+    """Build an sdist or a wheel into a folder that has none."""
+    command = [sys.executable, "-m", "build", "--no-isolation", f"--{kind}", "--outdir", folder, source]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
-    (sdist,) = folder.glob("*.tar.gz")
-    (wheel,) = folder.glob("*.whl")
-    return sdist, wheel
+    (found,) = folder.iterdir()
+    return found
 
 
 @pytest.fixture(scope="module")
-def unpacked(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sdist(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("sdist", source, tmp_path_factory.mktemp("sdist"))
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from the sdist, as an installer without wheels would."""
+    folder = tmp_path_factory.mktemp("unpacked-sdist")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    (source,) = folder.iterdir()
+    return build("wheel", source, tmp_path_factory.mktemp("built-wheel"))
+
+
+@pytest.fixture(scope="module")
+def unpacked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel as it lies in site-packages."""
     folder = tmp_path_factory.mktemp("wheel")
-    with zipfile.ZipFile(built[1]) as wheel:
-        wheel.extractall(folder)
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
     return folder
 
 
@@ -130,9 +142,9 @@ def test_each_mapped_folder_exists_and_is_linked(checkout: Path, project: dict[s
 
 
 @pytest.mark.further
-def test_the_wheel_holds_exactly_the_package(source: Path, built: tuple[Path, Path]) -> None:
-    with zipfile.ZipFile(built[1]) as wheel:
-        names = {name for name in wheel.namelist() if ".dist-info/" not in name}
+def test_the_wheel_holds_exactly_the_package(source: Path, wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert names == modules_in(source) | {"rlio/py.typed"}
 
 
@@ -155,27 +167,27 @@ def test_every_module_imports_from_the_wheel(unpacked: Path, tmp_path: Path) -> 
 
 @pytest.mark.further
 def test_the_wheel_has_the_command_the_licence_and_the_version(
-    built: tuple[Path, Path], unpacked: Path, tmp_path: Path
+    wheel: Path, unpacked: Path, tmp_path: Path
 ) -> None:
     (info,) = unpacked.glob("*.dist-info")
     assert "rlio = rlio.cli.main:main" in (info / "entry_points.txt").read_text()
     assert "Apache License" in (info / "licenses" / "LICENSE").read_text()
-    assert built[1].name.startswith(f"rlio-{rlio.__version__}-py3-none-any")
+    assert wheel.name.startswith(f"rlio-{rlio.__version__}-py3-none-any")
     code = "import sys; sys.argv = ['rlio', 'version', '--json']; from rlio.cli.main import main; main()"
     shown = json.loads(run_with(unpacked, code, tmp_path))
     assert shown["rlio"] == rlio.__version__
     assert shown["numpy"] == version("numpy")
 
 
-def test_the_source_distribution_holds_every_tracked_file(checkout: Path, built: tuple[Path, Path]) -> None:
+def test_the_source_distribution_holds_every_tracked_file(checkout: Path, sdist: Path) -> None:
     if not (checkout / ".git").exists():
         pytest.skip("only a git checkout knows which files are tracked")
     listing = subprocess.run(
         ["git", "ls-files", "-z"], cwd=checkout, capture_output=True, text=True, check=True
     )
     tracked = {name for name in listing.stdout.split("\0") if name and (checkout / name).is_file()}
-    with tarfile.open(built[0]) as sdist:
-        held = {name.partition("/")[2] for name in sdist.getnames()}
+    with tarfile.open(sdist) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
     assert tracked - held - {".gitignore"} == set()
 
 

@@ -55,11 +55,11 @@ NAMES = ["b1", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8",
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-@pytest.mark.parametrize("name", [*NAMES, "U3", "S3", "M8[ns]", "m8[25s]", "M8[D]"])
-def test_every_dtype_comes_back_from_every_protocol(name: str, protocol: int) -> None:
+def test_every_dtype_comes_back_from_every_protocol(protocol: int) -> None:
     values = np.arange(6).reshape(3, 2) % 2
-    array = values.astype(bool) if name == "b1" else values.astype(name)
-    assert_same(unpack(pack(array, protocol)), array)
+    for name in [*NAMES, "U3", "S3", "M8[ns]", "m8[25s]", "M8[D]"]:
+        array = values.astype(bool) if name == "b1" else values.astype(name)
+        assert_same(unpack(pack(array, protocol)), array)
 
 
 @pytest.mark.parametrize("protocol", [2, 4, 5])

@@ -83,10 +83,11 @@ print(peak.stop(), before, total, rows)
 
 
 def python(code: str, *arguments: object, cache: Path) -> list[float]:
-    """What a fresh process prints."""
+    """What a fresh process prints; it gives memory back, unlike those of `make test`: see the Makefile."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(_COMMON + code), *map(str, arguments)],
-        env={**os.environ, "RLIO_CACHE": str(cache), "OMP_NUM_THREADS": "1"},
+        env={**env, "RLIO_CACHE": str(cache), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,
@@ -107,9 +108,9 @@ def replays(tmp_path: Path, kind: str, megabytes: int, batches: int, size: int) 
     return max(most, again), stored
 
 
-@pytest.mark.parametrize("megabytes", [300, *further(500)])
+@pytest.mark.parametrize("megabytes", [240, *further(500)])
 def test_data_replays_shuffled_within_half_of_its_size(tmp_path: Path, megabytes: int) -> None:
-    most, stored = replays(tmp_path, "frames", megabytes, 150, 32)
+    most, stored = replays(tmp_path, "frames", megabytes, 100, 32)
     assert stored > 0.9 * megabytes
     assert most < megabytes / 2
 
@@ -167,11 +168,11 @@ def episodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("cache", "options", "batches"),
     [
-        ("disk", {"batch_size": 32}, 20_000),
+        ("disk", {"batch_size": 32}, 10_000),
         *further(("disk", {"batch_size": 32}, 100_000)),
-        ("memory", {"batch_size": 16, "filter": "t > 3"}, 5_000),
+        ("memory", {"batch_size": 16, "filter": "t > 3"}, 3_000),
         *further(("memory", {"batch_size": 16, "n_step": 3}, 20_000)),
-        ("none", {"batch_size": 32}, 10_000),
+        ("none", {"batch_size": 32}, 5_000),
         *further(
             ("memory", {"batch_size": 4, "episodes": True}, 3_000),
             ("disk", {"batch_size": 8, "sequence_length": 10}, 10_000),

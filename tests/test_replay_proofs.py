@@ -28,6 +28,8 @@ from rlio import (
     SampleBatch,
 )
 
+pytestmark = pytest.mark.xdist_group("replay_proofs")  # The worlds are recorded once.
+
 # (where, what is drawn and how, samples). A sample is a unit: a transition, a sequence, an episode.
 VECTORS: list[tuple[str, dict[str, Any], int]] = [
     ("memory", {}, 150_000),

@@ -139,11 +139,11 @@ def options_of(kind: str, rng: random.Random) -> dict[str, Any]:
 def test_any_ranks_and_workers_go_on_where_any_others_stopped(
     dataset: Dataset, kind: str, drop_last: bool
 ) -> None:
-    """All 16 combinations in turn, each going on where another one was stopped, over several epochs."""
+    """All 9 combinations in turn, each going on where another one was stopped, over two epochs."""
     rng = random.Random(f"{kind} {drop_last}")
     with DatasetReader(dataset, batch_size=10, epochs=1, **options_of(kind, rng)) as reader:
         total = len(reader)
-    turns = [(world, workers) for world in (1, 2, 3, 8) for workers in (0, 1, 2, 4)]
+    turns = [(world, workers) for world in (1, 2, 5) for workers in (0, 1, 3)]
     rng.shuffle(turns)
     epochs = 2
     with DatasetReader(dataset, batch_size=10, epochs=epochs, **options_of(kind, rng)) as reader:

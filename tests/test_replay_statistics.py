@@ -180,7 +180,7 @@ def test_prioritised_draws_follow_the_priorities(
     shares = (errors + 0.01) ** alpha
     shares /= shares.sum()
     # One at a time: independent draws.
-    rows = [int(sampler.sample()["batch_indexes"][0]) for _ in range(8_000)]  # type: ignore[call-overload]
+    rows = [int(sampler.sample()["batch_indexes"][0]) for _ in range(4_000)]  # type: ignore[call-overload]
     order = np.argsort(shares)
     cells = np.empty(count, int)
     cells[order] = np.minimum((np.cumsum(shares[order]) * 40).astype(int), 39)

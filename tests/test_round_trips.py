@@ -110,7 +110,7 @@ def make(spec: Any, rows: int, seed: int) -> Any:
     return infos
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=9, deadline=None)
 @given(
     specs=columns(),
     sizes=st.lists(st.integers(0, 40), min_size=1, max_size=5),
@@ -138,7 +138,7 @@ def test_batches_come_back_to_the_bit(
             assert leaf.flags.writeable
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     dtype=st.sampled_from(DTYPES),
     shape=st.sampled_from(SHAPES),

@@ -212,12 +212,12 @@ def run_seeds(seeds: range, folder: Path) -> Counter[str]:
     return happened
 
 
-@pytest.mark.parametrize("part", [0, *further(*range(1, 8))])
+@pytest.mark.parametrize("part", [0, *further(*range(1, 16))])
 def test_over_1000_seeds_of_faults_every_acknowledged_row_is_there_once(part: int, tmp_path: Path) -> None:
-    happened = run_seeds(range(125 * part, 125 * (part + 1)), tmp_path)
-    assert all(happened[fault] > 12 for fault in FAILURES)
-    assert happened["read"] > 12, "the readers amid faults read something too"
-    assert happened["merged"] > 12, "compaction had something to do"
+    happened = run_seeds(range(64 * part, 64 * (part + 1)), tmp_path)
+    assert all(happened[fault] > 5 for fault in FAILURES)
+    assert happened["read"] > 5, "the readers amid faults read something too"
+    assert happened["merged"] > 2, "compaction had something to do"
 
 
 @pytest.mark.soak

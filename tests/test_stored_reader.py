@@ -54,7 +54,7 @@ def test_memory_and_disk_give_the_same_batches_and_resume_each_other(
         reader.load_state_dict(state)
         rest = list(reader)
     assert all(a.equals(b) for a, b in zip(memory[len(memory) // 2 :], rest, strict=True))
-    assert_resumes(lambda: DatasetReader(root, cache="memory", **options))
+    assert_resumes(lambda: DatasetReader(root, cache="memory", **options), batches=8)
 
 
 def test_recorded_order_from_a_store_is_that_of_the_shards(root: str) -> None:

@@ -849,6 +849,7 @@ def threads() -> list[threading.Thread]:
 class TestPrefetch:
     @pytest.mark.parametrize("depth", [1, 3])
     @pytest.mark.parametrize("n", [None, 3])
+    @pytest.mark.each_value_once
     def test_the_law_of_resuming_holds(self, root: str, depth: int, n: int | None) -> None:
         def make() -> InputReader:
             return Prefetched(DatasetReader(root, batch_size=7, epochs=1, **SHUFFLED), depth)

@@ -135,17 +135,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ended(folder: Path, request: pytest.FixtureRequest) -> dict[str, Ended]:
-    """The children of the tests that run; those whose store hangs at the same time: they mostly wait."""
-    slow: dict[str, str] = {}
-    fast: dict[str, str] = {}
+    """The children of the tests that run, many at once: those whose store hangs mostly wait."""
+    tasks: dict[str, str] = {}
     params = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
     chosen = {tuple(map(each.get, ("end", "store", "kind"))) for each in params}
     for end, store, kind in [case for case in CASES if case in chosen]:
         begin = BEGIN.format(
             folder=str(_site_folder(folder, end, store, kind)), store=store, kind=kind, hangs=store == "slow"
         )
-        (slow if store == "slow" else fast)[f"{end}-{store}-{kind}"] = begin + ENDS[end]
-    return {**run_all(slow, folder, jobs=13), **run_all(fast, folder)}
+        tasks[f"{end}-{store}-{kind}"] = begin + ENDS[end]
+    names = {str(each.get("name")) for each in params}
+    for name in [name for name in FORKS if name in names]:
+        where = str(folder / name / ODD)
+        tasks[name] = BEGIN.format(folder=where, store="local", kind="parquet", hangs=False) + FORKS[name]
+    return run_all(tasks, folder, jobs=13)
 
 
 def _site_folder(folder: Path, end: str, store: str, kind: str) -> Path:
@@ -274,20 +277,11 @@ site.write(writer, 3)
 }
 
 
-@pytest.fixture(scope="module")
-def forked(folder: Path) -> dict[str, Ended]:
-    def code(name: str) -> str:
-        where = str(folder / name / ODD)
-        return BEGIN.format(folder=where, store="local", kind="parquet", hangs=False) + FORKS[name]
-
-    return run_all({name: code(name) for name in FORKS}, folder, jobs=2)
-
-
 @pytest.mark.parametrize("name", FORKS)
 def test_a_forked_child_neither_writes_nor_holds_the_log_and_its_parent_goes_on(
-    folder: Path, forked: dict[str, Ended], name: str
+    folder: Path, ended: dict[str, Ended], name: str
 ) -> None:
-    assert forked[name].status == 0, forked[name].output
+    assert ended[name].status == 0, ended[name].output
     site = Site(str(folder / name / ODD), "local", "parquet")
     report = site.recover()
     assert report.is_clean

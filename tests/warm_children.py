@@ -6,6 +6,7 @@ As a script it is that process: it reads tasks from standard input, JSON, and wr
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import signal
@@ -95,14 +96,25 @@ def _redirect(folder: Path, name: str) -> None:
     at_the_end.append(lambda: (folder / f"{name}.end").write_text(str(time.monotonic())))
 
 
+class _NoPandas:
+    """Arrow imports pandas where it can: an import of half a second, and as much at the end of each child."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError(name, name=name)
+
+
 scope: dict[str, Any] = {"__name__": "__main__", "at_the_end": at_the_end}
 
 if __name__ == "__main__":
     # Registered before the library's, and so called after it.
     atexit.register(lambda: [call() for call in at_the_end])
     sys.path.insert(0, str(Path(__file__).resolve().parent))
+    sys.meta_path.insert(0, _NoPandas)  # type: ignore[arg-type]  # A class does, too.
     import lifecycle_steps
 
+    gc.freeze()  # A collection in a child would copy the pages of all that this process holds.
     code = _serve()
     if code is not None:
         scope.update(vars(lifecycle_steps))

@@ -45,6 +45,7 @@ class PlayedEpisode:
         agents: Those that have appeared and had something to do.
         ids: Their ids, by ``agent_index``.
         early: Rewards of agents that have not appeared: as they are, and as they are recorded.
+        before: The policies of agents that acted before the last soft horizon.
         fresh: Steps of the environment that were not handed out.
         began: When, in seconds of `time.perf_counter`.
         is_over: Whether it has ended.
@@ -58,6 +59,7 @@ class PlayedEpisode:
     agents: dict[AgentId, Agent] = field(default_factory=dict)
     ids: dict[int, AgentId] = field(default_factory=dict)
     early: dict[AgentId, tuple[float, float]] = field(default_factory=dict)
+    before: dict[AgentId, str] = field(default_factory=dict)
     fresh: int = 0
     began: float = 0.0
     is_over: bool = False
@@ -191,11 +193,15 @@ class MultiAgentLoop:
             return
         self._play(shown, step)
 
-    def _play(self, shown: RunningEpisode, step: MultiAgentStep) -> None:
+    def _play(
+        self, shown: RunningEpisode, step: MultiAgentStep, *, before: dict[AgentId, str] | None = None
+    ) -> None:
         index = shown.env_index
         rows = AgentEpisode(index, self._episodes, shown.eps_id, self.envs.seeds.current[index] or 0)
         self._episodes += 1
-        episode = PlayedEpisode(rows, shown, self.mapping.function, began=time.perf_counter())
+        episode = PlayedEpisode(
+            rows, shown, self.mapping.function, before=before or {}, began=time.perf_counter()
+        )
         self.playing[index] = episode
         self._arrive(episode, step)
         if self._looks:
@@ -303,7 +309,7 @@ class MultiAgentLoop:
             if cuts:
                 shown = RunningEpisode(self._new_id(), index, self._worker_index)
                 self._call("on_episode_created", shown)
-                self._play(shown, step)
+                self._play(shown, step, before=episode.before | episode.shown.agent_policies)
             else:
                 del self.playing[index]
                 self._start(index)
@@ -334,12 +340,15 @@ class MultiAgentLoop:
         if agent.last >= 0:
             agent.group.rows.add_reward(agent.last, reward)
             return
+        self._count_late(agent.id_, agent.episode.env_index, reward)
+
+    def _count_late(self, agent_id: AgentId, env_index: int, reward: float) -> None:
         if not self.late_rewards:
             logger.warning(
-                "agent %s in environment %s got a reward of %s after its last row was handed out: such "
-                "rewards are in late_rewards, and in the metrics, but in no batch; "
-                "batch_mode='complete_episodes' keeps them",
-                excerpt(agent.id_), agent.episode.env_index, reward,
+                "agent %s in environment %s got a reward of %s after its last row was handed out, or was "
+                "ended by soft_horizon: such rewards are in late_rewards, and in the metrics, but in no "
+                "batch; batch_mode='complete_episodes' without soft_horizon keeps them",
+                excerpt(agent_id), env_index, reward,
             )  # fmt: skip
         self.late_rewards += reward
 
@@ -419,7 +428,7 @@ class MultiAgentLoop:
     # ---- ends ----
 
     def _end(self, episode: PlayedEpisode, *, is_over: bool) -> None:
-        if is_over and not episode.agent_steps:
+        if is_over and not (episode.agent_steps or episode.before):
             raise SchemaError(
                 f"environment {episode.rows.env_index} ended an episode of {episode.rows.t} steps in which "
                 "no agent ever acted: give an observation of somebody who has not ended"
@@ -428,6 +437,11 @@ class MultiAgentLoop:
         self.over.append(episode)
         _release(episode)
         shown = episode.shown
+        # Agents that acted before the soft horizon, and had no observation since.
+        for agent_id, (total, recorded) in episode.early.items():
+            if total and agent_id in episode.before:
+                shown.agent_rewards[agent_id, episode.before[agent_id]] = total
+                self._count_late(agent_id, shown.env_index, recorded)
         _sum_up(episode)
         for policy_id in set(shown.agent_policies.values()) & self.mapping.policies.keys():
             policy = self.mapping.policies[policy_id]

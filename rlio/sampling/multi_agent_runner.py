@@ -72,7 +72,8 @@ class MultiAgentEnvRunner(Runner[MultiAgentEpisode]):
     end of a fragment comes with the next one. Where an episode is over and an agent has not seen anything
     since it acted, its last row keeps the rewards and has ``new_obs_valid`` False. An agent's rewards before
     its first observation are in its first row; those after its end are added to its last row, or, where that
-    was handed out already, counted in `late_rewards` and told once.
+    was handed out already, counted in `late_rewards` and told once. A soft horizon ends all rows: where an
+    agent has no observation after it, its further rewards are in `late_rewards`.
 
     Args:
         env: A `MultiAgentEnv` or an environment of PettingZoo's, or a function that makes one and may take an
