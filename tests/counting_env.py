@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from rlio import SampleBatch
 
-__all__ = ["CountingEnv", "CountingVectorEnv", "check_stream", "length_of"]
+__all__ = ["CountingEnv", "CountingVectorEnv", "action_for", "check_stream", "length_of"]
 
 _SPACE = Box(0, np.inf, (3,), np.float64)
 
@@ -24,6 +24,12 @@ _SPACE = Box(0, np.inf, (3,), np.float64)
 def length_of(env: Any, number: Any) -> Any:
     """Steps of episode ``number`` of environment ``env``: 1 to 23; numbers or arrays."""
     return 1 + (7 * number + 5 * env + number * number * 3) % 23
+
+
+def action_for(obs: NDArray[Any]) -> NDArray[np.int64]:
+    """An action for each observation, shape (n, 3), that its row can be told by."""
+    actions: NDArray[np.int64] = obs.sum(1).astype(np.int64) % 3
+    return actions
 
 
 class CountingEnv(gym.Env[Any, Any]):
@@ -90,8 +96,17 @@ class CountingVectorEnv(VectorEnv[Any, Any, Any]):
         return self._obs, rewards, *flags, infos
 
 
-def check_stream(parts: list[SampleBatch], *, num_envs: int, truncates: bool) -> int:
-    """Raise unless ``parts`` are what there was to record, from the first step on; gives the rows."""
+def check_stream(
+    parts: list[SampleBatch], *, num_envs: int, truncates: bool, told_by_actions: bool = False
+) -> int:
+    """Raise unless ``parts`` are what there was to record, from the first step on; gives the rows.
+
+    Args:
+        parts: The rows.
+        num_envs: Environments.
+        truncates: Whether they cut their episodes off.
+        told_by_actions: Whether the policy took `action_for` each observation.
+    """
     batches = [part.copy() for part in parts]
     rows = 0
     for env in range(num_envs):
@@ -108,6 +123,8 @@ def check_stream(parts: list[SampleBatch], *, num_envs: int, truncates: bool) ->
         np.testing.assert_array_equal(columns["obs"], expected)
         np.testing.assert_array_equal(columns["new_obs"], expected + np.array([0, 0, 1]))
         np.testing.assert_array_equal(columns["t"], t)
+        if told_by_actions:
+            np.testing.assert_array_equal(columns["actions"], action_for(expected))
         np.testing.assert_array_equal(columns["rewards"], t + 1)
         np.testing.assert_array_equal(columns["truncateds"], over & truncates)
         np.testing.assert_array_equal(columns["terminateds"], over & (not truncates))

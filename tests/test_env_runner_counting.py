@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from counting_env import CountingEnv, CountingVectorEnv, check_stream
+from counting_env import CountingEnv, CountingVectorEnv, action_for, check_stream
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from rlio.policies.policy import Policy
@@ -17,24 +17,25 @@ from rlio.sampling.env_runner import EnvRunner
 MODES = list(AutoresetMode)
 
 
-class Idle(Policy):
-    """Does nothing, quickly."""
+class Telling(Policy):
+    """Takes an action that tells which observation it was given."""
 
     def compute_actions(
         self, obs: Any, state: Any = (), *, explore: bool = True, inputs: Any = None, timestep: int = 0
     ) -> Any:
-        return np.zeros(len(obs), np.int64), state, {}
+        return action_for(obs), state, {}
 
 
 def recorded(envs: Any, *, rows: int, truncates: bool, **config: Any) -> None:
     """Record ``rows`` rows in fragments of odd sizes, and check each."""
-    runner = EnvRunner(envs, Idle(), config=RolloutConfig(**config), seed=3)
+    runner = EnvRunner(envs, Telling(), config=RolloutConfig(**config), seed=3)
     parts, sizes, count = [], iter(np.tile([1, 333, 50, 7, 1000, 128], rows)), 0
     while count < rows:
         parts.append(runner.run(int(next(sizes))))
         count += len(parts[-1])
     runner.stop()
-    assert check_stream(parts, num_envs=runner.num_envs, truncates=truncates) == count >= rows
+    found = check_stream(parts, num_envs=runner.num_envs, truncates=truncates, told_by_actions=True)
+    assert found == count >= rows
     assert runner.steps_dropped == 0
 
 
@@ -85,7 +86,7 @@ def test_environments_that_the_runner_makes(kind: Any, restarts: bool) -> None:
 def test_whole_episodes_leave_no_episode_out(mode: AutoresetMode) -> None:
     envs = CountingVectorEnv(32, mode, truncates=True)
     config = RolloutConfig(batch_mode="complete_episodes", rollout_fragment_length=900)
-    runner = EnvRunner(envs, Idle(), config=config, seed=3)
+    runner = EnvRunner(envs, Telling(), config=config, seed=3)
     parts = [runner.run() for _ in range(40)]
-    assert check_stream(parts, num_envs=32, truncates=True) >= 36_000
+    assert check_stream(parts, num_envs=32, truncates=True, told_by_actions=True) >= 36_000
     assert all(part["t"][0] == 0 and part["dones"][-1] for part in parts)

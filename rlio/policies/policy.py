@@ -149,7 +149,8 @@ class Policy(ABC):
         if self._spaces is None:
             raise OptionError(
                 f"{type(self).__name__} has no spaces yet: "
-                "pass it to an EnvRunner or RolloutWorker, or call bind()"
+                "give the runner or worker an environment, or call bind(observation_space, action_space), "
+                "such as policy.bind(*data.spaces) for a data set"
             )
         return self._spaces
 
