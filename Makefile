@@ -74,11 +74,6 @@ demo: $(STAMP)
 test: export PYTEST_DEBUG_TEMPROOT ?= $(shell \
   [ "$$(df -k /dev/shm 2>/dev/null | awk 'END { print int($$4) }')" -gt 4194304 ] && echo /dev/shm)
 
-# Else glibc gives arrays above 128 KiB back to the system, and each page of the next one costs a fault. Tests that
-# measure memory start their processes without these.
-test: export MALLOC_MMAP_THRESHOLD_ = 536870912
-test: export MALLOC_TRIM_THRESHOLD_ = 2147483647
-
 # Lint runs beside the tests; what it printed is shown last if it failed.
 test: $(STAMP) $(AZURITE)
 	@said=$$(mktemp); nice $(MAKE) --no-print-directory lint >"$$said" 2>&1 & lint=$$!; \

@@ -172,10 +172,8 @@ def serve() -> None:
 
 @pytest.fixture(scope="module")
 def parent() -> Iterator[subprocess.Popen[str]]:
-    # Memory is given back there as it is by default: see `test` in the Makefile.
-    env = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
     with subprocess.Popen(
-        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         yield process
         assert process.stdin is not None

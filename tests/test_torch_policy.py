@@ -323,7 +323,7 @@ def test_checkpoints_hold_no_pickle_and_damage_is_found(tmp_path: Path) -> None:
     (folder / "state.json").write_text(json.dumps({"format": 7, "state": {}, "arrays_crc32": 0}))
     with pytest.raises(CorruptData, match="format"):
         load_state(folder)
-    for wrong in ({"a": object()}, {"a": np.array([{}])}, {1: 2}):
+    for wrong in ({"a": object()}, {"a": np.array([{}])}, {(1, 2): 2}):
         with pytest.raises(StateError):
             save_state(folder, wrong)  # type: ignore[arg-type]
 
