@@ -522,7 +522,7 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TorchPolicy:
             worker.sample()
     policy.save(tmp_path / "checkpoint")
     (tmp_path / "ope_judged.py").write_text(
-        "import numpy as np\nfrom rlio import DQN, RandomPolicy, TorchPolicy\n"
+        "import numpy as np\nfrom rlio import RandomPolicy, TorchPolicy\nfrom rlio.policies import DQN\n"
         "def leans(obs, actions):\n    return np.log(np.where(actions == 1, 0.6, 0.4))\n"
         "def network():\n    return TorchPolicy(hidden=(8,))\n"
         "class Same(TorchPolicy):\n    def __init__(self):\n        super().__init__(hidden=(8,))\n"
