@@ -573,7 +573,7 @@ seeds in evaluation
     distributed_group:epsilon_in_a_group_falls_with_the_steps_of_all_workers
     distributed_group_losses:who_takes_anothers_place_begins_with_weights_and_filters_and_others_go_on_meanwhile
 `sync_env_runner_states`
-    distributed_group:statistics_of_all_workers_are_put_together_each_observation_once
+    distributed_group_losses:statistics_of_all_workers_are_put_together_each_observation_once
     distributed_group_parts:what_a_worker_sees_while_statistics_are_summed_is_counted_the_next_time
 `collect_metrics`
     distributed_group:counts_of_all_workers_add_up
@@ -607,7 +607,7 @@ a replaced worker
 `is_policy_to_train`
     distributed_group:policies_are_added_and_removed_in_each_worker
 `stop()`
-    distributed_group_losses:fragments_that_nobody_asks_for_any_more_are_stored_and_counted_when_it_is_closed
+    distributed_group:every_worker_writes_one_data_set_and_says_there_how_it_was_seeded
 a replay buffer
     distributed_group_together:a_learner_follows_what_a_group_writes_within_limits_and_across_a_kill
 ## External environments
