@@ -139,8 +139,8 @@ class WriterTests:
             return
         good = self.make_batch(4)
         misfits: dict[str, Callable[[Any], Any]] = {
-            "another dtype": lambda obs: obs.astype(np.float64),
-            "another shape": lambda obs: obs[:, :2],
+            "another dtype": lambda obs: obs.astype(np.float64 if obs.dtype != np.float64 else np.float32),
+            "another shape": lambda obs: np.stack([obs, obs], -1),
         }
         with self.make_writer(tmp_path) as writer:
             writer.write(good)
