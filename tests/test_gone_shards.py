@@ -12,9 +12,9 @@ from stored_batches import files, numbered, put, remove, store
 import rlio
 from rlio import DatasetReader, Roll
 from rlio.dataset import listing
-from rlio.dataset.dataset import Dataset
 from rlio.dataset.listing import HoleCheck, Segment
 from rlio.dataset.segment_reader import GoneShards, ShardGone
+from rlio.dataset.snapshot import DatasetSnapshot
 from rlio.errors import DataNotFound, HoleError
 
 ROWS, LOST = 60, 20
@@ -27,15 +27,15 @@ class Hidden:
         self.attempts = attempts
         self.waits: list[float] = []
         patch.setattr(listing, "HOLE_CHECK", HoleCheck(sleep=self.waits.append))
-        opened = Dataset.open_shard
+        opened = DatasetSnapshot.open_shard
 
-        def open_shard(dataset: Dataset, segment: Segment) -> Any:
+        def open_shard(dataset: DatasetSnapshot, segment: Segment) -> Any:
             if segment.ref.name.first == LOST and self.attempts > 0:
                 self.attempts -= 1
                 raise DataNotFound("hidden", uri=segment.ref.path)
             return opened(dataset, segment)
 
-        patch.setattr(Dataset, "open_shard", open_shard)
+        patch.setattr(DatasetSnapshot, "open_shard", open_shard)
 
 
 def root() -> str:
