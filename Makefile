@@ -8,9 +8,9 @@
 PYTHON ?= python3
 # Passed on: make demo ARGS="--seed 1", make test ARGS="-k mixed".
 ARGS ?=
-# Test processes: one more than there are processors, as many tests wait for others; more than 4 spend their
+# Test processes: two more than there are processors, as many tests wait for others; more than 4 spend their
 # time importing torch.
-JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); [ $$n -lt 4 ] && echo $$((n + 1)) || echo 4)
+JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); [ $$n -lt 2 ] && echo 3 || echo 4)
 
 # Tests begin hundreds of interpreters: what they import is compiled once, not by each of them.
 unexport PYTHONDONTWRITEBYTECODE

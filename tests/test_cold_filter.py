@@ -91,6 +91,7 @@ class TestShuffled(TestRecorded):
         ("t in (0, 19, 20, 89) or obs[2] == 40", lambda rows: np.isin(rows["t"], [0, 19, 20, 40, 89])),
     ],
 )
+@pytest.mark.each_value_once
 def test_the_rows_are_those_that_pass_each_once_an_epoch(
     root: str, shuffle: bool, text: str, condition: Any
 ) -> None:

@@ -35,6 +35,7 @@ def test_the_demo_reports_what_is_in_the_data_set(tmp_path: Path) -> None:
     assert (tmp_path / "001" / "returns.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.further
 def test_a_seed_gives_the_same_files_and_returns_again(tmp_path: Path) -> None:
     first, second = (run_demo(DemoOptions(out=str(tmp_path), seed=5, **SHORTER)) for _ in range(2))
     assert first.root != second.root

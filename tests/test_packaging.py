@@ -179,6 +179,7 @@ def test_the_wheel_has_the_command_the_licence_and_the_version(
     assert shown["numpy"] == version("numpy")
 
 
+@pytest.mark.further
 def test_the_source_distribution_holds_every_tracked_file(checkout: Path, sdist: Path) -> None:
     if not (checkout / ".git").exists():
         pytest.skip("only a git checkout knows which files are tracked")

@@ -131,6 +131,7 @@ def keys_of(found: list[np.ndarray]) -> np.ndarray:
 
 @pytest.mark.parametrize("where", ["memory", "disk", "cold"])
 @pytest.mark.parametrize("kind", ["vector", "stack"])
+@pytest.mark.each_value_once
 def test_an_epoch_has_every_row_once(worlds: dict[str, World], where: str, kind: str) -> None:
     world = worlds[kind]
     found = [world.check(batch) for batch in batches(world, where, epochs=1, batch_size=777)]
@@ -139,6 +140,7 @@ def test_an_epoch_has_every_row_once(worlds: dict[str, World], where: str, kind:
 
 @pytest.mark.parametrize("where", ["memory", "disk"])
 @pytest.mark.parametrize("burn_in", [0, 1, 3, 9])
+@pytest.mark.each_value_once
 def test_sequences_train_every_row_once(worlds: dict[str, World], where: str, burn_in: int) -> None:
     world, cut = worlds["vector"], {"sequence_length": 4, "burn_in": burn_in}
     found = batches(world, where, epochs=1, batch_size=100, **cut)
@@ -177,6 +179,7 @@ def test_episodes_have_every_row_once(worlds: dict[str, World], where: str) -> N
 
 @pytest.mark.parametrize("where", ["memory", "disk"])
 @pytest.mark.parametrize("kind", ["vector", "stack"])
+@pytest.mark.each_value_once
 def test_n_step_drops_no_row(worlds: dict[str, World], where: str, kind: str) -> None:
     world = worlds[kind]
     found = [
@@ -311,6 +314,7 @@ def test_stacks_are_those_that_a_live_wrapper_shows(
 
 @pytest.mark.parametrize("axis", [1, 3])
 @pytest.mark.parametrize("where", ["memory", "disk"])
+@pytest.mark.each_value_once
 def test_stacks_that_jump_or_do_not_follow_each_other_come_back_as_they_were(
     tmp_path: Path, where: Any, axis: int
 ) -> None:

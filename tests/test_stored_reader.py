@@ -65,6 +65,7 @@ def test_recorded_order_from_a_store_is_that_of_the_shards(root: str) -> None:
 
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.each_value_once
 def test_ranks_share_an_epoch_and_their_states_are_equal(root: str, world: int, drop_last: bool) -> None:
     options: dict[str, Any] = {
         "batch_size": 7,
@@ -173,6 +174,7 @@ def test_sequences_and_steps_are_mixed_each_with_its_own(root: str) -> None:
 
 @pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize("turns", [(3, 3, 3), (1, 1, 4, 1), (2, 5, 2, 2, 2), (1,)])
+@pytest.mark.each_value_once
 def test_readers_that_skip_in_any_rhythm_get_what_is_due(
     root: str, world: int, turns: tuple[int, ...]
 ) -> None:
