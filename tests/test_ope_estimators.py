@@ -90,7 +90,7 @@ def test_doubly_robust_estimates_are_right_on_average_whatever_the_model_says(na
 
 # Episodes of a run: the effective sample size is about 125 in the bandit, 200 in the chain, 160 in the grid.
 COVERAGE_EPISODES = 250
-COVERAGE_RUNS = 1000
+MANY_RUNS = 1000
 
 
 @pytest.mark.parametrize("name", further("chain", "bandit", "gridworld"))
@@ -100,8 +100,8 @@ def test_bootstrap_intervals_and_standard_errors_are_as_wide_as_estimates_vary(n
     draws = Resampling(COVERAGE_EPISODES, resamples=599, seed=0)
     rows: list[list[tuple[bool, float, float]]] = []
     # A few runs more, in place of those whose effective sample size is too low.
-    for steps in runs(problem, COVERAGE_RUNS + 120, COVERAGE_EPISODES, seed=2, values=models_of(problem)["off"]):
-        if Overlap.of(steps.log_weights[steps.last]).effective_sample_size < 100 or len(rows) == COVERAGE_RUNS:
+    for steps in runs(problem, MANY_RUNS + 120, COVERAGE_EPISODES, seed=2, values=models_of(problem)["off"]):
+        if Overlap.of(steps.log_weights[steps.last]).effective_sample_size < 100 or len(rows) == MANY_RUNS:
             continue
         parts = [function(steps) for function in estimators.values()]
         ends = [draws.interval([part], confidence=0.95) for part in parts]
@@ -112,7 +112,7 @@ def test_bootstrap_intervals_and_standard_errors_are_as_wide_as_estimates_vary(n
                 for part, (low, high), error in zip(parts, ends, errors, strict=True)
             ]
         )
-    assert len(rows) == COVERAGE_RUNS
+    assert len(rows) == MANY_RUNS
     table = np.array(rows)
     for number, estimator in enumerate(estimators):
         hits, values, standard_errors = table[:, number].T
@@ -123,9 +123,9 @@ def test_bootstrap_intervals_and_standard_errors_are_as_wide_as_estimates_vary(n
 @pytest.mark.parametrize("name", ["bandit", "chain", *further("gridworld")])
 def test_concentration_bounds_hold_the_truth_in_at_least_95_percent_of_1000_runs(name: str) -> None:
     problem = PROBLEMS[name]
-    steps = problem.steps(problem.simulate(COVERAGE_RUNS * COVERAGE_EPISODES, seed=4))
+    steps = problem.steps(problem.simulate(MANY_RUNS * COVERAGE_EPISODES, seed=4))
     for estimator in (weighting.importance_sampling, weighting.per_decision):
-        values = estimator(steps).numerators.reshape(COVERAGE_RUNS, COVERAGE_EPISODES)
+        values = estimator(steps).numerators.reshape(MANY_RUNS, COVERAGE_EPISODES)
         # Bounds that each episode keeps to; noise is normal, so that the problem itself has none.
         bounds = float(values.min()), float(values.max())
         ends = [empirical_bernstein(run, bounds=bounds, confidence=0.95) for run in values]
