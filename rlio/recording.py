@@ -675,6 +675,8 @@ class RecordVectorExperience(VectorWrapper):
 
     def close(self, **kwargs: Any) -> None:
         """Write what waits, and close the environments and the writer. May be called again."""
+        if not hasattr(self, "_recorder"):
+            return  # gymnasium closes a wrapper whose __init__ has failed, too.
         try:
             self._recorder.finish()
         finally:
