@@ -67,8 +67,8 @@ class ReadOptions:
         refuse_unknown(keywords, (field.name for field in fields(cls) if field.name != "unlike"), of=reader)
         columns = keywords.get("columns")
         if isinstance(columns, str):
-            return cls(**{**keywords, "columns": None, "unlike": columns})  # type: ignore[arg-type]  # checked
-        return cls(**keywords)  # type: ignore[arg-type]  # no text any more
+            return cls(**{**keywords, "columns": None, "unlike": columns})  # type: ignore[arg-type]  # by name, above
+        return cls(**keywords)  # type: ignore[arg-type]  # columns is no str here
 
     def __post_init__(self) -> None:
         for name, least, what in (

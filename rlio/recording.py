@@ -406,7 +406,7 @@ def _let_go(recorder: _Recorder) -> None:
         logger.error("%d recorded rows are lost: they could not be written: %s", recorder.waiting, error)
 
 
-# As `rlio.reader` arranges for open writers to be closed, and therefore before: what is arranged last is
+# As `rlio.writer` arranges for open writers to be closed, and therefore before: what is arranged last is
 # done first.
 getattr(threading, "_register_atexit", atexit.register)(_write_all)
 

@@ -219,7 +219,7 @@ def close_after(thing: _Closable, error: BaseException | None) -> None:
 
 _open_writers: weakref.WeakSet[OutputWriter] = weakref.WeakSet()
 
-# Those with rows: kept alive, since whoever drops a writer without closing it still wants them stored.
+# Writers with rows are kept alive: the rows of a writer that was dropped without close() are stored too.
 _written_writers: set[OutputWriter] = set()
 
 

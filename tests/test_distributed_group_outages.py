@@ -135,7 +135,7 @@ def test_rows_that_are_lost_with_a_disk_or_out_of_reach_stay_counted_and_machine
         lose(group, 1)
         place = group._pool.workers[1]
         place.opened = replace(place.opened, node_id="gone", host="elsewhere")
-        with pytest.raises(WorkerLost):  # Nobody is left.
+        with pytest.raises(WorkerLost):  # No worker is left.
             lose(group, 2)
         assert group.rows_unpublished == 2 * STEPS
         caplog.clear()
@@ -237,7 +237,7 @@ def test_a_row_that_is_acknowledged_as_published_is_in_the_data_set_whatever_is_
         served += [fragment.batch for fragment in group.ready()]
     assert group.rows_unpublished == 0
     shutil.rmtree(folder / "rows" / "_wal" / str(group.status()[0].writer_id))
-    with pytest.raises(WorkerLost):  # Nobody is left.
+    with pytest.raises(WorkerLost):  # No worker is left.
         lose(group, 1)
     assert group.losses[0].rows_unpublished == 0
     check_has(root, served)

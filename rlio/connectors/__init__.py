@@ -1,8 +1,8 @@
 """Connectors: what happens to observations before a policy sees them, and to its actions behind it.
 
 `connector` is the contract, and the pipelines that runners put connectors into; the others are ready-made:
-`flatten` (Flatten, OneHot), `frame_stack` (FrameStack), `mean_std` (MeanStdFilter), `actions` (ClipAction,
-UnsquashAction) and `rewards`.
+`flatten` (Flatten, OneHot), `frame_stack` (FrameStack), `mean_std` (MeanStdFilter) and `clip` (ClipAction,
+UnsquashAction, clip_rewards).
 """
 
 from rlio.support.lazy import lazy_exports

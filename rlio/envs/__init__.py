@@ -1,11 +1,11 @@
-"""Environments: making them, stepping any of them in one way, and making them anew where they fail.
+"""Environments: making them, stepping any of them in one way, and replacing them where they fail.
 
-`making` turns what a user names into environments and a `stepping.Stepper`: `local` for those in this
-process, `waiting` for those in `processes` of their own, `stepping.VectorStepper` for vector environments,
-whatever their autoreset mode. `restarting` says who is made anew and when, `seeding` what each episode is
-seeded with, `checking` what is wrong with an environment, `context` what those are told who make one;
-`leaves` says which arrays a space's values are made of. `atari` prepares games, `multi_agent` and
-`pettingzoo` have several agents, `external` is for environments that call.
+`make` turns what a user names into environments and a `vector.Stepper`: `local` for those in this process,
+`process_stepper` for those in `processes` of their own, `vector.VectorStepper` for vector environments in any
+autoreset mode. `restarts` says which environments are replaced and when, `seeds` what each episode is seeded
+with, `checking` what is wrong with an environment. `context` is what a function that makes environments is
+given, `leaves` the arrays that a space's values are made of. `atari` prepares games. `multi_agent` and
+`pettingzoo` have several agents. `external` is for environments that call.
 """
 
 from rlio.support.lazy import lazy_exports

@@ -139,7 +139,7 @@ class PettingZooAEC(_PettingZoo):
         return self._until_a_turn()
 
     def _until_a_turn(self) -> _Step:
-        """Take out agents that have ended, until one is to act or nobody is left."""
+        """Take out agents that have ended, until one is to act or none is left."""
         found: _Step = ({}, {}, {}, {}, {})
         obs, rewards, terminateds, truncateds, infos = found
         while self.env.agents:

@@ -136,7 +136,7 @@ class Outcome:
 
     Args:
         num_envs: Environments.
-        idle: Whether rows are nothing until somebody says otherwise; else they are transitions.
+        idle: Whether rows stay empty until one is filled in; else each is a transition.
     """
 
     __slots__ = (

@@ -93,7 +93,7 @@ class RolloutConfig:
             writer.
         input_evaluation: How the policies of a `RolloutWorker` are judged while they learn from what it
             reads; one of these, or several. ``"simulation"``: with each batch that is read they sample a
-            fragment too, which is counted in the metrics and served to nobody. ``"is"`` and ``"wis"``
+            fragment too, which is counted in the metrics and is in no batch. ``"is"`` and ``"wis"``
             (RLlib's estimators, step by step), ``"pdis"``, ``"wpdis"``, ``"trajectory_is"`` and
             ``"trajectory_wis"``: what they would have earned is estimated from the rows that are read, by
             importance sampling (docs/evaluation.md); for rows in recorded order with the probabilities of

@@ -219,7 +219,7 @@ class Simulated(InputReaderAround):
     """Gives what ``child`` gives, and lets ``runner`` sample a fragment with each batch, for its metrics.
 
     So a policy that learns from logged experience is watched in an environment. What the runner samples is
-    served to nobody.
+    in no batch.
 
     Args:
         child: The reader; closed with this one.
